@@ -1,0 +1,32 @@
+"""The errors this package raises on purpose.
+
+    ModelProfError
+    ├── ConfigError        the configuration cannot be used (raised before training starts)
+    ├── TraceError         a trace file cannot be read
+    ├── ArchiveError       a saved run cannot be read
+    └── MissingExtraError  a feature needs a package that is not installed
+
+Every message says where, what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+
+class ModelProfError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(ModelProfError):
+    """The configuration cannot be used; the message names the key, the value and the choices."""
+
+
+class TraceError(ModelProfError):
+    """A trace file cannot be read; the message names the file, the place and the remedy."""
+
+
+class ArchiveError(ModelProfError):
+    """A saved run cannot be read; the message names the file and what was expected in it."""
+
+
+class MissingExtraError(ModelProfError):
+    """A feature needs a package that is not installed; the message holds the install command."""
