@@ -1,0 +1,1 @@
+"""Derived facts: every number is computed here, once."""

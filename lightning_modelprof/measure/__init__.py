@@ -1,0 +1,1 @@
+"""What runs during training: clocks, phase times, the profiler window. Builds records of ``run``."""

@@ -1,0 +1,1 @@
+"""What a reader sees: tables and notes built from an analysis."""

@@ -80,9 +80,7 @@ class Table:
                 )
         for label, extra in (("depths", self.depths), ("row_units", self.row_units)):
             if extra and len(extra) != len(self.rows):
-                raise ValueError(
-                    f"table {self.id!r}: expected {len(self.rows)} {label}, got {len(extra)}"
-                )
+                raise ValueError(f"table {self.id!r}: expected {len(self.rows)} {label}, got {len(extra)}")
         if not self.rows and self.absent_reason is None:
             raise ValueError(f"table {self.id!r}: a table without rows needs an absent_reason")
 

@@ -1,0 +1,1 @@
+"""Measured facts and their files. Needs neither torch nor lightning."""

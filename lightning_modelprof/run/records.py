@@ -6,6 +6,7 @@ comes with a reason somewhere (a note, a column's documentation); ``0`` means me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
 from typing import Any, Final
@@ -52,7 +53,6 @@ NOT_CLEAN: Final = (
 """Tags that keep a step out of the benchmark figures."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTimings:
     """Where the wall-clock time of consecutive training steps of one rank went, as columns.
 
@@ -61,24 +61,40 @@ class StepTimings:
 
     Attributes:
         step: int64, shape (n,): number of the batch in this fit, from 0.
-        duration_ns: int64, shape (n,): wall time of the step; the sum over ``phases_ns``, exactly.
-        phases_ns: int64, shape (n, len(PHASES)): self time per phase; ``NOT_MEASURED`` where the
-            measuring method cannot see the phase.
+        duration_ns: int64, shape (n,): wall time of the step.
+        phases_ns: int64, shape (n, len(PHASES)): self time per phase, summing to ``duration_ns`` exactly;
+            ``NOT_MEASURED`` where the measuring method cannot see the phase.
         device_phases_ns: int64, shape (n, len(PHASES)): time between device events recorded at the
             phase's boundaries, ``NOT_MEASURED`` without a device or when an event never completed.
         samples: int64, shape (n,): what ``samples_fn`` counted in the batch, ``NOT_MEASURED`` if unknown.
         tags: int64, shape (n,): :class:`StepTag` bits.
     """
 
-    step: NDArray[np.int64]
-    duration_ns: NDArray[np.int64]
-    phases_ns: NDArray[np.int64]
-    device_phases_ns: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    tags: NDArray[np.int64]
+    __slots__ = ("device_phases_ns", "duration_ns", "phases_ns", "samples", "step", "tags")
+
+    def __init__(
+        self,
+        *,
+        step: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+        phases_ns: NDArray[np.int64],
+        device_phases_ns: NDArray[np.int64],
+        samples: NDArray[np.int64],
+        tags: NDArray[np.int64],
+    ) -> None:
+        self.step = step
+        self.duration_ns = duration_ns
+        self.phases_ns = phases_ns
+        self.device_phases_ns = device_phases_ns
+        self.samples = samples
+        self.tags = tags
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def columns(self) -> dict[str, NDArray[np.int64]]:
+        """Column name → array."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
     def empty() -> StepTimings:
@@ -95,29 +111,20 @@ class StepTimings:
         )
 
     @staticmethod
-    def concatenate(parts: list[StepTimings]) -> StepTimings:
+    def concatenate(parts: Sequence[StepTimings]) -> StepTimings:
         """Join parts in the order given."""
         if not parts:
             return StepTimings.empty()
-        return StepTimings(
-            step=np.concatenate([p.step for p in parts]),
-            duration_ns=np.concatenate([p.duration_ns for p in parts]),
-            phases_ns=np.concatenate([p.phases_ns for p in parts]),
-            device_phases_ns=np.concatenate([p.device_phases_ns for p in parts]),
-            samples=np.concatenate([p.samples for p in parts]),
-            tags=np.concatenate([p.tags for p in parts]),
-        )
+        columns = [part.columns() for part in parts]
+        return StepTimings(**{name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
 
     def select(self, mask: NDArray[np.bool_]) -> StepTimings:
         """The steps where ``mask`` (bool, shape (n,)) is true."""
-        return StepTimings(
-            step=self.step[mask],
-            duration_ns=self.duration_ns[mask],
-            phases_ns=self.phases_ns[mask],
-            device_phases_ns=self.device_phases_ns[mask],
-            samples=self.samples[mask],
-            tags=self.tags[mask],
-        )
+        return StepTimings(**{name: column[mask] for name, column in self.columns().items()})
+
+    def clean(self) -> StepTimings:
+        """The steps that the benchmark uses: those without a tag of ``NOT_CLEAN``."""
+        return self.select((self.tags & int(NOT_CLEAN)) == 0)
 
 
 class WindowStatus(Enum):
@@ -173,8 +180,8 @@ class CallbackTime:
 class AllRanks:
     """Benchmark figures reduced over all ranks when the report was made.
 
-    Over the clean steps of every rank; times in nanoseconds. ``samples`` is ``None`` when any rank
-    could not count its samples.
+    Over the clean steps of every rank; times in nanoseconds. ``reader_total_ns`` and ``samples`` are
+    ``None`` when any rank could not measure or count them.
     """
 
     world_size: int
@@ -182,7 +189,7 @@ class AllRanks:
     batch_total_ns: int
     batch_max_ns: int
     batch_min_ns: int
-    reader_total_ns: int
+    reader_total_ns: int | None
     samples: int | None
 
 

@@ -65,6 +65,4 @@ class Trace:
 
     def name_ids(self, prefix: str) -> NDArray[np.int32]:
         """Ids of the names that start with ``prefix``."""
-        return np.array(
-            [index for index, name in enumerate(self.names) if name.startswith(prefix)], np.int32
-        )
+        return np.array([index for index, name in enumerate(self.names) if name.startswith(prefix)], np.int32)

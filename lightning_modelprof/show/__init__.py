@@ -1,0 +1,1 @@
+"""How a report is shown: text, terminal, JSON, TensorBoard. Sees a Report and nothing else."""

@@ -1,0 +1,256 @@
+"""Find out why training is slow, fix it, and measure what the fix gained: four steps on a small network.
+
+The network is the one of PaddlePaddle's profiler tutorial: three convolutions that sort 32x32 images into ten
+classes. The tutorial's four steps are
+
+    1. train without profiling and note the steps per second (ips): the baseline
+           python examples/cifar10.py --timer-only
+    2. profile a few steps and read where the time goes
+           python examples/cifar10.py
+       The report's Reader Ratio says that the network waits for its data more than a third of the time.
+    3. change one thing, and profile again to see whether it did what it should
+           python examples/cifar10.py --num-workers 2
+    4. train without profiling again and compare with the baseline
+           python examples/cifar10.py --num-workers 2 --timer-only
+
+and all four in one go, with the gain at the end:
+           python examples/cifar10.py --compare
+
+The data are handwritten digits that come with scikit-learn (see digits.py), so nothing is downloaded. For
+CIFAR-10 itself unpack cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, pass --data-dir.
+Needs the extra packages of: pip install "lightning-modelprof[examples]"
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from digits import Digits, augment
+from lightning import LightningModule, Trainer, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, max_pool2d, relu
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_modelprof import ModelProfCallback
+
+Images = Dataset[tuple[Tensor, int]]  # what a data set has to offer here: (image, label) pairs
+
+
+class ConvNet(LightningModule):
+    """The tutorial's network. Nothing in it knows about profiling."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, kernel_size=3)
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=3)
+        self.conv3 = nn.Conv2d(64, 64, kernel_size=3)
+        self.linear1 = nn.Linear(1024, 64)
+        self.linear2 = nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores of a batch of 3x32x32 images."""
+        x = max_pool2d(relu(self.conv1(images)), 2)
+        x = max_pool2d(relu(self.conv2(x)), 2)
+        x = relu(self.conv3(x)).flatten(1)
+        return self.linear2(relu(self.linear1(x)))
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The loss of one batch."""
+        images, labels = batch
+        loss = cross_entropy(self(images), labels)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, as in the tutorial."""
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+class Cifar10(Images):
+    """The 50000 training images of CIFAR-10 in its "python version", augmented like the digits.
+
+    The files are pickles, which run code when they are loaded: use only what you trust.
+
+    Args:
+        data_dir: the folder that holds `cifar-10-batches-py`, or that folder itself.
+
+    Raises:
+        FileNotFoundError: when there are no `data_batch_*` files.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        folder = data_dir if data_dir.name == "cifar-10-batches-py" else data_dir / "cifar-10-batches-py"
+        files = sorted(folder.glob("data_batch_*"))
+        if not files:
+            found = ", ".join(sorted(path.name for path in data_dir.glob("*"))[:5]) or "nothing"
+            raise FileNotFoundError(
+                f"--data-dir {data_dir}: expected the files {folder}/data_batch_1 ... data_batch_5,"
+                f" found {found if data_dir.is_dir() else 'no such folder'}."
+                " Unpack cifar-10-python.tar.gz (https://www.cs.toronto.edu/~kriz/cifar.html) there,"
+                " or leave --data-dir out to train on scikit-learn's digits."
+            )
+        batches = [pickle.loads(path.read_bytes(), encoding="bytes") for path in files]
+        pixels = np.concatenate([batch[b"data"] for batch in batches])
+        self.images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        self.labels = [int(label) for batch in batches for label in batch[b"labels"]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return augment(Image.fromarray(self.images[index])), self.labels[index]
+
+
+def train(
+    args: argparse.Namespace, images: Images, *, num_workers: int, timer_only: bool, name: str | None = None
+) -> ModelProfCallback:
+    """Trains a fresh network for `--max-steps` steps; returns the callback, which holds the report."""
+    seed_everything(args.seed, verbose=False)
+    loader = DataLoader(
+        images,
+        batch_size=args.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )
+
+    # This is all there is to profiling. The report is printed when fit() is done.
+    if timer_only:
+        profiling = ModelProfCallback(active=0)
+    elif args.steps:
+        profiling = ModelProfCallback(steps=tuple(args.steps))
+    else:
+        profiling = ModelProfCallback(active=10)
+
+    logger = TensorBoardLogger(args.log_dir, name=None, sub_dir=name)
+    trainer = Trainer(
+        max_steps=args.max_steps,
+        devices=1,
+        callbacks=[profiling],
+        logger=logger,
+        log_every_n_steps=10,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(ConvNet(), loader)
+    print(f"The files of this run are in {Path(logger.log_dir) / 'modelprof'}\n")
+    return profiling
+
+
+def compare(args: argparse.Namespace, images: Images) -> None:
+    """Goes through the four steps and prints what the fix gained."""
+    workers = args.num_workers or 2
+
+    print("--- 1 of 4: the baseline. No profiler; the data are loaded between the training steps.")
+    baseline = train(args, images, num_workers=0, timer_only=True, name="1_baseline")
+    print("--- 2 of 4: where does the time go? The same, with ten profiled steps.")
+    profile = train(args, images, num_workers=0, timer_only=False, name="2_profile")
+    print(f"--- 3 of 4: the fix. {workers} worker processes load the data during the training steps.")
+    fixed_profile = train(args, images, num_workers=workers, timer_only=False, name="3_fixed_profile")
+    print("--- 4 of 4: what did it gain? The fixed program without the profiler.")
+    fixed = train(args, images, num_workers=workers, timer_only=True, name="4_fixed")
+
+    before, after = benchmark(baseline), benchmark(fixed)
+    print(f"Before and after:\n{'num_workers':>13}{'Reader Ratio':>15}{'batch_cost':>13}{'ips':>18}")
+    for num_workers, figures in ((0, before), (workers, after)):
+        reader_ratio, batch_cost_ns = figures["reader_ratio"], figures["batch_cost_ns"]["avg"]
+        print(
+            f"{num_workers:>13}{reader_ratio:>15.1%}{batch_cost_ns / 1e6:>10.2f} ms"
+            f"{figures['ips']['avg']:>9.2f} steps/s"
+        )
+
+    # Every setting ran twice, once with a profiler window, whose steps are not in these figures. How far the
+    # two are apart shows what the machine does from one run to the next.
+    repeats = ((before, benchmark(profile)), (after, benchmark(fixed_profile)))
+    drift = max(abs(math.log(one["ips"]["avg"] / other["ips"]["avg"])) for one, other in repeats)
+    print(gain(before["ips"], after["ips"], drift))
+
+
+def benchmark(callback: ModelProfCallback) -> Mapping[str, Any]:
+    """The figures of a run's undisturbed steps: the ones that two runs may be compared by."""
+    if callback.report is None:
+        raise RuntimeError("the callback made no report; it warned about the reason during training")
+    figures = callback.report.sections["benchmark"]
+    if figures is None:
+        raise SystemExit("error: no undisturbed steps to compare the runs by: try a larger --max-steps")
+    return figures
+
+
+def gain(before: Mapping[str, Any], after: Mapping[str, Any], drift: float) -> str:
+    """Says what came of it, and how sure that is.
+
+    From 70.99 to 137.3 steps/s is 1.93x, a gain of 93 %; the tutorial calls it 193 %.
+
+    Args:
+        before: average and standard error of the steps per second, as in the report.
+        after: the same of the changed program.
+        drift: difference between two runs of one setting, as a natural logarithm.
+    """
+    ratio = after["avg"] / before["avg"]
+    text = f"The change made it {ratio:.2f}x = {100 * (ratio - 1):+.0f} % steps per second"
+    if before["standard_error"] is None or after["standard_error"] is None:
+        return f"{text}, from too few steps to tell the noise: try a larger --max-steps."
+
+    # The relative errors of a quotient add up in squares; in logarithms the interval cannot go below zero.
+    error = math.hypot(before["standard_error"] / before["avg"], after["standard_error"] / after["avg"])
+    low, high = ratio * math.exp(-1.96 * error), ratio * math.exp(1.96 * error)
+    text += f" (95 % interval of these two runs {low:.2f}x .. {high:.2f}x).\n"
+    text += f"Two runs of the same setting differed by up to {100 * math.expm1(drift):.1f} %. "
+    if low <= 1 <= high or abs(math.log(ratio)) <= drift:
+        return text + "That is within the noise: these runs do not show that the change made a difference."
+    return text + "The difference is more than noise."
+
+
+def parse_args() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per step (default: 32)")
+    parser.add_argument("--max-steps", type=int, default=100, help="steps to train (default: 100)")
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10 (default: scikit-learn's digits)")
+    parser.add_argument(
+        "--log-dir", type=Path, default=Path("lightning_logs"), help="default: lightning_logs"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--timer-only", action="store_true", help="measure phases and ips, open no profiler")
+    mode.add_argument(
+        "--steps", type=int, nargs=2, metavar=("START", "END"), help="profile the steps START to END - 1"
+    )
+    mode.add_argument(
+        "--compare", action="store_true", help="do the four steps; the fix is --num-workers or 2"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs what the command line asks for."""
+    args = parse_args()
+    # One thread for the network leaves the other cores to the workers, and makes CPU runs comparable.
+    torch.set_num_threads(1)
+    try:
+        images = Cifar10(args.data_dir) if args.data_dir else Digits()
+    except FileNotFoundError as error:
+        raise SystemExit(f"error: {error}") from None
+
+    if args.compare:
+        compare(args, images)
+    else:
+        train(args, images, num_workers=args.num_workers, timer_only=args.timer_only)
+    print(f"To see the runs in TensorBoard: tensorboard --logdir {args.log_dir}")
+
+
+if __name__ == "__main__":
+    main()

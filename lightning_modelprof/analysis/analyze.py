@@ -1,0 +1,93 @@
+"""Analysis: everything derived from a Run, each number once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchmark, exclusions
+from lightning_modelprof.analysis.model_summary import ModelSummary
+from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
+from lightning_modelprof.run.records import (
+    AllRanks,
+    CallbackTime,
+    RankRecord,
+    Run,
+    RunInfo,
+    StepTag,
+    Window,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowFacts:
+    """One profiler window: what was asked for, and its Model Summary (``None`` without a usable trace)."""
+
+    window: Window
+    model_summary: ModelSummary | None
+    trace_note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Derived facts of one rank's run.
+
+    Attributes:
+        benchmark: figures over the clean steps; ``None`` when no step is clean.
+        exclusions: which steps are not clean, and why.
+        num_steps: finished steps.
+        num_not_stepping: finished steps in which the optimizer did not step.
+        wall_ns: wall time of all finished steps; the phases sum to it exactly.
+        outside_ns: training time that is in no finished step, by phase key.
+        all_ranks: the benchmark over all ranks; ``None`` when there is one rank.
+    """
+
+    info: RunInfo
+    rank: int
+    num_steps: int
+    num_not_stepping: int
+    unfinished_steps: int
+    wall_ns: int
+    outside_ns: Mapping[str, int]
+    benchmark: Benchmark | None
+    exclusions: tuple[Exclusion, ...]
+    all_ranks: AllRanks | None
+    phases: tuple[PhaseTime, ...]
+    callbacks: tuple[CallbackTime, ...]
+    windows: tuple[WindowFacts, ...]
+    notes: tuple[str, ...]
+
+
+def analyze(run: Run, summaries: Mapping[int, ModelSummary], trace_notes: Mapping[int, str]) -> Analysis:
+    """Derive the facts of a run's first rank.
+
+    Args:
+        run: what was measured.
+        summaries: window index → Model Summary, for the windows whose trace was read.
+        trace_notes: window index → why there is no Model Summary, or what is odd about it.
+    """
+    record: RankRecord = run.ranks[0]
+    steps = record.steps
+    return Analysis(
+        info=run.info,
+        rank=record.rank,
+        num_steps=len(steps),
+        num_not_stepping=int(((steps.tags & int(StepTag.NO_OPTIMIZER_STEP)) != 0).sum()),
+        unfinished_steps=record.unfinished_steps,
+        wall_ns=int(steps.duration_ns.sum()),
+        outside_ns=record.outside_ns,
+        benchmark=benchmark(steps),
+        exclusions=exclusions(steps),
+        all_ranks=run.all_ranks,
+        phases=phase_times(steps),
+        callbacks=record.callbacks,
+        windows=tuple(
+            WindowFacts(
+                window=window,
+                model_summary=summaries.get(window.index),
+                trace_note=trace_notes.get(window.index, ""),
+            )
+            for window in record.windows
+        ),
+        notes=record.notes,
+    )

@@ -1,0 +1,152 @@
+"""The benchmark: reader_cost, batch_cost, ips and Reader Ratio over one and the same set of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.records import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+
+DATALOADER: Final = PHASE_INDEX["dataloader"]
+PERCENTILES: Final = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """One figure over the clean steps.
+
+    ``avg`` is the figure of the whole set: the mean of a cost, and for a rate or ratio total over total.
+    ``max``, ``min`` and the percentiles (linear interpolation between the two nearest steps) are those of
+    the per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step; it assumes that
+    steps vary independently, so it is too small where slow and fast steps come in runs.
+    """
+
+    avg: float
+    max: float
+    min: float
+    p50: float
+    p90: float
+    p99: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """Throughput of the clean steps.
+
+    Attributes:
+        num_steps: clean steps; every figure below is over exactly these.
+        batch_cost_ns: wall time of a step.
+        reader_cost_ns: time the loop waited for its batch; ``None`` if the phase was not measured.
+        reader_ratio: reader_cost / batch_cost, a fraction; ``None`` as above.
+        steps_per_s: ips in steps; ``None`` only if the clock stood still.
+        samples_per_s: ips in what ``samples_fn`` counts; ``None`` when any clean step's count is unknown.
+        samples_per_step: mean number of samples in a step; ``None`` as above.
+    """
+
+    num_steps: int
+    batch_cost_ns: Statistics
+    reader_cost_ns: Statistics | None
+    reader_ratio: Statistics | None
+    steps_per_s: Statistics | None
+    samples_per_s: Statistics | None
+    samples_per_step: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """Steps that the benchmark left out for one reason; a step with several is counted at the first."""
+
+    reason: str
+    num_steps: int
+
+
+_REASONS: Final = (
+    (StepTag.FIRST_OF_EPOCH, "first step of an epoch"),
+    (StepTag.SKIP_FIRST, "among the first steps (skip_first)"),
+    (StepTag.PROFILED, "recorded by torch.profiler"),
+    (StepTag.PROFILER_WARMUP, "torch.profiler warming up"),
+    (StepTag.PROFILER_STOP, "closing of a profiler window"),
+    (StepTag.VALIDATION, "validation inside the step"),
+)
+
+
+def benchmark(steps: StepTimings) -> Benchmark | None:
+    """The figures of the clean steps among ``steps``; ``None`` when none is clean."""
+    clean = steps.clean()
+    if len(clean) == 0:
+        return None
+    duration = clean.duration_ns
+    reader = clean.phases_ns[:, DATALOADER]
+    has_reader = bool((reader != NOT_MEASURED).all())
+    has_samples = bool((clean.samples != NOT_MEASURED).all())
+    ones = np.ones_like(duration)
+    return Benchmark(
+        num_steps=len(clean),
+        batch_cost_ns=_cost(duration),
+        reader_cost_ns=_cost(reader) if has_reader else None,
+        reader_ratio=_quotient(reader, duration) if has_reader else None,
+        steps_per_s=_quotient(ones, duration, scale=1e9),
+        samples_per_s=_quotient(clean.samples, duration, scale=1e9) if has_samples else None,
+        samples_per_step=int(clean.samples.sum()) / len(clean) if has_samples else None,
+    )
+
+
+def exclusions(steps: StepTimings) -> tuple[Exclusion, ...]:
+    """Which steps :func:`benchmark` left out, and why; the counts sum to all that were left out."""
+    left = (steps.tags & int(NOT_CLEAN)) != 0
+    found = []
+    for tag, reason in _REASONS:
+        mask = left & ((steps.tags & int(tag)) != 0)
+        if mask.any():
+            found.append(Exclusion(reason=reason, num_steps=int(mask.sum())))
+        left &= ~mask
+    return tuple(found)
+
+
+def _cost(values: NDArray[np.int64]) -> Statistics:
+    n = len(values)
+    # The sum is exact in integers; only the division rounds.
+    avg = int(values.sum()) / n
+    error = float(np.std(values, ddof=1)) / n**0.5 if n > 1 else None
+    return _statistics(values, avg, error)
+
+
+def _quotient(above: NDArray[np.int64], below: NDArray[np.int64], scale: float = 1.0) -> Statistics | None:
+    """Statistics of ``scale * above / below`` with the ratio of the totals as its average.
+
+    Steps that took no time (a clock too coarse to see them) have no ratio of their own.
+
+    Source: standard error of a ratio of means by the delta method (linearisation), e.g. Cochran,
+    Sampling Techniques, 3rd ed., section 6.4.
+    """
+    n = len(below)
+    total = int(below.sum())
+    if total == 0:
+        return None
+    avg = scale * int(above.sum()) / total
+    error = None
+    if n > 1:
+        residual = scale * above - avg * below
+        error = float(np.sqrt((residual**2).sum() / (n - 1) / n)) / (total / n)
+    took_time = below > 0
+    return _statistics(scale * above[took_time] / below[took_time], avg, error)
+
+
+def _statistics(
+    values: NDArray[np.int64] | NDArray[np.float64], avg: float, error: float | None
+) -> Statistics:
+    p50, p90, p99 = (float(value) for value in np.percentile(values, PERCENTILES))
+    return Statistics(
+        avg=avg,
+        max=float(values.max()),
+        min=float(values.min()),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        standard_error=error,
+    )

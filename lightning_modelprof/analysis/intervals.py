@@ -1,0 +1,140 @@
+"""Algebra of half-open intervals in integer nanoseconds.
+
+An interval set is an int64 array of shape (n, 2) with rows ``[begin, end)`` that are sorted, disjoint and
+not empty; rows may touch, where it matters which is which. :func:`union` makes one out of any intervals;
+the other functions expect and return such sets. Nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Intervals = NDArray[np.int64]
+
+_FIRST: Final = np.iinfo(np.int64).min
+_LAST: Final = np.iinfo(np.int64).max
+
+
+def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:
+    """Merge any intervals into an interval set without touching rows; empty ones vanish.
+
+    Args:
+        begin_ns: begin of each interval, shape (n,), in any order.
+        end_ns: end of each interval, shape (n,).
+    """
+    kept = begin_ns < end_ns
+    order = np.argsort(begin_ns[kept], kind="stable")
+    begin = begin_ns[kept][order]
+    reached = np.maximum.accumulate(end_ns[kept][order])
+    if not len(begin):
+        return np.zeros((0, 2), np.int64)
+    starts_new = np.concatenate(([True], begin[1:] > reached[:-1]))
+    ends_old = np.concatenate((starts_new[1:], [True]))
+    return np.column_stack((begin[starts_new], reached[ends_old]))
+
+
+def intersect(left: Intervals, right: Intervals) -> Intervals:
+    """What is in both."""
+    first = np.searchsorted(right[:, 1], left[:, 0], side="right")
+    last = np.searchsorted(right[:, 0], left[:, 1], side="left")
+    pairs = np.maximum(last - first, 0)  # how many intervals of `right` each of `left` meets
+    in_left = np.repeat(np.arange(len(left)), pairs)
+    in_right = np.arange(len(in_left)) + np.repeat(first - (np.cumsum(pairs) - pairs), pairs)
+    begin = np.maximum(left[in_left, 0], right[in_right, 0])
+    end = np.minimum(left[in_left, 1], right[in_right, 1])
+    return np.column_stack((begin, end))
+
+
+def subtract(left: Intervals, right: Intervals) -> Intervals:
+    """What is in ``left`` and not in ``right``."""
+    gaps = np.column_stack((np.append(_FIRST, right[:, 1]), np.append(right[:, 0], _LAST)))
+    return intersect(left, gaps[gaps[:, 0] < gaps[:, 1]])
+
+
+def length(intervals: Intervals) -> int:
+    """Nanoseconds covered."""
+    return int((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def partition(whole: Intervals, layers: Sequence[Intervals]) -> list[Intervals]:
+    """Split ``whole`` among layers: each takes what the layers before it left over.
+
+    Returns:
+        One interval set per layer, in the same order, and at the end what no layer claims. They are
+        disjoint and their lengths sum to the length of ``whole`` exactly.
+    """
+    parts = []
+    rest = whole
+    for layer in layers:
+        parts.append(intersect(rest, layer))
+        rest = subtract(rest, layer)
+    return [*parts, rest]
+
+
+def locate(points_ns: NDArray[np.int64], intervals: Intervals) -> NDArray[np.intp]:
+    """Index of the interval that contains each point, -1 where none does.
+
+    Args:
+        points_ns: shape (n,), in any order.
+        intervals: an interval set of m rows.
+
+    Returns:
+        Shape (n,), values from -1 to m - 1.
+    """
+    index = np.searchsorted(intervals[:, 0], points_ns, side="right") - 1
+    if not len(intervals):
+        return index
+    return np.where(points_ns < intervals[index, 1], index, -1)
+
+
+def innermost(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[Intervals, NDArray[np.intp]]:
+    """Split nested ranges of one thread into the times in which each is the innermost one.
+
+    Where ranges do not nest properly, the one that began last counts as the inner one.
+
+    Args:
+        begin_ns: begin of each range, shape (n,), sorted; of two with the same begin the outer one first.
+        end_ns: end of each range, shape (n,).
+
+    Returns:
+        An interval set of m rows (neighbours may touch), and for each row the index of its range.
+    """
+    begins, ends = begin_ns.tolist(), end_ns.tolist()
+    pieces: list[tuple[int, int]] = []
+    owners: list[int] = []
+    stack: list[int] = []
+    now = 0
+    for index, begin in [*enumerate(begins), (-1, max(ends, default=0))]:  # at the end all are closed
+        while stack and now < begin:
+            end = min(ends[stack[-1]], begin)
+            if now < end:
+                pieces.append((now, end))
+                owners.append(stack[-1])
+                now = end
+            if ends[stack[-1]] <= begin:
+                stack.pop()
+        now = begin
+        stack.append(index)
+    return np.array(pieces, np.int64).reshape(-1, 2), np.array(owners, np.intp)
+
+
+def outermost(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[Intervals, NDArray[np.intp]]:
+    """Ranges of one thread that follow each other: without empty ones and those inside an earlier one.
+
+    A range that begins before the earlier one ends (by rounding in old traces) begins where that ends.
+
+    Args:
+        begin_ns: begin of each range, shape (n,), sorted.
+        end_ns: end of each range, shape (n,).
+
+    Returns:
+        An interval set of m rows (neighbours may touch), and for each row the index of its range.
+    """
+    reached = np.maximum.accumulate(np.append(_FIRST, end_ns))[:-1]
+    begin = np.maximum(begin_ns, reached)
+    kept = np.flatnonzero(begin < end_ns)
+    return np.column_stack((begin[kept], end_ns[kept])), kept

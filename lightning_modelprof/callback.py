@@ -1,0 +1,298 @@
+"""ModelProfCallback: the door through which Lightning enters."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from lightning_modelprof.config import (
+    DEFAULTS,
+    ProfileConfig,
+    explain_unknown_arguments,
+    read_yaml,
+)
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.samples import count_samples
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.records import NOT_MEASURED, Run
+from lightning_modelprof.session import FitSession
+
+SWITCH: Final = "LIGHTNING_MODELPROF"
+"""Environment variable; ``0`` switches the callback off."""
+
+
+class ModelProfCallback(Callback):
+    """Shows where the time of a training run goes, at less cost than an empty callback.
+
+    Args:
+        active: steps that each torch.profiler window records; 0 means timing only.
+        wait: steps before each window's warm-up, in which nothing is recorded.
+        warmup: steps before each window in which torch.profiler runs and its results are thrown away.
+        repeat: number of windows; 0 means windows until training ends.
+        skip_first: steps at the start that neither the benchmark nor the first window's wait counts.
+        steps: record steps start to end-1 of a half-open (start, end), instead of the arguments above.
+        activities: what torch.profiler records, out of cpu, cuda and xpu; None means all there are.
+        record_shapes: record the shapes of operators' inputs.
+        with_stack: record Python stacks; slows the window down much.
+        profile_memory: record allocations.
+        stop_after_profile: end training when the last window has closed, as if it had converged.
+        device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
+        log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own.
+        progress_bar: show ips and the reader's share in the progress bar.
+        samples_fn: counts the samples (or tokens, ...) of a batch; None means the batch's first dimension.
+            It is called every step and must return an int without waiting for the device.
+        unit: what samples_fn counts, for example tokens.
+        terminal: print the report when training ends.
+        tensorboard: write the report's tables to the run's TensorBoard as text.
+        files: write the report, the archive and the traces to a folder.
+        dirpath: that folder; None means the folder modelprof beside the logger's files, or in the
+            Trainer's default_root_dir. A folder that holds an earlier run is not touched: _1, _2, ... is
+            appended.
+
+    Attributes:
+        report: the newest report; ``None`` before the first.
+        run: the measured facts behind it; ``None`` before the first.
+
+    Raises:
+        ConfigError: in ``setup``, for anything that cannot be meant; an unknown argument at once.
+    """
+
+    # A plain attribute: Lightning reads it at every hook, and its own property is slower.
+    state_key: str = "ModelProfCallback"
+
+    @explain_unknown_arguments
+    def __init__(
+        self,
+        *,
+        active: int = DEFAULTS.active,
+        wait: int = DEFAULTS.wait,
+        warmup: int = DEFAULTS.warmup,
+        repeat: int = DEFAULTS.repeat,
+        skip_first: int = DEFAULTS.skip_first,
+        steps: tuple[int, int] | None = DEFAULTS.steps,
+        activities: list[Literal["cpu", "cuda", "xpu"]] | None = None,
+        record_shapes: bool = DEFAULTS.record_shapes,
+        with_stack: bool = DEFAULTS.with_stack,
+        profile_memory: bool = DEFAULTS.profile_memory,
+        stop_after_profile: bool = DEFAULTS.stop_after_profile,
+        device_timing: bool = DEFAULTS.device_timing,
+        log_every_n_steps: int | None = DEFAULTS.log_every_n_steps,
+        progress_bar: bool = DEFAULTS.progress_bar,
+        samples_fn: Callable[[Any], int] | None = DEFAULTS.samples_fn,
+        unit: str = DEFAULTS.unit,
+        terminal: bool = DEFAULTS.terminal,
+        tensorboard: bool = DEFAULTS.tensorboard,
+        files: bool = DEFAULTS.files,
+        dirpath: str | Path | None = DEFAULTS.dirpath,
+    ) -> None:
+        self.config = ProfileConfig(
+            active=active,
+            wait=wait,
+            warmup=warmup,
+            repeat=repeat,
+            skip_first=skip_first,
+            steps=steps,
+            activities=activities,
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+            stop_after_profile=stop_after_profile,
+            device_timing=device_timing,
+            log_every_n_steps=log_every_n_steps,
+            progress_bar=progress_bar,
+            samples_fn=samples_fn,
+            unit=unit,
+            terminal=terminal,
+            tensorboard=tensorboard,
+            files=files,
+            dirpath=dirpath,
+        )
+        self.report: Report | None = None
+        self.run: Run | None = None
+        self._clock = host_clock
+        self._count: Callable[[Any], int] = samples_fn or count_samples
+        self._session: FitSession | None = None
+        self._names_checked = False
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> ModelProfCallback:
+        """A callback with the arguments in a YAML file.
+
+        Args:
+            path: a file with one mapping, argument → value, such as ``configs/default.yaml``.
+
+        Raises:
+            ConfigError: when the file cannot be read or holds an unknown argument.
+        """
+        return cls(**read_yaml(path))
+
+    def step_info(self, unit: str | None = None) -> str:
+        """Averages over the steps since the last call, as one line in Paddle's words.
+
+        Args:
+            unit: what the samples are called; by default the callback's ``unit``.
+
+        Returns:
+            Such as `` reader_cost: 0.02830 s batch_cost: 0.24812 s ips: 128.968 images/s``; ``""`` when no
+            step ended since the last call, or outside of training.
+        """
+        return "" if self._session is None else self._session.step_info(unit)
+
+    # Lightning's hooks, in the order in which they come
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check everything that can be checked, then stand in for the trainer's profiler."""
+        self._leave()
+        if stage != "fit" or os.environ.get(SWITCH) == "0":
+            return
+        self.config.check()
+        _check_trainer(self.config, trainer)
+        log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
+        directory = Path(self.config.dirpath or Path(log_dir) / "modelprof")
+        if self.config.files:
+            _check_writeable(directory)
+        self._names_checked = False
+        self._session = FitSession(
+            self.config,
+            trainer,
+            directory if self.config.files else None,
+            own_prefix=f"[Callback]{self.state_key}.",
+            clock=self._clock,
+            warn=_warn,
+            guard=self._guard,
+        )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to measure; the trial fits of Lightning's tuners do not come here."""
+        session = self._session
+        if session is not None:
+            self._guard(lambda: session.arm(pl_module))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Count the batch's samples."""
+        session = self._session
+        if session is not None:
+            try:
+                session.ledger.samples = self._count(batch)
+            except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+                self._stop_counting(error)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After the first real batch: did Lightning tell us what we need to know?"""
+        if not self._names_checked and batch is not None:
+            self._names_checked = True
+            session = self._session
+            if session is not None and session.is_armed and session.delegate.missing_hooks():
+                self._guard(session.use_hooks)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report. Every rank comes here."""
+        self._finish("finished", is_safe_point=True)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
+        status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
+        self._finish(status, is_safe_point=False)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave nothing behind."""
+        self._leave()
+
+    # Ours
+
+    def _finish(self, status: str, *, is_safe_point: bool) -> None:
+        session = self._session
+        if session is not None:
+            self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
+            self.report, self.run = session.report or self.report, session.run or self.run
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._guard(session.close)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a part of ours; if it fails, step aside for the rest of the fit and warn once."""
+        try:
+            work()
+        except Exception:  # training must not notice
+            session, self._session = self._session, None
+            _warn(
+                "an internal error stopped the measurement; training goes on without it."
+                f" Please report this:\n{traceback.format_exc()}"
+            )
+            if session is not None:
+                try:
+                    session.abort()
+                except Exception:  # what could not be undone or saved must not hurt either
+                    _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
+
+    def _stop_counting(self, error: Exception) -> None:
+        counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
+        _warn(f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known")
+        self._count = lambda _: NOT_MEASURED
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)
+
+
+def _check_trainer(config: ProfileConfig, trainer: Any) -> None:
+    """Refuse what cannot work with this trainer.
+
+    Raises:
+        ConfigError: on a second callback, a second torch profiler, or an activity the machine lacks.
+    """
+    ours = [callback for callback in trainer.callbacks if isinstance(callback, ModelProfCallback)]
+    if len(ours) > 1:
+        raise ConfigError(
+            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)}. Remove all but one."
+        )
+    for activity in config.activities or ():
+        if activity != "cpu" and not getattr(torch, activity).is_available():
+            raise ConfigError(
+                f"ModelProfCallback: activities: {activity!r} needs a device that torch can use, got none."
+                " Remove it, or leave activities out to record what there is."
+            )
+    if not config.schedule.active:
+        return
+    profiler = trainer.profiler
+    if any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__):
+        raise ConfigError(
+            "ModelProfCallback: expected to be the only torch profiler, got Trainer(profiler="
+            f"{type(profiler).__name__}) as well. Two torch profilers in one process crash it or lose data."
+            " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
+        )
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        raise ConfigError(
+            "ModelProfCallback: expected to be the only torch profiler, but one is recording already."
+            " Two torch profilers in one process crash it or lose data. Stop it before trainer.fit, or"
+            " give ModelProfCallback(active=0) for timing only."
+        )
+
+
+def _check_writeable(directory: Path) -> None:
+    """Refuse a folder that cannot be made or written to, without making it yet.
+
+    Raises:
+        ConfigError: with the place that is in the way.
+    """
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "not writeable" if existing.is_dir() else "a file"
+        raise ConfigError(
+            f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
+            f" {existing} is {problem}. Give dirpath=..., change the logger's folder, or set files=False."
+        )

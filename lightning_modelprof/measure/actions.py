@@ -1,0 +1,317 @@
+"""What an event of Lightning's profiler interface means to the ledger, one small context per kind.
+
+An action object is made once per action name (``measure/phases.py`` decides which kind) and entered and
+left every time the action happens. Each event costs one clock read and a few assignments.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.measure.ledger import (
+    BACKWARD,
+    CALLBACKS,
+    DATALOADER,
+    DATALOADER_INIT,
+    FRESH_STEP,
+    LOGGING,
+    OTHER,
+    VALIDATION,
+    PhaseLedger,
+)
+
+
+class Action:
+    """A context that does nothing: the time inside belongs to what surrounds it."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+INHERIT: Final = Action()
+"""For actions that are no phase of their own. It has no state, so any thread may use it."""
+
+
+class PhaseAction(Action):
+    """The time inside belongs to one phase, less what actions inside it take.
+
+    The phase around it is remembered here and not on a stack: an action that was started and never
+    stopped (an exception between Lightning's start and stop) cannot shift what comes after it.
+    """
+
+    __slots__ = ("ledger", "outer", "phase")
+
+    def __init__(self, ledger: PhaseLedger, phase: int) -> None:
+        self.ledger = ledger
+        self.phase = phase
+        self.outer = OTHER
+
+    def __enter__(self) -> None:
+        ledger = self.ledger
+        now = ledger.clock()
+        self.outer = current = ledger.current
+        ledger.self_ns[current] += now - ledger.last_ns
+        ledger.last_ns = now
+        ledger.current = self.phase
+
+    def __exit__(self, *error: object) -> None:
+        ledger = self.ledger
+        now = ledger.clock()
+        ledger.self_ns[ledger.current] += now - ledger.last_ns
+        ledger.last_ns = now
+        ledger.current = self.outer
+
+
+class CallbackAction(PhaseAction):
+    """A hook of another callback, with its own total: everything inside it, checkpoints too."""
+
+    __slots__ = ("begin_ns", "calls", "total_ns")
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        super().__init__(ledger, CALLBACKS)
+        self.calls = self.total_ns = self.begin_ns = 0
+
+    def __enter__(self) -> None:
+        ledger = self.ledger
+        now = ledger.clock()
+        self.outer = current = ledger.current
+        ledger.self_ns[current] += now - ledger.last_ns
+        self.begin_ns = ledger.last_ns = now
+        ledger.current = CALLBACKS
+
+    def __exit__(self, *error: object) -> None:
+        ledger = self.ledger
+        now = ledger.clock()
+        ledger.self_ns[ledger.current] += now - ledger.last_ns
+        ledger.last_ns = now
+        ledger.current = self.outer
+        self.calls += 1
+        self.total_ns += now - self.begin_ns
+
+
+class BatchStartAction(CallbackAction):
+    """``on_train_batch_start`` of a callback: begins the step when ``training_step`` fetches for itself."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        ledger = self.ledger
+        if ledger.batch_ended:
+            ledger.end_step()
+            if ledger.device is not None:
+                ledger.device.mark(OTHER)  # the fetch comes later, inside training_step
+        ledger.batch_began = True
+        ledger.close_gap_range()
+        ledger.current = CALLBACKS
+        self.outer = OTHER  # not the worker start-up that may have come before it
+
+
+class AfterBackwardAction(CallbackAction):
+    """``on_after_backward`` of a callback: the first one ends the backward of manual optimization."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        end_manual_backward(self)
+
+
+class FetchAction(PhaseAction):
+    """The fetch of a batch: ends the step before it."""
+
+    __slots__ = ("has_range",)
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        super().__init__(ledger, DATALOADER)
+        self.has_range = False
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        ledger = self.ledger
+        # The gap before the fetch (loggers, worker start-up) does not go on after it.
+        if ledger.batch_ended:
+            ledger.end_step()
+            self.outer = OTHER
+        elif self.outer == DATALOADER_INIT:
+            ledger.close_gap_range()
+            self.outer = OTHER
+        elif ledger.device is not None:
+            ledger.device.mark(DATALOADER)
+        ledger.batch_began = True
+        ledger.current = DATALOADER
+        self.has_range = ledger.ranges is not None
+        if ledger.ranges is not None:
+            ledger.ranges.push(DATALOADER)
+
+    def __exit__(self, *error: object) -> None:
+        ledger = self.ledger
+        if self.has_range and ledger.ranges is not None:
+            ledger.ranges.pop()
+        super().__exit__()
+        if ledger.device is not None:
+            ledger.device.mark(ledger.current)
+
+
+class BatchEndAction(PhaseAction):
+    """``on_train_batch_end`` of the module: metrics and loggers follow until the next fetch."""
+
+    __slots__ = ()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        ledger = self.ledger
+        ledger.batch_ended = True
+        ledger.open_gap(LOGGING)
+
+
+class EpochAction(Action):
+    """``run_training_epoch``."""
+
+    __slots__ = ("ledger",)
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        self.ledger = ledger
+
+    def __enter__(self) -> None:
+        self.ledger.begin_epoch()
+
+    def __exit__(self, *error: object) -> None:
+        self.ledger.end_epoch()
+
+
+class ValidationStartAction(Action):
+    """The first hook of a validation loop.
+
+    Args:
+        ledger: the ledger.
+        takes_gap: whether the time since the last event was validation already (the start of its
+            workers), which is so when this hook is not the very first one.
+    """
+
+    __slots__ = ("ledger", "takes_gap")
+
+    def __init__(self, ledger: PhaseLedger, *, takes_gap: bool) -> None:
+        self.ledger = ledger
+        self.takes_gap = takes_gap
+
+    def __enter__(self) -> None:
+        ledger = self.ledger
+        if not ledger.in_validation:
+            ledger.charge(VALIDATION if self.takes_gap else None)
+            ledger.enter_validation()
+
+
+class ValidationEndAction(Action):
+    """The last hook of a validation loop."""
+
+    __slots__ = ("ledger",)
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        self.ledger = ledger
+
+    def __exit__(self, *error: object) -> None:
+        ledger = self.ledger
+        if ledger.in_validation:
+            ledger.charge()
+            ledger.leave_validation()
+
+
+class OptimizerAction(PhaseAction):
+    """The optimizer's step."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.ledger.tags &= ~FRESH_STEP
+
+
+class ManualBackwardStartAction(PhaseAction):
+    """``on_before_backward`` of the module under manual optimization: the backward follows it.
+
+    ``manual_backward`` fires no action of its own, only the hooks before and after it.
+    """
+
+    __slots__ = ()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        ledger = self.ledger
+        ledger.backward_outer = ledger.current
+        ledger.current = BACKWARD
+        if ledger.device is not None:
+            ledger.device.mark(BACKWARD)
+        if ledger.ranges is not None:
+            ledger.ranges.push(BACKWARD)
+
+
+class ManualBackwardEndAction(PhaseAction):
+    """``on_after_backward`` of the module under manual optimization."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        end_manual_backward(self)
+
+
+def end_manual_backward(action: PhaseAction) -> None:
+    """After ``action`` the phase around the backward goes on, if a manual backward is open."""
+    ledger = action.ledger
+    if ledger.backward_outer is None:
+        return
+    action.outer = ledger.backward_outer
+    ledger.backward_outer = None
+    if ledger.device is not None:
+        ledger.device.mark(action.outer)
+    if ledger.ranges is not None:
+        ledger.ranges.pop()
+
+
+class DeviceMarkedAction(Action):
+    """Puts marks on the device's stream at both ends of another action."""
+
+    __slots__ = ("action", "ledger")
+
+    def __init__(self, ledger: PhaseLedger, action: PhaseAction) -> None:
+        self.ledger = ledger
+        self.action = action
+
+    def __enter__(self) -> None:
+        self.action.__enter__()
+        if self.ledger.device is not None:
+            self.ledger.device.mark(self.action.phase)
+
+    def __exit__(self, *error: object) -> None:
+        self.action.__exit__()
+        if self.ledger.device is not None:
+            self.ledger.device.mark(self.ledger.current)
+
+
+class TracedAction(Action):
+    """Writes another action as a named range into the trace that is being recorded."""
+
+    __slots__ = ("action", "has_range", "ledger", "phase")
+
+    def __init__(self, ledger: PhaseLedger, action: Action, phase: int) -> None:
+        self.ledger = ledger
+        self.action = action
+        self.phase = phase
+        self.has_range = False
+
+    def __enter__(self) -> None:
+        self.action.__enter__()
+        self.has_range = self.ledger.ranges is not None
+        if self.ledger.ranges is not None:
+            self.ledger.ranges.push(self.phase)
+
+    def __exit__(self, *error: object) -> None:
+        if self.has_range and self.ledger.ranges is not None:
+            self.ledger.ranges.pop()
+        self.action.__exit__()

@@ -1,0 +1,238 @@
+"""The torch.profiler window: open, step, close, export, and what is refused.
+
+The schedule is ours (``measure/schedule.py``); torch.profiler's low-level calls (``prepare_trace``,
+``start_trace``, ``stop_trace``) do the rest, so that steps which are neither warm-up nor active cost
+nothing. Nothing is ever asked of ``key_averages()`` or ``events()``: torch builds those in Python, many
+times slower than the C++ export.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.schedule import Schedule
+from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, STEP_RANGE_PREFIX, TRACE_METADATA_KEY
+from lightning_modelprof.run.records import StepTag, Window, WindowStatus
+
+NEVER: Final = -1
+"""A step number that does not come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """What torch.profiler records; the words are torch.profiler's own. ``activities=None``: all there are."""
+
+    activities: Sequence[str] | None = None
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+
+    def make_profiler(self) -> Any:
+        """A torch profiler that records nothing yet."""
+        activities = None
+        if self.activities is not None:
+            activities = [ProfilerActivity[name.upper()] for name in self.activities]
+        return profile(
+            activities=activities,
+            record_shapes=self.record_shapes,
+            with_stack=self.with_stack,
+            profile_memory=self.profile_memory,
+        )
+
+
+class TraceRanges:
+    """Named ranges on the training thread: one per phase that is open, innermost last."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def push(self, phase: int) -> None:
+        """Open the range of a phase."""
+        self.open(RANGE_PREFIX + PHASES[phase].key)
+
+    def open(self, name: str) -> None:
+        """Open a range of any name."""
+        entered: Any = record_function(name)
+        entered.__enter__()
+        self._open.append(entered)
+
+    def pop(self) -> None:
+        """Close the innermost range; does nothing when none is open."""
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+    def close_all(self) -> None:
+        """Close every open range, innermost first."""
+        while self._open:
+            self.pop()
+
+
+class Capture:
+    """Opens and closes the windows of a schedule at step boundaries.
+
+    Args:
+        schedule: which steps.
+        options: what to record.
+        export_path: gives the path that torch writes the raw trace of a window to.
+        on_close: called with the window and the raw trace's path (``None`` if there is none) when it closes.
+        clock: times the closing.
+        rank: written into the trace.
+
+    Attributes:
+        ranges: set while a window records; the ledger writes phases into it.
+        next_step: the next step number at whose start :meth:`begin_step` must be called.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        options: CaptureOptions,
+        *,
+        export_path: Callable[[Window], Path],
+        on_close: Callable[[Window, Path | None], None],
+        clock: HostClock,
+        rank: int = 0,
+    ) -> None:
+        self._schedule = schedule
+        self._options = options
+        self._export_path = export_path
+        self._on_close = on_close
+        self._clock = clock
+        self._rank = rank
+        self._profiler: Any = None
+        self._recorded: list[int] = []
+        self._upcoming = schedule.window(0)
+        self.ranges: TraceRanges | None = None
+        self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no window is open and none will come."""
+        return self._upcoming is None
+
+    def begin_step(self, step: int) -> StepTag:
+        """Step number ``step`` begins; returns the tags that this gives it."""
+        tags = StepTag(0)
+        if self.ranges is not None:
+            self.ranges.close_all()
+            self._recorded.append(step - 1)
+        if self._upcoming is not None and step > self._upcoming.last:
+            self._close(WindowStatus.COMPLETE)
+            tags |= StepTag.PROFILER_STOP
+        window = self._upcoming
+        if window is not None and window.first_warmup <= step <= window.last:
+            if self._profiler is None:
+                self._prepare()
+            if step == window.first and self._profiler is not None:
+                self._start()
+        window = self._upcoming
+        if self.ranges is not None:
+            self.ranges.open(f"{STEP_RANGE_PREFIX}{step}")
+            tags |= StepTag.PROFILED
+        elif self._profiler is not None:
+            tags |= StepTag.PROFILER_WARMUP
+        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
+        return tags
+
+    def finish(self, reason: str) -> None:
+        """No more steps come: what is open is closed with what it has, what never opened is said so."""
+        if self._upcoming is None:
+            return
+        if self._profiler is not None:
+            self._close(WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY, reason)
+        elif self._upcoming.index == 0 or self._schedule.repeat:
+            self._on_close(self._record(WindowStatus.NOT_REACHED, reason), None)
+        self._upcoming = None
+        self.next_step = NEVER
+
+    def abandon(self) -> None:
+        """Stop recording and keep nothing: something of ours failed."""
+        if self.ranges is not None:
+            self.ranges.close_all()
+            self.ranges = None
+            self._profiler.stop_trace()
+        self._profiler = self._upcoming = None
+        self.next_step = NEVER
+
+    def _prepare(self) -> None:
+        if _is_profiling():
+            self._refuse("another torch profiler was recording when this window was to open")
+            return
+        try:
+            profiler = self._options.make_profiler()
+            profiler.prepare_trace()
+        except RuntimeError as error:
+            self._refuse(f"torch.profiler could not be prepared: {error}")
+            return
+        self._profiler = profiler
+        self._recorded = []
+
+    def _start(self) -> None:
+        if _is_profiling():
+            # Starting ours as well would crash the process or empty both traces.
+            self._profiler = None
+            self._refuse("another torch profiler began to record during this window's warm-up")
+            return
+        try:
+            self._profiler.start_trace()
+        except RuntimeError as error:
+            self._profiler = None
+            self._refuse(f"torch.profiler could not be started: {error}")
+            return
+        self.ranges = TraceRanges()
+
+    def _refuse(self, reason: str) -> None:
+        self._on_close(self._record(WindowStatus.REFUSED, reason), None)
+        self._next_window()
+
+    def _close(self, status: WindowStatus, reason: str = "") -> None:
+        """Stop, export and hand over the window that is open."""
+        begin_ns = self._clock()
+        if self.ranges is not None:
+            self.ranges.close_all()
+        was_recording, self.ranges = self.ranges is not None, None
+        profiler, self._profiler = self._profiler, None
+        window = self._record(status, reason)
+        path: Path | None = None
+        if was_recording:
+            steps = {"rank": self._rank, "window": window.index, "recorded_steps": self._recorded}
+            profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(steps))
+            profiler.stop_trace()
+            if self._recorded:
+                path = self._export_path(window)
+                profiler.export_chrome_trace(str(path))
+        else:
+            # torch's own way out of a warm-up: start and stop at once
+            profiler.start_trace()
+            profiler.stop_trace()
+        self._next_window()
+        self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
+
+    def _record(self, status: WindowStatus, note: str = "") -> Window:
+        assert self._upcoming is not None
+        return Window(
+            index=self._upcoming.index,
+            first_step=self._upcoming.first,
+            last_step=self._upcoming.last,
+            recorded_steps=tuple(self._recorded),
+            status=status,
+            note=note,
+        )
+
+    def _next_window(self) -> None:
+        assert self._upcoming is not None
+        self._upcoming = self._schedule.window(self._upcoming.index + 1)
+        self._recorded = []
+
+
+def _is_profiling() -> bool:
+    """Whether a torch profiler records in this process; one that only warms up cannot be seen."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]

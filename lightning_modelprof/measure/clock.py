@@ -1,0 +1,75 @@
+"""Host clock and device events: how time is read without ever making the device wait.
+
+A device event is recorded on the current stream and asked for its time a step or more later, once the
+device has passed it. Nothing here synchronises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+HostClock = Callable[[], int]
+"""Returns integer nanoseconds that never go backwards."""
+
+host_clock: HostClock = time.perf_counter_ns
+
+
+class DeviceClock(Protocol):
+    """Marks points on a device's current stream and tells the time between them later."""
+
+    def mark(self) -> Any:
+        """Put a mark on the current stream and return it."""
+
+    def is_reached(self, mark: Any) -> bool:
+        """Whether the device has passed ``mark``; must not wait."""
+
+    def elapsed_ns(self, begin: Any, end: Any) -> int | None:
+        """Nanoseconds between two marks; ``None`` while one is not reached or they cannot be compared."""
+
+    def release(self, mark: Any) -> None:
+        """Give a mark back; its owner will not look at it again."""
+
+
+class TorchEventClock:
+    """Device events of CUDA, XPU or MPS, reused from a pool.
+
+    Args:
+        device: the device whose current stream is marked.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._event_type = getattr(torch, device.type).Event
+        self._pool: list[Any] = []
+
+    def mark(self) -> Any:
+        """Record an event on the current stream."""
+        event = self._pool.pop() if self._pool else self._event_type(enable_timing=True)
+        event.record()
+        return event
+
+    def is_reached(self, mark: Any) -> bool:
+        """Ask the driver; does not wait."""
+        return bool(mark.query())
+
+    def elapsed_ns(self, begin: Any, end: Any) -> int | None:
+        """Time between two events, with the driver's resolution of about half a microsecond."""
+        try:
+            elapsed_ms: float = begin.elapsed_time(end)
+        except RuntimeError:  # one of them is not reached yet, or they are on different devices
+            return None
+        return round(elapsed_ms * 1e6)
+
+    def release(self, mark: Any) -> None:
+        """Keep the event for the next mark."""
+        self._pool.append(mark)
+
+
+def device_clock(device: torch.device) -> DeviceClock | None:
+    """The clock of ``device``; ``None`` where there is nothing to time apart from the host."""
+    if device.type in {"cuda", "xpu", "mps"} and hasattr(getattr(torch, device.type), "Event"):
+        return TorchEventClock(device)
+    return None

@@ -1,0 +1,43 @@
+"""What runs, on what: read once when training starts."""
+
+from __future__ import annotations
+
+import platform
+from datetime import datetime
+from typing import Any
+
+import lightning
+import torch
+
+from lightning_modelprof.run.records import RunInfo
+
+
+def run_info(trainer: Any, pl_module: Any, config: dict[str, Any], sample_unit: str, version: str) -> RunInfo:
+    """The description of a fit that is about to begin."""
+    device = trainer.strategy.root_device
+    return RunInfo(
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        model=type(pl_module).__name__,
+        device_type=device.type,
+        device_name=device_name(device),
+        num_threads=torch.get_num_threads(),
+        world_size=trainer.world_size,
+        precision=str(trainer.precision),
+        strategy=type(trainer.strategy).__name__,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        sample_unit=sample_unit,
+        versions={
+            "lightning-modelprof": version,
+            "torch": str(torch.__version__),
+            "lightning": lightning.__version__,
+            "python": platform.python_version(),
+        },
+        config=config,
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The device's own name, ``""`` if it has none to tell."""
+    if device.type in {"cuda", "xpu"}:
+        return str(getattr(torch, device.type).get_device_name(device))
+    return platform.processor() or platform.machine()

@@ -1,0 +1,74 @@
+"""The fallback: phase times from public hooks alone, for a Lightning whose action names we do not know.
+
+Hooks see less than the profiler's actions: nothing marks the fetch, the transfer, the loggers or
+validation, so all of these are one gap, and the optimizer's time holds clipping, schedulers and the
+other callbacks' ends. What cannot be told apart is stored as not measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning.pytorch.callbacks import Callback
+
+from lightning_modelprof.measure.ledger import BACKWARD, FRESH_STEP, OPTIMIZER, OTHER, PhaseLedger
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import NOT_MEASURED
+
+FORWARD: Final = PHASE_INDEX["forward"]
+ZERO_GRAD: Final = PHASE_INDEX["zero_grad"]
+MEASURED: Final = {
+    FORWARD,
+    ZERO_GRAD,
+    BACKWARD,
+    OPTIMIZER,
+    OTHER,
+    PHASE_INDEX["profiler"],
+}
+
+LOST: Final = (
+    "the dataloader, transfer, logging and validation times (they are one gap, phase 'other'), the times by"
+    " callback, and the optimizer's time apart from clipping and schedulers"
+)
+
+
+class HookPhases(Callback):
+    """Feeds the ledger from public hooks; a step runs from one ``on_train_batch_end`` to the next."""
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        self._ledger = ledger
+
+    def _switch(self, phase: int) -> None:
+        self._ledger.charge()
+        self._ledger.current = phase
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Forward begins; before it was the gap."""
+        self._switch(FORWARD)
+        self._ledger.batch_began = True
+
+    def on_before_zero_grad(self, *args: Any) -> None:
+        """Forward is over."""
+        self._switch(ZERO_GRAD)
+
+    def on_before_backward(self, *args: Any) -> None:
+        """Backward begins."""
+        self._switch(BACKWARD)
+
+    def on_after_backward(self, *args: Any) -> None:
+        """Backward is over; in a closure or under manual optimization forward may go on."""
+        self._switch(FORWARD)
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        """The optimizer steps."""
+        self._switch(OPTIMIZER)
+        self._ledger.tags &= ~FRESH_STEP
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """The step is over."""
+        ledger = self._ledger
+        self._switch(OTHER)
+        for index in range(len(PHASES)):
+            if index not in MEASURED:
+                ledger.self_ns[index] = NOT_MEASURED
+        ledger.end_step()

@@ -1,0 +1,229 @@
+"""The phase ledger: every nanosecond of training goes to exactly one phase.
+
+One clock read per event; the time since the last event belongs to the phase that was current. So the
+phases of a step sum to its wall time by construction, and closures, gradient accumulation, LBFGS and
+several optimizers need no special case.
+
+What an event means is decided once, when its name is first seen (``measure/phases.py``), and kept in an
+``Action`` object: training pays for the clock read and three additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import NOT_MEASURED, StepTag
+
+CALLBACKS: Final = PHASE_INDEX["callbacks"]
+BACKWARD: Final = PHASE_INDEX["backward"]
+DATALOADER: Final = PHASE_INDEX["dataloader"]
+DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
+LOGGING: Final = PHASE_INDEX["logging"]
+OPTIMIZER: Final = PHASE_INDEX["optimizer"]
+OTHER: Final = PHASE_INDEX["other"]
+PROFILER: Final = PHASE_INDEX["profiler"]
+VALIDATION: Final = PHASE_INDEX["validation"]
+
+# The tag every step starts with; the optimizer's action takes it away.
+FRESH_STEP: Final = int(StepTag.NO_OPTIMIZER_STEP)
+
+
+class Ranges(Protocol):
+    """Writes the phases as named ranges into a profiler trace."""
+
+    def push(self, phase: int) -> None:
+        """Open the range of a phase inside the open ones."""
+
+    def pop(self) -> None:
+        """Close the innermost open range; does nothing when none is open."""
+
+
+class DeviceMarks(Protocol):
+    """Marks phase boundaries on the device's stream."""
+
+    def mark(self, phase: int) -> None:
+        """From here on the device's time belongs to ``phase``."""
+
+    def close_step(self, step: int) -> None:
+        """Step number ``step`` ends at the last mark."""
+
+    def discard(self) -> None:
+        """Forget the marks since the last step ended, but for the last one."""
+
+
+class PhaseLedger:
+    """Self time per phase of the step that is running.
+
+    Args:
+        clock: host clock, integer nanoseconds.
+        on_step: called when a step ends with (duration per phase in PHASES order, tags, samples).
+        on_boundary: called at a step boundary when ``next_boundary`` steps have ended; the time it takes
+            goes to the phase ``profiler`` of the step that begins.
+
+    Attributes:
+        self_ns: nanoseconds per phase since the last step ended.
+        outside_ns: nanoseconds per phase that belong to no finished step.
+        steps_ended: number of finished steps in this fit.
+        unfinished_steps: batches that began and did not end.
+        samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
+        tags: :class:`StepTag` bits of the running step.
+    """
+
+    __slots__ = (
+        "backward_outer",
+        "batch_began",
+        "batch_ended",
+        "clock",
+        "current",
+        "device",
+        "gap_range_open",
+        "in_validation",
+        "last_ns",
+        "next_boundary",
+        "on_boundary",
+        "on_step",
+        "on_validation_change",
+        "outside_ns",
+        "ranges",
+        "samples",
+        "self_ns",
+        "steps_ended",
+        "tags",
+        "unfinished_steps",
+    )
+
+    def __init__(
+        self,
+        clock: HostClock,
+        on_step: Callable[[tuple[int, ...], int, int], None],
+        on_boundary: Callable[[], None],
+        device: DeviceMarks | None = None,
+    ) -> None:
+        self.clock = clock
+        self.on_step = on_step
+        self.on_boundary = on_boundary
+        self.on_validation_change: Callable[[], None] = _nothing
+        self.device = device
+        self.ranges: Ranges | None = None
+        self.next_boundary = 0
+        self.steps_ended = 0
+        self.unfinished_steps = 0
+        self.outside_ns = [0] * len(PHASES)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count now; what was counted so far is kept in ``outside_ns``."""
+        self.self_ns = [0] * len(PHASES)
+        self.current = OTHER
+        self.last_ns = self.clock()
+        self.tags = FRESH_STEP
+        self.samples = NOT_MEASURED
+        self.batch_began = self.batch_ended = False
+        self.in_validation = False
+        self.backward_outer: int | None = None
+        self.gap_range_open = False
+
+    def charge(self, phase: int | None = None) -> None:
+        """Give the time since the last event to ``phase``, or to the current one."""
+        now = self.clock()
+        self.self_ns[self.current if phase is None else phase] += now - self.last_ns
+        self.last_ns = now
+
+    # Steps. The caller has charged the time up to now.
+
+    def end_step(self) -> None:
+        """The running step ends and the next one begins, at the last event."""
+        if self.in_validation:
+            self.leave_validation()
+        self.close_gap_range()
+        if self.device is not None:
+            self.device.mark(DATALOADER)
+            self.device.close_step(self.steps_ended)
+        self.on_step(tuple(self.self_ns), self.tags, self.samples)
+        self.steps_ended += 1
+        self.self_ns = [0] * len(PHASES)
+        self.tags = FRESH_STEP
+        self.samples = NOT_MEASURED
+        self.batch_began = self.batch_ended = False
+        self.current = OTHER
+        if self.steps_ended == self.next_boundary:
+            self.on_boundary()
+            self.charge(PROFILER)
+
+    def discard(self) -> None:
+        """What was counted since the last step ended belongs to no finished step."""
+        self.outside_ns = [a + b for a, b in zip(self.outside_ns, self.self_ns, strict=True)]
+        self.self_ns = [0] * len(PHASES)
+        if self.batch_began:
+            self.unfinished_steps += 1
+        self.tags = FRESH_STEP
+        self.batch_began = self.batch_ended = False
+        self.in_validation = False
+        if self.device is not None:
+            self.device.discard()
+
+    def begin_epoch(self) -> None:
+        """``run_training_epoch`` began: until the first fetch the loader's workers are replaced."""
+        self.charge()
+        if self.steps_ended == 0:
+            self.discard()  # the first step has no step before it to start at
+            if self.next_boundary == 0:
+                self.on_boundary()
+                self.charge(PROFILER)
+        if self.device is not None:
+            self.device.mark(DATALOADER_INIT)
+        self.tags |= StepTag.FIRST_OF_EPOCH
+        self.open_gap(DATALOADER_INIT)
+
+    def end_epoch(self) -> None:
+        """``run_training_epoch`` ended: its last step ends here; a skipped batch is no step."""
+        self.charge()
+        self.close_gap_range()
+        if self.batch_ended:
+            self.end_step()
+        elif self.batch_began:
+            if self.in_validation:
+                self.leave_validation()
+            self.discard()
+        self.current = OTHER
+
+    # Gaps: phases that no action brackets.
+
+    def open_gap(self, phase: int) -> None:
+        """From now until the next event at this level the time belongs to ``phase``."""
+        self.close_gap_range()
+        self.current = phase
+        if self.ranges is not None:
+            self.ranges.push(phase)
+            self.gap_range_open = True
+
+    def close_gap_range(self) -> None:
+        """Close the trace range of an open gap."""
+        if self.gap_range_open:
+            self.gap_range_open = False
+            if self.ranges is not None:
+                self.ranges.pop()
+
+    def enter_validation(self) -> None:
+        """The validation loop begins; only callbacks and checkpoints are told apart inside it."""
+        self.in_validation = True
+        self.tags |= StepTag.VALIDATION
+        self.open_gap(VALIDATION)
+        if self.device is not None:
+            self.device.mark(VALIDATION)
+        self.on_validation_change()
+
+    def leave_validation(self) -> None:
+        """The validation loop is over; loggers and schedulers follow."""
+        self.in_validation = False
+        if self.device is not None:
+            self.device.mark(LOGGING)
+        self.on_validation_change()
+        self.open_gap(LOGGING)
+
+
+def _nothing() -> None:
+    pass

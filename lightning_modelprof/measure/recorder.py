@@ -1,0 +1,77 @@
+"""Keeps what the ledger counts, step by step, and hands it out as columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.records import NOT_MEASURED, StepTag, StepTimings
+
+
+class Recorder:
+    """Collects steps cheaply (one tuple each) and makes columns of them when a cut is asked for.
+
+    Args:
+        skip_first: the first steps of the fit, tagged so that the benchmark leaves them out.
+    """
+
+    def __init__(self, skip_first: int = 0) -> None:
+        self._skip_first = skip_first
+        self._rows: list[tuple[tuple[int, ...], int, int]] = []
+        self._parts: list[StepTimings] = []
+        self._num_cut = 0
+        self._device_rows: list[tuple[int, tuple[int, ...]]] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Finished steps so far."""
+        return self._num_cut + len(self._rows)
+
+    def add(self, phases_ns: tuple[int, ...], tags: int, samples: int) -> None:
+        """One step ended."""
+        self._rows.append((phases_ns, tags, samples))
+
+    def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
+        """The device's times of a step are known now, a step or more after it ended."""
+        self._device_rows.append((step, phases_ns))
+
+    def cut(self) -> StepTimings:
+        """The steps since the last cut, as columns; without device times, which come later."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return StepTimings.empty()
+        step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
+        phases_ns = np.array([row[0] for row in rows], np.int64)
+        tags = np.array([row[1] for row in rows], np.int64)
+        tags[step < self._skip_first] |= StepTag.SKIP_FIRST
+        part = StepTimings(
+            step=step,
+            duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),
+            phases_ns=phases_ns,
+            device_phases_ns=np.full((len(rows), len(PHASES)), NOT_MEASURED, np.int64),
+            samples=np.array([row[2] for row in rows], np.int64),
+            tags=tags,
+        )
+        self._num_cut += len(rows)
+        self._parts.append(part)
+        return part
+
+    def since(self, first: int) -> StepTimings:
+        """The steps from number ``first`` on, without device times."""
+        self.cut()
+        parts = []
+        for part in reversed(self._parts):
+            parts.append(part)
+            if len(part) and part.step[0] <= first:
+                break
+        steps = StepTimings.concatenate(parts[::-1])
+        return steps.select(steps.step >= first)
+
+    def steps(self) -> StepTimings:
+        """All steps so far, with the device times known so far."""
+        self.cut()
+        steps = StepTimings.concatenate(self._parts)
+        for step, phases_ns in self._device_rows:
+            steps.device_phases_ns[step] = phases_ns
+        self._parts, self._device_rows = [steps], []
+        return steps

@@ -1,0 +1,74 @@
+"""When a torch.profiler window opens and closes: a pure function of the step number.
+
+The words and their meaning are those of ``torch.profiler.schedule``; ``tests/test_schedule.py`` holds
+the two against each other for every argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Action(Enum):
+    """What the profiler does during a step, in ``torch.profiler.ProfilerAction``'s order."""
+
+    WAIT = "wait"
+    WARMUP = "warmup"
+    ACTIVE = "active"
+    ACTIVE_LAST = "active_last"
+    """The window closes when this step ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSteps:
+    """The steps of one window; ``first_warmup == first`` when there is no warm-up."""
+
+    index: int
+    first_warmup: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """After ``skip_first`` steps, ``repeat`` cycles of ``wait``, ``warmup`` and ``active`` steps.
+
+    ``repeat=0`` means cycles until training ends; ``active=0`` means no window at all.
+    """
+
+    skip_first: int = 0
+    wait: int = 0
+    warmup: int = 0
+    active: int = 0
+    repeat: int = 1
+
+    @staticmethod
+    def from_range(start: int, end: int) -> Schedule:
+        """Paddle's half-open ``(start, end)``: record steps start .. end-1, with one step of warm-up."""
+        warmup = 1 if start >= 1 else 0
+        return Schedule(wait=start - warmup, warmup=warmup, active=end - start, repeat=1)
+
+    @property
+    def cycle(self) -> int:
+        """Number of steps in one wait-warmup-active cycle."""
+        return self.wait + self.warmup + self.active
+
+    def window(self, index: int) -> WindowSteps | None:
+        """The steps of window number ``index`` (from 0), or ``None`` if there is no such window."""
+        if self.active == 0 or (self.repeat and index >= self.repeat):
+            return None
+        start = self.skip_first + index * self.cycle + self.wait
+        first = start + self.warmup
+        return WindowSteps(index=index, first_warmup=start, first=first, last=first + self.active - 1)
+
+    def action(self, step: int) -> Action:
+        """What the profiler does during step number ``step`` (from 0)."""
+        if self.active == 0 or step < self.skip_first:
+            return Action.WAIT
+        index, position = divmod(step - self.skip_first, self.cycle)
+        if (self.repeat and index >= self.repeat) or position < self.wait:
+            return Action.WAIT
+        if position < self.wait + self.warmup:
+            return Action.WARMUP
+        return Action.ACTIVE_LAST if position == self.cycle - 1 else Action.ACTIVE

@@ -1,0 +1,133 @@
+"""Where a report goes: files, terminal, loggers. One that fails is warned of once and hurts no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
+from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.tensorboard import write_layout, write_report
+from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.text import render_text
+
+LAYOUT: Final = {
+    "Phases (ms per step)": [
+        f"modelprof/phase_ms/{key}"
+        for key in ("dataloader", "transfer", "forward", "backward", "optimizer", "callbacks", "other")
+    ],
+    "Throughput": ["modelprof/ips", "modelprof/samples_per_s"],
+    "Reader ratio": ["modelprof/reader_ratio"],
+}
+
+
+class Outputs:
+    """Writes what one rank of one fit has to say.
+
+    Args:
+        directory: the run's folder; ``None`` writes no files.
+        loggers: the trainer's loggers; empty on all ranks but the first.
+        use_terminal: print the report.
+        use_tensorboard: write texts through loggers that have a SummaryWriter.
+        rank: of this process; files of other ranks than 0 carry it in their name.
+        warn: called with one sentence when an output fails.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        loggers: list[Any],
+        *,
+        use_terminal: bool,
+        use_tensorboard: bool,
+        rank: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.directory = directory
+        self._loggers = loggers
+        self._use_terminal = use_terminal and rank == 0
+        self._use_tensorboard = use_tensorboard and rank == 0
+        self._rank = rank
+        self._warn = warn
+        self._failed: set[str] = set()
+        self._has_layout = False
+
+    def save_run(self, run: Run) -> None:
+        """Save what was measured so far."""
+        if self.directory is not None:
+            name = RUN_FILE if self._rank == 0 else f"run_rank{self._rank}.json"
+            path = self.directory / name
+            self._try(f"{path}", lambda: save_run(run, path))
+
+    def save_trace(self, window: Window, raw: bytes) -> str | None:
+        """Save a window's trace; returns its path relative to the folder, ``None`` if it was not saved."""
+        if self.directory is None:
+            return None
+        path = self.directory / trace_name(window, self._rank)
+        saved = self._try(f"{path}", lambda: write_atomically(path, pack(raw)))
+        return trace_name(window, self._rank) if saved else None
+
+    def save_report(self, report: Report) -> None:
+        """Write report.json and report.txt."""
+        directory = self.directory
+        if directory is None or self._rank != 0:
+            return
+        self._try("report.json", lambda: write_atomically(directory / "report.json", render_json(report)))
+        self._try(
+            "report.txt", lambda: write_atomically(directory / "report.txt", render_text(report).encode())
+        )
+
+    def show_report(self, report: Report, step: int) -> None:
+        """Print the report and write it to TensorBoard as text."""
+        for writer in self._writers():
+            self._try("TensorBoard", partial(write_report, writer, report, step))
+        if self._use_terminal:
+            self._try("terminal", lambda: print_report(report))
+
+    def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        """Send scalars to every logger of the run."""
+        if not self._has_layout:
+            self._has_layout = True
+            for writer in self._writers():
+                self._try("TensorBoard", partial(write_layout, writer, LAYOUT))
+        for logger in self._loggers:
+            self._try(type(logger).__name__, partial(logger.log_metrics, dict(scalars), step=step))
+
+    def _writers(self) -> list[Any]:
+        if not self._use_tensorboard:
+            return []
+        # By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own.
+        return [
+            logger.experiment
+            for logger in self._loggers
+            if any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
+        ]
+
+    def _try(self, what: str, write: Callable[[], object]) -> bool:
+        try:
+            write()
+        except Exception as error:  # whatever an output does, training and the other outputs go on
+            if what not in self._failed:
+                self._failed.add(what)
+                self._warn(f"could not write to {what}: {type(error).__name__}: {error}")
+            return False
+        return True
+
+
+def trace_name(window: Window, rank: int) -> str:
+    """Where a window's trace lies in the run's folder."""
+    steps = window.recorded_steps
+    return f"traces/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"
+
+
+def free_directory(wanted: Path) -> Path:
+    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if it holds an earlier run: nothing is overwritten."""
+    directory, number = wanted, 0
+    while (directory / RUN_FILE).exists():
+        number += 1
+        directory = wanted.with_name(f"{wanted.name}_{number}")
+    return directory

@@ -1,0 +1,124 @@
+"""The one meeting point: an analysis becomes a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.benchmark import Statistics
+from lightning_modelprof.analysis.phase_times import PhaseTime
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.tables import TABLES, TableBuilder
+from lightning_modelprof.run.records import Window, WindowStatus
+
+
+def build_report(analysis: Analysis, tables: Sequence[TableBuilder] = TABLES) -> Report:
+    """Tables, notes and machine-readable sections of an analysis."""
+    return Report(
+        title=_title(analysis),
+        facts=_facts(analysis),
+        tables=tuple(table for build in tables for table in build(analysis)),
+        notes=_notes(analysis),
+        sections={
+            "run": _run_section(analysis),
+            "benchmark": _benchmark_section(analysis),
+            "phases": [_phase_section(phase) for phase in analysis.phases],
+            "callbacks": [asdict(callback) for callback in analysis.callbacks],
+            "windows": [_window_section(facts.window) for facts in analysis.windows],
+            # Not evaluated yet, which is not the same as nothing found.
+            "flops": None,
+            "findings": None,
+        },
+        last_step=analysis.num_steps - 1,
+    )
+
+
+def _title(analysis: Analysis) -> str:
+    model = analysis.info.model or "model"
+    return f"lightning-modelprof: {analysis.num_steps} training steps of {model}, {analysis.info.status}"
+
+
+def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    info = analysis.info
+    device = info.device_type if not info.device_name else f"{info.device_type} ({info.device_name})"
+    if info.num_threads is not None and info.device_type == "cpu":
+        device += f", {info.num_threads} threads"
+    ranks = "1 rank" if info.world_size == 1 else f"rank {analysis.rank} of {info.world_size}"
+    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
+    facts = [
+        ("Device", f"{device}, {ranks}, {info.strategy}"),
+        ("Precision", info.precision),
+        ("Started", info.created),
+        ("Versions", versions),
+    ]
+    if info.accumulate_grad_batches > 1:
+        facts.insert(2, ("Accumulation", f"{info.accumulate_grad_batches} batches per optimizer step"))
+    return tuple((label, value) for label, value in facts if value)
+
+
+def _notes(analysis: Analysis) -> tuple[str, ...]:
+    notes = list(analysis.notes)
+    for facts in analysis.windows:
+        window = facts.window
+        if window.status is not WindowStatus.COMPLETE:
+            notes.append(
+                f"Profiler window {window.index} (steps {window.first_step} to {window.last_step}):"
+                f" {window.status.value.replace('_', ' ')}: {window.note}."
+            )
+    if analysis.unfinished_steps:
+        notes.append(
+            f"{analysis.unfinished_steps} batch(es) began and did not end (a skipped epoch, an exception, or"
+            " an iterator that ran out inside training_step); they are in no figure."
+        )
+    return tuple(notes)
+
+
+def _run_section(analysis: Analysis) -> dict[str, Any]:
+    return asdict(analysis.info) | {
+        "rank": analysis.rank,
+        "num_steps": analysis.num_steps,
+        "num_steps_without_optimizer_step": analysis.num_not_stepping,
+        "unfinished_steps": analysis.unfinished_steps,
+        "wall_ns": analysis.wall_ns,
+        "outside_steps_ns": dict(analysis.outside_ns),
+        "excluded_steps": [asdict(exclusion) for exclusion in analysis.exclusions],
+        "all_ranks": None if analysis.all_ranks is None else asdict(analysis.all_ranks),
+    }
+
+
+def _benchmark_section(analysis: Analysis) -> dict[str, Any] | None:
+    figures = analysis.benchmark
+    if figures is None:
+        return None
+    steps_per_s = _statistics(figures.steps_per_s)
+    samples_per_s = _statistics(figures.samples_per_s)
+    return {
+        "steps": figures.num_steps,
+        "reader_ratio": None if figures.reader_ratio is None else figures.reader_ratio.avg,
+        "reader_ratio_per_step": _statistics(figures.reader_ratio),
+        "batch_cost_ns": _statistics(figures.batch_cost_ns),
+        "reader_cost_ns": _statistics(figures.reader_cost_ns),
+        "ips": None if steps_per_s is None else {"unit": "steps/s", **steps_per_s},
+        "samples_per_s": (
+            None if samples_per_s is None else {"unit": f"{analysis.info.sample_unit}/s", **samples_per_s}
+        ),
+        "samples_per_step": figures.samples_per_step,
+    }
+
+
+def _phase_section(phase: PhaseTime) -> dict[str, Any]:
+    section = asdict(phase)
+    return {"phase": section.pop("key"), **section}
+
+
+def _statistics(statistics: Statistics | None) -> dict[str, Any] | None:
+    return None if statistics is None else asdict(statistics)
+
+
+def _window_section(window: Window) -> dict[str, Any]:
+    section = asdict(window)
+    section["status"] = window.status.value
+    section["recorded_steps"] = list(window.recorded_steps)
+    return section

@@ -1,0 +1,56 @@
+"""Callbacks: what each other callback's hooks cost."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Column, Table, Unit
+
+_MIN_SHARE: Final = 1e-3
+
+
+def callback_times(analysis: Analysis) -> tuple[Table, ...]:
+    """Which callback, and which of its hooks, takes time.
+
+    Definition: host time inside the hook with all it calls (a checkpoint's saving too), over the whole fit.
+    Hooks under 0.1 % of the steps' wall time are summed in one row.
+    """
+    rows: list[tuple[str, str | None, int | None, int, float | None]] = []
+    wall_ns = analysis.wall_ns
+    names = _short_names({time.callback for time in analysis.callbacks})
+    small_ns = small_calls = 0
+    for time in analysis.callbacks:
+        ratio = time.total_ns / wall_ns if wall_ns else None
+        if ratio is not None and ratio < _MIN_SHARE:
+            small_ns += time.total_ns
+            small_calls += time.calls
+        else:
+            rows.append((names[time.callback], time.hook, time.calls, time.total_ns, ratio))
+    if small_calls:
+        rows.append(("all other hooks", None, small_calls, small_ns, small_ns / wall_ns if wall_ns else None))
+    return (
+        Table(
+            id="callbacks",
+            title="Callbacks",
+            columns=(
+                Column("callback", "Callback"),
+                Column("hook", "Hook"),
+                Column("calls", "Calls", Unit.COUNT),
+                Column("total_ns", "Total", Unit.DURATION_NS),
+                Column("ratio", "Ratio(%)", Unit.RATIO),
+            ),
+            rows=tuple(rows),
+            notes=(
+                "Time inside the hook with all it calls, over the whole fit. Ratio: to the steps' wall time.",
+            ),
+            absent_reason=None if rows else "no other callback was called",
+        ),
+    )
+
+
+def _short_names(names: set[str]) -> dict[str, str]:
+    """Lightning names a callback with its state, ``ModelCheckpoint{'monitor': ...}``; the class alone if unique."""
+    class_of = {name: name.partition("{")[0] for name in names}
+    classes = list(class_of.values())
+    return {name: kind if classes.count(kind) == 1 else name for name, kind in class_of.items()}

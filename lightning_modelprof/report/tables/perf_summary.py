@@ -1,0 +1,80 @@
+"""Perf Summary: Paddle's benchmark box, over one and the same set of steps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.benchmark import Statistics
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+
+_STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
+_COLUMNS: Final = (
+    Column("name", ""),
+    *(Column(key, "std. error" if key == "standard_error" else key, Unit.BY_ROW) for key in _STATISTICS),
+)
+
+
+def perf_summary(analysis: Analysis) -> tuple[Table, ...]:
+    """How fast the run was without profiling, and how much of a step waited for data.
+
+    Definition: statistics of the clean steps. avg of ips and Reader Ratio is total over total; max, min and
+    percentiles are of the per-step values, so the ips column max belongs to the fastest step.
+    """
+    figures = analysis.benchmark
+    if figures is None:
+        return (_table((), (), notes=_left_out(analysis), reason=_no_clean_steps(analysis)),)
+    unit = analysis.info.sample_unit
+    named: tuple[tuple[str, Statistics | None, Unit], ...] = (
+        ("reader_cost", figures.reader_cost_ns, Unit.DURATION_NS),
+        ("batch_cost", figures.batch_cost_ns, Unit.DURATION_NS),
+        ("ips (steps/s)", figures.steps_per_s, Unit.RATE),
+        (f"ips ({unit}/s)", figures.samples_per_s, Unit.RATE),
+        ("Reader Ratio", figures.reader_ratio, Unit.RATIO),
+    )
+    rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
+    notes = [f"Over {figures.num_steps} clean steps of {analysis.num_steps}.", *_left_out(analysis)]
+    if figures.samples_per_s is None:
+        notes.append(f"{unit}/s is not known: the number of {unit} in a batch could not be counted.")
+    if analysis.num_not_stepping:
+        notes.append(
+            f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step"
+            " (gradient accumulation); a step is one batch."
+        )
+    return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
+
+
+def _table(
+    rows: tuple[tuple[Cell, ...], ...], units: tuple[Unit, ...], *, notes: tuple[str, ...], reason: str | None
+) -> Table:
+    return Table(
+        id="perf_summary",
+        title="Perf Summary",
+        columns=_COLUMNS,
+        rows=rows,
+        row_units=units,
+        notes=notes,
+        absent_reason=reason,
+    )
+
+
+def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
+    if statistics is None:
+        return (None,) * len(_STATISTICS)
+    return tuple(getattr(statistics, key) for key in _STATISTICS)
+
+
+def _left_out(analysis: Analysis) -> tuple[str, ...]:
+    if not analysis.exclusions:
+        return ()
+    reasons = ", ".join(f"{e.num_steps} {e.reason}" for e in analysis.exclusions)
+    return (f"Left out: {reasons}.",)
+
+
+def _no_clean_steps(analysis: Analysis) -> str:
+    if analysis.num_steps == 0:
+        return "no training step ran to its end"
+    return (
+        f"none of the {analysis.num_steps} steps is clean; train for longer, or lower skip_first or the"
+        " number of profiled steps"
+    )

@@ -1,0 +1,51 @@
+"""Phases: where the wall time of all steps went, to the nanosecond."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Column, Table, Unit
+
+_COLUMNS: Final = (
+    Column("label", "Phase"),
+    Column("num_steps", "Steps", Unit.COUNT),
+    Column("total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    Column("avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    Column("max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    Column("min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "CPU"),
+)
+_DEVICE_COLUMN: Final = Column("device_total_ns", "Device total", Unit.DURATION_NS)
+
+
+def phase_times_table(analysis: Analysis) -> tuple[Table, ...]:
+    """Which phases the training loop spent its time in, over every finished step.
+
+    Definition: self time on the training thread; the phases tile each step, so the totals sum to the
+    steps' wall time exactly. Avg is per finished step, Max and Min are of one step.
+    """
+    has_device = any(phase.device_total_ns is not None for phase in analysis.phases)
+    columns = (*_COLUMNS, _DEVICE_COLUMN) if has_device else _COLUMNS
+    rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in analysis.phases)
+    notes = [
+        "Self time on the training thread over all finished steps, clean or not; it sums to their wall time."
+    ]
+    if has_device:
+        covered = max(phase.device_num_steps for phase in analysis.phases)
+        notes.append(
+            "Device total is elapsed time on the device's stream between the phase's boundaries, waiting"
+            f" included, over the {covered} of {analysis.num_steps} steps for which it is known."
+        )
+    elif analysis.info.device_type == "cpu":
+        notes.append("The run is on the CPU: there is no device time.")
+    return (
+        Table(
+            id="phases",
+            title="Phases",
+            columns=columns,
+            rows=rows,
+            notes=tuple(notes),
+            absent_reason=None if rows else "no training step ran to its end",
+        ),
+    )

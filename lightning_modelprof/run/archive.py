@@ -1,0 +1,121 @@
+"""Save and load a Run, and write files so that a crash never leaves half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from isal import igzip
+from numpy.typing import NDArray
+
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import NOT_MEASURED, SCHEMA_VERSION, Run, StepTimings
+
+RUN_FILE: Final = "run.json"
+
+_FLAT_COLUMNS: Final = ("step", "duration_ns", "samples", "tags")
+# Phase matrix → the value that every step has in a phase that is not saved.
+_PHASE_COLUMNS: Final = {"phases_ns": 0, "device_phases_ns": NOT_MEASURED}
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file completely or not at all: a temporary file beside it, then a rename.
+
+    Raises:
+        OSError: when the directory is not writeable or the disk is full; an older file stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        # mkstemp makes files private to the user; a report is as readable as any other file of the run.
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def pack(data: bytes) -> bytes:
+    """Gzip at the fastest level: a trace of 35 MB takes hundredths of a second, not most of one."""
+    packed: bytes = igzip.compress(data, compresslevel=1)
+    return packed
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Write a run as JSON, atomically.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    write_atomically(path, msgspec.json.encode(run, enc_hook=_encode_steps))
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run from its file, or from the folder that holds it.
+
+    Raises:
+        ArchiveError: when there is no such file, or it is no saved run of a known version.
+    """
+    path = Path(path)
+    file = path / RUN_FILE if path.is_dir() else path
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise ArchiveError(
+            f"{file}: expected a run saved by this package, got {error.strerror or error}."
+            f" Give the folder that holds {RUN_FILE}, for example lightning_logs/version_0/modelprof."
+        ) from error
+    try:
+        version = msgspec.json.decode(raw, type=_Versioned).schema_version
+        if version > SCHEMA_VERSION:
+            raise ArchiveError(
+                f"{file}: expected schema_version {SCHEMA_VERSION} or lower, got {version}."
+                " It was saved by a newer lightning-modelprof: update this one."
+            )
+        return msgspec.json.decode(raw, type=Run, dec_hook=_decode_steps)
+    except (msgspec.MsgspecError, ValueError, KeyError, UnicodeDecodeError) as error:
+        raise ArchiveError(
+            f"{file}: expected a run saved by this package, got: {error}."
+            f" Give the folder that holds {RUN_FILE}."
+        ) from error
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def _encode_steps(value: Any) -> dict[str, Any]:
+    """Columns as lists; of the phases only those that some step has a time for."""
+    if not isinstance(value, StepTimings):
+        raise TypeError(f"cannot save a {type(value).__name__}")
+    saved: dict[str, Any] = {name: getattr(value, name).tolist() for name in _FLAT_COLUMNS}
+    for name, unused in _PHASE_COLUMNS.items():
+        matrix = getattr(value, name)
+        saved[name] = {
+            phase.key: matrix[:, index].tolist()
+            for index, phase in enumerate(PHASES)
+            if (matrix[:, index] != unused).any()
+        }
+    return saved
+
+
+def _decode_steps(kind: type, value: Any) -> Any:
+    if kind is not StepTimings:
+        raise TypeError(f"cannot load a {kind.__name__}")
+    flat = {name: np.array(value[name], np.int64) for name in _FLAT_COLUMNS}
+    num_steps = len(flat["step"])
+    for name, unused in _PHASE_COLUMNS.items():
+        matrix: NDArray[np.int64] = np.full((num_steps, len(PHASES)), unused, np.int64)
+        for key, column in value[name].items():
+            matrix[:, PHASE_INDEX[key]] = column
+        flat[name] = matrix
+    return StepTimings(**flat)

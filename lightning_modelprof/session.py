@@ -1,0 +1,371 @@
+"""One fit, from the first step to the report: the parts that measure, put together.
+
+Made by the callback in ``setup``, thrown away in ``teardown``. Everything that it changes on the trainer
+is undone by :meth:`FitSession.close`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof import __version__
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.benchmark import Benchmark, benchmark
+from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.errors import TraceError
+from lightning_modelprof.measure.capture import NEVER, Capture, CaptureOptions
+from lightning_modelprof.measure.clock import HostClock, device_clock
+from lightning_modelprof.measure.device_phases import DevicePhases
+from lightning_modelprof.measure.environment import run_info
+from lightning_modelprof.measure.hook_phases import LOST, HookPhases
+from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.measure.metrics import BenchmarkMetric
+from lightning_modelprof.measure.phases import PhaseProfiler, uninstall
+from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.outputs import Outputs, free_directory, trace_name
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.chrome import parse_trace
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.records import (
+    NOT_MEASURED,
+    AllRanks,
+    RankRecord,
+    Run,
+    StepTimings,
+    Window,
+)
+
+# Saving the archive in between costs its time again only after this many times that time has passed.
+_SAVE_INTERVAL_FACTOR: Final = 200
+_MIN_SAVE_INTERVAL_NS: Final = 10_000_000_000
+
+
+class FitSession:
+    """Measures one fit.
+
+    Args:
+        config: the checked configuration.
+        trainer: its profiler is replaced until :meth:`close`.
+        directory: wanted folder for files; ``None`` writes none.
+        own_prefix: start of the profiler actions of the callback itself.
+        clock: host clock.
+        warn: called with one sentence.
+        guard: runs a function of ours so that an error in it cannot reach training.
+    """
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        trainer: Any,
+        directory: Path | None,
+        *,
+        own_prefix: str,
+        clock: HostClock,
+        warn: Callable[[str], None],
+        guard: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._config = config
+        self._trainer = trainer
+        self._wanted_directory = directory
+        self._clock = clock
+        self._warn = warn
+        self._metric = BenchmarkMetric()
+        self._recorder = Recorder(config.skip_first)
+        marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
+        self._device = None if marks is None else DevicePhases(marks, self._recorder.add_device)
+        self.ledger = PhaseLedger(
+            clock, self._recorder.add, lambda: guard(self._on_boundary), device=self._device
+        )
+        self.delegate = PhaseProfiler(trainer.profiler, self.ledger, own_prefix)
+        self._capture: Capture | None = None
+        self._outputs: Outputs | None = None
+        self._info: Any = None
+        self._log_every = config.log_every_n_steps or max(1, trainer.log_every_n_steps)
+        self._windows: list[Window] = []
+        self._summaries: dict[int, ModelSummary] = {}
+        self._trace_notes: dict[int, str] = {}
+        self._notes: list[str] = []
+        self._next_save_ns = 0
+        self._info_step = 0
+        self._cleanup = ExitStack()
+        self._cleanup.callback(uninstall, trainer, self.delegate)
+        self.is_armed = self.is_finished = False
+        self.live: Benchmark | None = None
+        self.run: Run | None = None
+        self.report: Report | None = None
+        trainer.profiler = self.delegate
+
+    # Life
+
+    def arm(self, pl_module: Any) -> None:
+        """Training begins. Every rank comes here."""
+        trainer, config = self._trainer, self._config
+        directory = self._wanted_directory
+        if directory is not None:
+            directory = Path(trainer.strategy.broadcast(str(free_directory(directory))))
+        self._outputs = Outputs(
+            directory,
+            list(trainer.loggers) if trainer.is_global_zero else [],
+            use_terminal=config.terminal,
+            use_tensorboard=config.tensorboard,
+            rank=trainer.global_rank,
+            warn=self._warn,
+        )
+        self._info = run_info(trainer, pl_module, config.as_plain(), config.unit, __version__)
+        if config.schedule.active:
+            self._capture = Capture(
+                config.schedule,
+                CaptureOptions(
+                    activities=config.activities,
+                    record_shapes=config.record_shapes,
+                    with_stack=config.with_stack,
+                    profile_memory=config.profile_memory,
+                ),
+                export_path=self._raw_path,
+                on_close=self._on_window,
+                clock=self._clock,
+                rank=trainer.global_rank,
+            )
+        if config.progress_bar:
+            self._join_progress_bar()
+        self._next_save_ns = self._clock() + _MIN_SAVE_INTERVAL_NS
+        self.delegate.arm(automatic_optimization=pl_module.automatic_optimization)
+        self.is_armed = True
+
+    def finish(self, status: str, *, is_safe_point: bool) -> None:
+        """Training is over: close the window, take our parts out, report.
+
+        Args:
+            status: for the report: ``finished``, ``interrupted`` or ``failed``.
+            is_safe_point: whether every rank is here, so that ranks may talk to each other.
+        """
+        if self.is_finished:
+            return
+        self.is_finished = True
+        if not self.is_armed:
+            self.close()
+            return
+        if self._capture is not None:
+            reasons = {"finished": "training ended first", "interrupted": "training was interrupted first"}
+            self._capture.finish(reasons.get(status, "training failed first"))
+            self.ledger.ranges = None
+        self.close()
+        self._cut_metric()
+        world_size = self._trainer.world_size
+        everybody: AllRanks | None = None
+        if is_safe_point and world_size > 1:
+            everybody = self._metric.compute_over_ranks(self._trainer.strategy.root_device, world_size)
+        self._report(status, everybody)
+        assert self._outputs is not None
+        assert self.report is not None
+        self._outputs.show_report(self.report, self._logger_step())
+
+    def close(self) -> None:
+        """Undo every change made to the trainer; safe to call at any time and more than once."""
+        if self._capture is not None and self.ledger.ranges is not None:
+            self._capture.abandon()
+            self.ledger.ranges = None
+        self._cleanup.close()
+
+    def abort(self) -> None:
+        """Something of ours failed: undo every change and save what was measured until now."""
+        self.is_finished = True
+        self.close()
+        if self.is_armed and self._outputs is not None:
+            self._notes.append("An internal error stopped the measurement before training ended.")
+            self.run = self._make_run("aborted", None)
+            self._outputs.save_run(self.run)
+
+    def use_hooks(self) -> None:
+        """Lightning's action names are not those we know: measure by public hooks instead."""
+        missing = ", ".join(sorted(self.delegate.missing_hooks()))
+        message = (
+            f"this Lightning does not tell its profiler of {missing}; measuring by callback hooks instead."
+            f" Lost: {LOST}"
+        )
+        self._warn(message)
+        self._notes.append(message[0].upper() + message[1:] + ".")
+        self.delegate.mute()
+        self.ledger.restart()
+        hooks = HookPhases(self.ledger)
+        self._trainer.callbacks.append(hooks)
+        self._cleanup.callback(self._trainer.callbacks.remove, hooks)
+
+    # During training
+
+    def _on_boundary(self) -> None:
+        """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
+        ledger, capture = self.ledger, self._capture
+        step = ledger.steps_ended
+        if capture is not None and step == capture.next_step:
+            ledger.tags |= capture.begin_step(step)
+            ledger.ranges = capture.ranges
+            self.delegate.choose_table()
+            if capture.is_done and self._config.stop_after_profile:
+                self._trainer.should_stop = True
+        if step and step % self._log_every == 0:
+            self._cut()
+        next_cut = (step // self._log_every + 1) * self._log_every
+        next_window = capture.next_step if capture is not None else NEVER
+        ledger.next_boundary = next_cut if next_window == NEVER else min(next_cut, next_window)
+
+    def _cut(self) -> None:
+        """Log the steps since the last cut."""
+        part = self._cut_metric()
+        self.live = benchmark(part)
+        if self.live is not None and self._outputs is not None:
+            self._outputs.log_scalars(_scalars(self.live, part), self._logger_step())
+        now = self._clock()
+        if now >= self._next_save_ns and self._outputs is not None:
+            self._outputs.save_run(self._make_run("running", None))
+            spent = self._clock() - now
+            self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, spent * _SAVE_INTERVAL_FACTOR)
+
+    def _cut_metric(self) -> StepTimings:
+        part = self._recorder.cut()
+        self._metric.update(part.clean())
+        return part
+
+    def _on_window(self, window: Window, raw_path: Path | None) -> None:
+        """A window closed: read its trace, keep it, and write the report as far as it goes."""
+        begin_ns = self._clock()
+        outputs = self._outputs
+        assert outputs is not None
+        if raw_path is not None:
+            raw = raw_path.read_bytes()
+            raw_path.unlink()
+            window = replace(window, trace_file=outputs.save_trace(window, raw))
+            self._summarize(window, raw)
+        if window.close_ns is not None:
+            window = replace(window, close_ns=window.close_ns + self._clock() - begin_ns)
+        self._windows.append(window)
+        if not self.is_finished:
+            self._cut_metric()
+            self._report("running", None)
+
+    def _summarize(self, window: Window, raw: bytes) -> None:
+        try:
+            trace = parse_trace(raw, trace_name(window, self._trainer.global_rank))
+            summary = summarize_model(trace, window.recorded_steps)
+        except TraceError as error:
+            self._trace_notes[window.index] = str(error)
+            return
+        if summary is None:
+            self._trace_notes[window.index] = "the trace holds none of the recorded steps"
+        else:
+            self._summaries[window.index] = summary
+
+    def _raw_path(self, window: Window) -> Path:
+        """Where torch writes the trace before it is packed: beside its place, or in the temporary folder."""
+        directory = self._outputs.directory if self._outputs is not None else None
+        if directory is None:
+            handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
+            handle.close()
+            return Path(handle.name)
+        name = Path(trace_name(window, self._trainer.global_rank))
+        path = directory / name.with_name(f".{name.stem}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _logger_step(self) -> int:
+        """The step that Lightning's own loggers use for the batch that ended last."""
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        return max(0, int(getattr(epoch_loop, "_batches_that_stepped", self._trainer.global_step)) - 1)
+
+    def _join_progress_bar(self) -> None:
+        """Show throughput in the progress bar by adding to what it asks for; nothing is logged."""
+        bar = self._trainer.progress_bar_callback
+        if bar is None:
+            return
+        get_metrics = bar.get_metrics
+
+        def with_throughput(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            metrics: dict[str, Any] = get_metrics(*args, **kwargs)
+            live = self.live
+            if live is not None and live.steps_per_s is not None:
+                metrics["ips"] = float(f"{live.steps_per_s.avg:.4g}")
+                if live.reader_ratio is not None:
+                    metrics["reader"] = f"{100 * live.reader_ratio.avg:.0f}%"
+            return metrics
+
+        bar.get_metrics = with_throughput
+        self._cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
+
+    # Results
+
+    def step_info(self, unit: str | None = None) -> str:
+        """Paddle's line over the steps since the last call; ``""`` if there are none."""
+        steps = self._recorder.since(self._info_step)
+        if len(steps) == 0:
+            return ""
+        self._info_step += len(steps)
+        # Every step counts here, clean or not, as in Paddle.
+        figures = benchmark(StepTimings(**(steps.columns() | {"tags": steps.tags * 0})))
+        assert figures is not None
+        text = ""
+        if figures.reader_cost_ns is not None:
+            text += f" reader_cost: {figures.reader_cost_ns.avg / 1e9:.5f} s"
+        text += f" batch_cost: {figures.batch_cost_ns.avg / 1e9:.5f} s"
+        rate, name = figures.samples_per_s, unit or self._config.unit
+        if rate is None:
+            rate, name = figures.steps_per_s, "steps"
+        return text if rate is None else f"{text} ips: {rate.avg:.3f} {name}/s"
+
+    def _make_run(self, status: str, everybody: AllRanks | None) -> Run:
+        if self._device is not None:
+            self._device.collect()
+        notes = list(self._notes)
+        if self._device is not None and self._device.num_given_up:
+            notes.append(f"The device time of {self._device.num_given_up} steps could not be read.")
+        record = RankRecord(
+            rank=self._trainer.global_rank,
+            steps=self._recorder.steps(),
+            outside_ns={
+                phase.key: time
+                for phase, time in zip(PHASES, self.ledger.outside_ns, strict=True)
+                if time not in (0, NOT_MEASURED)
+            },
+            unfinished_steps=self.ledger.unfinished_steps,
+            callbacks=self.delegate.callback_times(),
+            windows=tuple(self._windows),
+            notes=tuple(notes),
+        )
+        return Run(info=replace(self._info, status=status), ranks=(record,), all_ranks=everybody)
+
+    def _report(self, status: str, everybody: AllRanks | None) -> None:
+        assert self._outputs is not None
+        self.run = self._make_run(status, everybody)
+        self._outputs.save_run(self.run)
+        self.report = build_report(analyze(self.run, self._summaries, self._trace_notes))
+        self._outputs.save_report(self.report)
+
+
+def _scalars(figures: Benchmark, part: StepTimings) -> dict[str, float]:
+    """What is logged at a cut: means over the clean steps since the last one."""
+    scalars = {"modelprof/batch_cost_ms": figures.batch_cost_ns.avg / 1e6}
+    if figures.steps_per_s is not None:
+        scalars["modelprof/ips"] = figures.steps_per_s.avg
+    if figures.samples_per_s is not None:
+        scalars["modelprof/samples_per_s"] = figures.samples_per_s.avg
+    if figures.reader_cost_ns is not None and figures.reader_ratio is not None:
+        scalars["modelprof/reader_cost_ms"] = figures.reader_cost_ns.avg / 1e6
+        scalars["modelprof/reader_ratio"] = figures.reader_ratio.avg
+    phases_ns = part.clean().phases_ns
+    for index, phase in enumerate(PHASES):
+        column = phases_ns[:, index]
+        if column.any() and (column != NOT_MEASURED).all():
+            scalars[f"modelprof/phase_ms/{phase.key}"] = float(column.mean()) / 1e6
+    return scalars
+
+
+def _restore_method(owner: Any, name: str, ours: Any) -> None:
+    """Take our instance attribute away, if nobody has put another in its place."""
+    if owner.__dict__.get(name) is ours:
+        delattr(owner, name)

@@ -1,0 +1,179 @@
+"""Numbers and names as a person reads them: the only rounding and the only unit suffixes.
+
+Three rules hold everywhere. *Not measured* is a dash and never a zero; an exact zero is ``0`` and nothing
+else is, so ``0.00`` is never printed; and a name stays on one line whatever it contains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Literal
+
+from lightning_modelprof.report.model import Cell, Unit
+
+DASH = "–"
+"""A value that was not measured."""
+
+ELLIPSIS = "…"
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+_POWER_OF_NS: dict[TimeUnit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}
+
+_LARGE_COUNTS = ((18, "E"), (15, "P"), (12, "T"))
+"""From a million millions on (FLOPs) the digits of a count are noise; below, every digit is printed."""
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+_PROSE_DURATIONS = (
+    # Minutes and hours start at two, because "75.2 s" is easier to compare than "1.25 min".
+    (7_200 * 10**9, 3_600 * 10**9, "h"),
+    (120 * 10**9, 60 * 10**9, "min"),
+    (10**9, 10**9, "s"),
+    (10**6, 10**6, "ms"),
+    (10**3, 10**3, "us"),
+    (0, 1, "ns"),
+)
+
+
+def format_cell(value: Cell, unit: Unit, *, time_unit: TimeUnit = "ms") -> str:
+    """Write one cell of a table.
+
+    Args:
+        value: the raw value; a duration in nanoseconds, a ratio as a fraction of 1.
+        unit: what the number means. Durations are plain numbers in ``time_unit`` and ratios plain
+            percentages, since their units stand in the heading; bytes carry their suffix.
+        time_unit: the unit of the table's durations.
+
+    Returns:
+        One line of text: a dash for ``None``; ``nan`` or ``inf`` for what is not a number.
+    """
+    if value is None:
+        return DASH
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    number = Decimal(value)
+    if unit is Unit.DURATION_NS:
+        return _measured(number.scaleb(-_POWER_OF_NS[time_unit]))
+    return _WRITERS[unit](number)
+
+
+def format_duration(ns: float | None) -> str:
+    """Write a duration with its unit, for prose: ``12.3 ms``."""
+    if ns is None:
+        return DASH
+    if isinstance(ns, float) and not math.isfinite(ns):
+        return str(ns)
+    scale, suffix = next((scale, suffix) for at, scale, suffix in _PROSE_DURATIONS if abs(ns) >= at)
+    return f"{_measured(Decimal(ns) / scale, decimals=0)} {suffix}"
+
+
+def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str:
+    """A label with the unit its numbers are written in, unless the label already says it.
+
+    Args:
+        label: the label of a column, or of a row of a table whose unit changes by row.
+        unit: what the numbers are.
+        time_unit: the unit of durations; ``None`` where another line of the table names it.
+    """
+    if unit is Unit.RATIO and "%" not in label:
+        return f"{label} (%)"
+    if unit is Unit.DURATION_NS and time_unit is not None:
+        return f"{label} ({time_unit})"
+    return label
+
+
+def choose_time_unit(durations_ns: Iterable[float]) -> TimeUnit:
+    """Milliseconds, unless all durations of a table are far below or the largest is far above."""
+    largest = max((abs(ns) for ns in durations_ns if math.isfinite(ns)), default=0)
+    if largest >= 1_000 * 10**9:
+        return "s"
+    return "us" if 0 < largest < 10**6 else "ms"
+
+
+def one_line(text: str) -> str:
+    r"""Make a name safe to print: what is not printable becomes its escape, as ``\n`` or ``\x1b``.
+
+    A name comes from anybody's code. A newline in it would break a table, an escape sequence would reach
+    the terminal, and half a surrogate pair cannot be written to a file.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        # No-break and other wide spaces are not "printable" for Python, but harmless.
+        char if char.isprintable() else " " if char.isspace() and ord(char) >= 0xA0 else _escape(char)
+        for char in text
+    )
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut the middle out of a long name: kernels and modules differ at both ends."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    head = limit - 1 - tail
+    return text[:head] + ELLIPSIS + text[len(text) - tail :]
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _measured(number: Decimal, *, significant: int = 3, decimals: int = 2) -> str:
+    """At least ``decimals`` decimals and at least ``significant`` digits, so that nothing rounds to zero."""
+    if number == 0:
+        return "0"
+    exponent = number.adjusted()
+    if not -7 <= exponent < 15:
+        return f"{number:.2e}"
+    return f"{number:.{max(decimals, significant - 1 - exponent)}f}"
+
+
+def _plain(number: Decimal) -> str:
+    # A number without a unit may be a step or a year, which has no thousands separators.
+    is_whole = number == number.to_integral_value() and number.adjusted() < 15
+    return f"{number:.0f}" if is_whole else _measured(number)
+
+
+def _ratio(number: Decimal) -> str:
+    # Two decimals as Paddle prints them; only a share too small for these gets more.
+    return _measured(number.scaleb(2), significant=1)
+
+
+def _rate(number: Decimal) -> str:
+    # 4,939 samples/s: the decimals of a large rate are noise.
+    return f"{number:,.0f}" if 3 <= number.adjusted() < 15 else _measured(number)
+
+
+def _count(number: Decimal) -> str:
+    exponent = number.adjusted()
+    if exponent >= 21:
+        return f"{number:.2e}"
+    for power, suffix in _LARGE_COUNTS:
+        if exponent >= power:
+            return f"{_measured(number.scaleb(-power))} {suffix}"
+    # A mean count (2.5 calls per step) is a measured number; a whole one is exact.
+    return f"{number:,.0f}" if number == number.to_integral_value() else _measured(number)
+
+
+def _bytes(number: Decimal) -> str:
+    power = 0
+    while abs(number) >= 1024 and power < len(_BYTE_UNITS) - 1:
+        number /= 1024
+        power += 1
+    text = _count(number) if power == 0 else _measured(number)
+    return f"{text} {_BYTE_UNITS[power]}"
+
+
+_WRITERS: dict[Unit, Callable[[Decimal], str]] = {
+    Unit.TEXT: _plain,
+    Unit.BY_ROW: _plain,
+    Unit.COUNT: _count,
+    Unit.RATIO: _ratio,
+    Unit.RATE: _rate,
+    Unit.BYTES: _bytes,
+}

@@ -1,0 +1,224 @@
+"""A table as strings: the step that the text, terminal and markdown outputs share.
+
+Here columns of one group become a block, names are indented by their depth's number only, and long tables
+are cut; how a block is drawn is the business of each output.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.show.format import (
+    DASH,
+    TimeUnit,
+    choose_time_unit,
+    format_cell,
+    heading,
+    one_line,
+    shorten,
+)
+
+NAME_LIMIT = 64
+"""Characters of a text cell; a templated CUDA kernel has hundreds."""
+
+SEPARATOR = " / "
+
+_WHOLE_PART = re.compile(r"-?[0-9,]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One column of strings.
+
+    Attributes:
+        label: the heading, unit included.
+        unit: what its cells are, which decides how they are aligned.
+        cells: one string per row.
+    """
+
+    label: str
+    unit: Unit
+    cells: tuple[str, ...]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its heading belongs to the right."""
+        return self.unit is not Unit.TEXT
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing in it was measured."""
+        return all(cell == DASH for cell in self.cells)
+
+    def aligned(self) -> tuple[str, ...]:
+        """The cells filled up to one width, with the decimal points of numbers below each other.
+
+        A column may hold ``12.64`` and ``0.000250``: aligned at the right, the smaller would look larger.
+        """
+        if not self.is_number:
+            return align_left(self.cells)
+        if self.unit is Unit.BY_ROW:
+            # Seconds above samples: their decimal points have nothing to do with each other.
+            return align_right(self.cells)
+        matches = [_WHOLE_PART.match(cell) for cell in self.cells]
+        ends = [
+            len(cell) if match is None else match.end()
+            for cell, match in zip(self.cells, matches, strict=True)
+        ]
+        whole = align_right([cell[:end] for cell, end in zip(self.cells, ends, strict=True)])
+        rest = align_left([cell[end:] for cell, end in zip(self.cells, ends, strict=True)])
+        return tuple(left + right for left, right in zip(whole, rest, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring columns of one group, or a single column without a group."""
+
+    group: str | None
+    strips: tuple[Strip, ...]
+
+    @property
+    def heading(self) -> str:
+        """The block's heading in Paddle's words: ``CPU Total / Avg / Max / Min / Ratio(%)``."""
+        labels = SEPARATOR.join(strip.label for strip in self.strips)
+        return f"{self.group} {labels}" if self.group else labels
+
+    def packed(self, *, align: bool) -> tuple[str, ...]:
+        """One string per row, ``138.99 / 12.64 / 17.91``; a single dash where nothing was measured.
+
+        Args:
+            align: whether the parts are padded, so that the slashes stand below each other.
+        """
+        shown = [strip.aligned() if align else strip.cells for strip in self.strips]
+        return tuple(
+            # A dash says as much as five of them.
+            parts[0] if all(part.strip() == DASH for part in parts) else SEPARATOR.join(parts)
+            for parts in zip(*shown, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table as strings.
+
+    Attributes:
+        names: the first column.
+        depths: indentation level of each name.
+        blocks: all other columns.
+        time_unit: the unit of the duration columns; ``None`` without one.
+        notes: the table's notes, after one that says how many rows were cut, if any were.
+    """
+
+    names: Strip
+    depths: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    time_unit: TimeUnit | None
+    notes: tuple[str, ...]
+
+    def indented_names(self, indent: str = "  ") -> tuple[str, ...]:
+        """The names, each after its depth's indentation."""
+        return tuple(indent * depth + name for name, depth in zip(self.names.cells, self.depths, strict=True))
+
+
+def build_grid(table: Table, *, max_rows: int) -> Grid:
+    """Write every cell of the first ``max_rows`` rows; the time unit is one for the whole table."""
+    rows = table.rows[:max_rows]
+    time_unit = choose_time_unit(
+        value
+        for index, row in enumerate(rows)
+        for column, value in zip(table.columns, row, strict=True)
+        if _unit(table, index, column) is Unit.DURATION_NS and isinstance(value, int | float)
+    )
+    strips = [
+        Strip(
+            label=one_line(heading(column.label, column.unit)),
+            unit=column.unit,
+            cells=tuple(
+                _text(row[position], _unit(table, index, column), time_unit) for index, row in enumerate(rows)
+            ),
+        )
+        for position, column in enumerate(table.columns)
+    ]
+    return Grid(
+        names=Strip(strips[0].label, strips[0].unit, _row_names(table, strips[0].cells, time_unit)),
+        depths=table.depths[:max_rows] or (0,) * len(rows),
+        blocks=_blocks(table.columns[1:], strips[1:]),
+        time_unit=time_unit if any(column.unit is Unit.DURATION_NS for column in table.columns) else None,
+        notes=(*_hidden_note(len(rows), len(table.rows)), *table.notes),
+    )
+
+
+def display_width(text: str) -> int:
+    """Terminal cells of a text: Chinese and Japanese characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def pad(text: str, width: int) -> str:
+    """Fill up with spaces at the right, to a width in terminal cells."""
+    return text + " " * (width - display_width(text))
+
+
+def align_left(texts: Sequence[str]) -> tuple[str, ...]:
+    """Fill up at the right to the width of the longest."""
+    width = max(map(display_width, texts), default=0)
+    return tuple(pad(text, width) for text in texts)
+
+
+def align_right(texts: Sequence[str]) -> tuple[str, ...]:
+    """Fill up at the left to the width of the longest."""
+    width = max(map(display_width, texts), default=0)
+    return tuple(" " * (width - display_width(text)) + text for text in texts)
+
+
+def center(text: str, width: int, fill: str = " ") -> str:
+    """Centre in a width in terminal cells."""
+    missing = max(0, width - display_width(text))
+    left = missing // 2
+    return fill * left + text + fill * (missing - left)
+
+
+def _hidden_note(num_shown: int, num_rows: int) -> tuple[str, ...]:
+    if num_shown == num_rows:
+        return ()
+    return (f"Shows the first {num_shown:,} of {num_rows:,} rows; the JSON report has all of them.",)
+
+
+def _unit(table: Table, row: int, column: Column) -> Unit:
+    if column.unit is Unit.BY_ROW and table.row_units:
+        return table.row_units[row]
+    return column.unit
+
+
+def _text(value: Cell, unit: Unit, time_unit: TimeUnit) -> str:
+    text = format_cell(value, unit, time_unit=time_unit)
+    return shorten(text, NAME_LIMIT) if isinstance(value, str) else text
+
+
+def _row_names(table: Table, names: tuple[str, ...], time_unit: TimeUnit) -> tuple[str, ...]:
+    """Where units change by row, the row's name says its unit: ``batch_cost (ms)``."""
+    if not table.row_units or not any(column.unit is Unit.BY_ROW for column in table.columns):
+        return names
+    # The units are as long as the whole table, the names may have been cut.
+    return tuple(
+        heading(name, unit, time_unit=time_unit) for name, unit in zip(names, table.row_units, strict=False)
+    )
+
+
+def _blocks(columns: tuple[Column, ...], strips: list[Strip]) -> tuple[Block, ...]:
+    """Put neighbouring columns of the same group together; ungrouped columns stay single."""
+    keyed = groupby(enumerate(columns), key=lambda item: (item[1].group, None if item[1].group else item[0]))
+    blocks = []
+    for (group, _), members in keyed:
+        label = None if group is None else one_line(group)
+        blocks.append(Block(label, tuple(strips[position] for position, _ in members)))
+    return tuple(blocks)

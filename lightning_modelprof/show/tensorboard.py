@@ -1,0 +1,138 @@
+r"""The report in TensorBoard, with what every TensorBoard can show: scalars and markdown text.
+
+Its Text dashboard squeezes tables of more than six columns until words break, so a wider table is continued
+in further tables below, and each group of columns is one column.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.show.format import one_line
+from lightning_modelprof.show.grid import Block, build_grid
+
+TAG_PREFIX = "modelprof"
+
+_MAX_COLUMNS = 6
+_MAX_ROWS = 50
+_INDENT = "&nbsp;&nbsp;"
+
+_ESCAPED = {ord(char): "\\" + char for char in r"\`*_{}[]#|"}
+# Python-Markdown has no backslash escape for these, so they are written as entities.
+_ESCAPED |= {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord("~"): "&#126;"}
+
+
+class Writer(Protocol):
+    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
+        """Write one point of a curve."""
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> Any:
+        """Write one markdown text."""
+
+    def add_custom_scalars(self, layout: Any) -> Any:
+        """Write the layout of the custom scalars dashboard."""
+
+    def flush(self) -> Any:
+        """Bring everything to the disk."""
+
+
+def write_report(writer: Writer, report: Report, step: int) -> None:
+    """Write one text per table under ``modelprof/<table id>`` and the rest under ``modelprof/summary``.
+
+    Args:
+        writer: a SummaryWriter or something like it.
+        report: what to write.
+        step: the x-coordinate.
+    """
+    writer.add_text(f"{TAG_PREFIX}/summary", markdown_summary(report), step)
+    for table in report.tables:
+        writer.add_text(f"{TAG_PREFIX}/{table.id}", markdown_table(table), step)
+    writer.flush()
+
+
+def write_scalars(writer: Writer, scalars: Mapping[str, float], step: int) -> None:
+    """Write one point of each curve; the tags are taken as they are.
+
+    Args:
+        writer: a SummaryWriter or something like it.
+        scalars: tag → value.
+        step: the x-coordinate.
+    """
+    for tag, value in scalars.items():
+        writer.add_scalar(tag, value, step)
+
+
+def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
+    """Lay out the custom scalars dashboard; TensorBoard takes one layout per run.
+
+    Args:
+        writer: a SummaryWriter or something like it.
+        charts: title of a chart → tags of the curves drawn in it.
+    """
+    # TensorBoard reads each tag as a regular expression.
+    layout = {title: ["Multiline", [f"^{re.escape(tag)}$" for tag in tags]] for title, tags in charts.items()}
+    writer.add_custom_scalars({TAG_PREFIX: layout})
+
+
+def markdown_summary(report: Report) -> str:
+    """Title, facts and notes as markdown."""
+    lines = [f"## {escape_markdown(report.title)}", ""]
+    if report.facts:
+        facts = [[escape_markdown(label), escape_markdown(value)] for label, value in report.facts]
+        lines += [*_markdown_rows(["Fact", "Value"], [False, False], facts), ""]
+    lines += _bullets(report.notes)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
+    """One table as GitHub markdown: title, time unit, at most six columns, notes.
+
+    Args:
+        table: what to write; one without rows becomes its title and its reason.
+        max_rows: a longer table is cut and says so.
+    """
+    lines = [f"### {escape_markdown(table.title)}", ""]
+    if table.absent_reason is not None and not table.rows:
+        return "\n".join([*lines, escape_markdown(table.absent_reason)]) + "\n"
+    grid = build_grid(table, max_rows=max_rows)
+    if grid.time_unit is not None:
+        lines += [f"Time unit: {grid.time_unit}", ""]
+    names = [
+        _INDENT * depth + escape_markdown(name)
+        for name, depth in zip(grid.names.cells, grid.depths, strict=True)
+    ]
+    for blocks in _split(grid.blocks):
+        header = [escape_markdown(text) for text in (grid.names.label, *(block.heading for block in blocks))]
+        cells = [[escape_markdown(cell) for cell in block.packed(align=False)] for block in blocks]
+        numeric = [grid.names.is_number, *(block.strips[0].is_number for block in blocks)]
+        rows = [list(row) for row in zip(names, *cells, strict=True)]
+        lines += [*_markdown_rows(header, numeric, rows), ""]
+    lines += _bullets(grid.notes)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Write a name so that markdown shows exactly it, on one line, also inside a table."""
+    return one_line(" ".join(text.split())).translate(_ESCAPED)
+
+
+def _split(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:
+    """Spread the columns evenly over as many tables as are needed beside their name columns."""
+    num_tables = max(1, math.ceil(len(blocks) / (_MAX_COLUMNS - 1)))
+    size = math.ceil(len(blocks) / num_tables)
+    return [blocks[index * size : (index + 1) * size] for index in range(num_tables)]
+
+
+def _bullets(notes: tuple[str, ...]) -> list[str]:
+    return [f"- {escape_markdown(note)}" for note in notes if note.strip()]
+
+
+def _markdown_rows(header: list[str], is_number: list[bool], rows: list[list[str]]) -> list[str]:
+    rule = ["---:" if number else ":---" for number in is_number]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]

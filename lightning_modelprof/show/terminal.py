@@ -1,0 +1,185 @@
+"""The report in a terminal: tables that fit its width, with colour where the reader wants colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.show.format import DASH, ELLIPSIS, one_line, shorten
+from lightning_modelprof.show.grid import Block, Grid, align_right, build_grid, display_width
+from lightning_modelprof.show.text import render_text
+
+_MAX_ROWS = 40
+_MAX_PROSE_WIDTH = 100
+_GAP = 2
+"""Spaces that rich puts between two columns: one of padding and one where a divider would be."""
+
+_FIVE_NUMBERS = 52
+"""What Total, Avg, Max, Min and Ratio need beside the names, so that the group stays in one piece."""
+
+_FACT_LIMIT = 24
+_MIN_COLUMN = 16
+
+
+def print_report(report: Report, file: IO[str] | None = None, *, max_rows: int = _MAX_ROWS) -> None:
+    """Print the report: tables as wide as the terminal, or plain text where there is no terminal.
+
+    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM`` as rich does.
+
+    Args:
+        report: what to print.
+        file: where to; the standard output by default.
+        max_rows: longest table in a terminal; a longer one is cut and says so.
+    """
+    # Names come from anybody's code: "[Callback]X" is not markup and ":smile:" not a picture.
+    console = Console(file=file, markup=False, highlight=False, emoji=False)
+    if not (console.is_terminal and console.encoding.startswith("utf")):
+        text = render_text(report)
+        console.file.write(_encodable(text, getattr(console.file, "encoding", None)))
+        return
+    for part in _parts(report, console.width, max_rows):
+        console.print(part)
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """The text as far as an old terminal or a pipe on Windows can show it: printing must not raise."""
+    if encoding is None:
+        return text
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.replace(DASH, "-").replace(ELLIPSIS, "...")
+        return plain.encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def _parts(report: Report, width: int, max_rows: int) -> Iterator[RenderableType]:
+    """Everything to print, from top to bottom."""
+    yield ""
+    yield Text(one_line(report.title), style="bold cyan")
+    yield _facts(report.facts)
+    for table in report.tables:
+        yield ""
+        yield from _table(table, width, max_rows)
+    if report.notes:
+        yield ""
+        yield Text("Notes", style="bold")
+        yield from _notes(report.notes, width)
+
+
+def _facts(facts: tuple[tuple[str, str], ...]) -> RichTable:
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for label, value in facts:
+        table.add_row(Text(shorten(one_line(label), _FACT_LIMIT)), Text(one_line(value)))
+    return table
+
+
+def _table(table: Table, width: int, max_rows: int) -> Iterator[RenderableType]:
+    title = Text(one_line(table.title), style="bold")
+    if table.absent_reason is not None and not table.rows:
+        yield title.append(f": {one_line(table.absent_reason)}", style="not bold dim")
+        return
+    grid = build_grid(table, max_rows=max_rows)
+    if grid.time_unit is not None:
+        title.append(f"  time in {grid.time_unit}", style="not bold dim")
+    yield title
+    yield from _panels(grid, width)
+    yield from _notes(grid.notes, width)
+
+
+def _notes(notes: tuple[str, ...], width: int) -> Iterator[RenderableType]:
+    for note in notes:
+        text = one_line(" ".join(note.split()))
+        if text:
+            line = RichTable.grid(padding=(0, 1, 0, 0))
+            line.add_row(Text("·", style="dim"), Text(text, style="dim"))
+            # Lines of more than a hundred characters are hard to read.
+            yield Padding(line, (0, max(0, width - _MAX_PROSE_WIDTH), 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column as drawn; its group's name stands above the first column of the group only."""
+
+    group: str
+    label: str
+    cells: tuple[str, ...]
+    is_number: bool
+
+    @property
+    def width(self) -> int:
+        return max(map(display_width, (self.group, self.label, *self.cells))) + _GAP
+
+
+def _panels(grid: Grid, width: int) -> Iterator[RenderableType]:
+    """The table, continued below with its names repeated where it is wider than the terminal."""
+    limit = max(24, min(48, width - _FIVE_NUMBERS))
+    names = tuple(shorten(name, limit) for name in grid.indented_names())
+    first = _Column("", grid.names.label, names, is_number=False)
+    free = max(width - first.width, _MIN_COLUMN)
+    panel: list[_Column] = []
+    for block in grid.blocks:
+        columns = _columns(block, free)
+        # A group stays together unless it is wider than the terminal.
+        is_too_wide = sum(column.width for column in columns) > free
+        for piece in [[column] for column in columns] if is_too_wide else [columns]:
+            if panel and sum(column.width for column in (*panel, *piece)) > free:
+                yield _draw([first, *panel], grid.depths)
+                yield ""
+                panel = []
+            panel += piece
+    yield _draw([first, *panel], grid.depths)
+
+
+def _columns(block: Block, free: int) -> list[_Column]:
+    group = block.group or ""
+    if group and all(strip.is_empty for strip in block.strips):
+        # One column of dashes says as much as five.
+        return [_Column(group, "", block.strips[0].cells, is_number=True)]
+    return [
+        _Column(
+            group if index == 0 else "",
+            strip.label,
+            strip.aligned() if strip.is_number else tuple(shorten(cell, free - _GAP) for cell in strip.cells),
+            strip.is_number,
+        )
+        for index, strip in enumerate(block.strips)
+    ]
+
+
+def _draw(columns: list[_Column], depths: tuple[int, ...]) -> RichTable:
+    table = RichTable(
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="cyan",
+        border_style="dim",
+    )
+    has_groups = any(column.group for column in columns)
+    drawn = []
+    for column in columns:
+        label = f"{column.group}\n{column.label}" if has_groups else column.label
+        table.add_column(Text(label), justify="right" if column.is_number else "left", no_wrap=True)
+        # rich would strip the spaces that align the decimal points, so all cells get one width here.
+        headed = align_right([column.group, column.label, *column.cells])
+        drawn.append(headed[2:] if column.is_number else column.cells)
+    is_tree = any(depths)
+    for row, depth in enumerate(depths):
+        style = "bold" if is_tree and depth == 0 else ""
+        table.add_row(*(_cell(cells[row]) for cells in drawn), style=style)
+    return table
+
+
+def _cell(text: str) -> Text:
+    return Text(text, style="dim" if text.strip() == DASH else "", justify="left")

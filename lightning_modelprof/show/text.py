@@ -1,0 +1,120 @@
+"""The report as plain text, in the layouts that Paddle's users know.
+
+Stable and without colour: what goes into ``report.txt``, into logs and into golden files.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.show.format import one_line
+from lightning_modelprof.show.grid import (
+    Block,
+    Grid,
+    align_left,
+    align_right,
+    build_grid,
+    center,
+    display_width,
+    pad,
+)
+
+PERF_SUMMARY = "perf_summary"
+"""The id of the table that is drawn as a box."""
+
+_MAX_ROWS = 200
+_PROSE_WIDTH = 100
+_GAP = "  "
+_MIN_RULE = 16
+"""Dashes around the title of a narrow table."""
+
+
+def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
+    """The whole report as plain text: title, facts, tables, notes.
+
+    Args:
+        report: what to write.
+        max_rows: longest table; a longer one is cut and says so.
+
+    Returns:
+        Text that ends with a newline, without trailing spaces and without escape sequences.
+    """
+    sections = [_head(report)]
+    sections += [_table(table, max_rows) for table in report.tables]
+    if report.notes:
+        sections.append(["Notes:", *_prose(report.notes, bullet="- ")])
+    lines = [line.rstrip() for section in sections for line in (*section, "")]
+    return "\n".join(lines)
+
+
+def _head(report: Report) -> list[str]:
+    title = one_line(report.title)
+    lines = [title, "=" * display_width(title)]
+    if report.facts:
+        facts = [(one_line(label), one_line(value)) for label, value in report.facts]
+        width = max(display_width(label) for label, _ in facts)
+        lines += [pad(label, width) + _GAP + value for label, value in facts]
+    return lines
+
+
+def _table(table: Table, max_rows: int) -> list[str]:
+    title = one_line(table.title)
+    if table.absent_reason is not None and not table.rows:
+        return [f"{title}: {one_line(table.absent_reason)}"]
+    grid = build_grid(table, max_rows=max_rows)
+    lines = _box(title, grid) if table.id == PERF_SUMMARY else _ruled(title, grid)
+    if grid.notes:
+        lines += ["Note:", *_prose(grid.notes)]
+    return lines
+
+
+def _ruled(title: str, grid: Grid) -> list[str]:
+    """Paddle's summary tables: a rule with the title, columns between rules of dashes."""
+    names = align_left([grid.names.label, *grid.indented_names()])
+    columns = [names, *(_column(block) for block in grid.blocks)]
+    rule = _GAP.join("-" * display_width(column[0]) for column in columns)
+    header, *rows = (_GAP.join(cells) for cells in zip(*columns, strict=True))
+    width = max(display_width(rule), display_width(title) + _MIN_RULE)
+    lines = [center(title, width, "-")]
+    if grid.time_unit is not None:
+        lines.append(f"Time unit: {grid.time_unit}")
+    return [*lines, rule, header, rule, *rows, rule]
+
+
+def _column(block: Block) -> tuple[str, ...]:
+    """Heading and cells, all of the same width."""
+    texts = [block.heading, *block.packed(align=True)]
+    # A packed column starts at the left like its heading: its parts are already aligned to each other.
+    is_single_number = len(block.strips) == 1 and block.strips[0].is_number
+    return align_right(texts) if is_single_number else align_left(texts)
+
+
+def _box(title: str, grid: Grid) -> list[str]:
+    """Paddle's Perf Summary: a box of centred cells under a title between equals signs."""
+    names = ["", *grid.indented_names()]
+    columns = [[block.heading, *block.packed(align=True)] for block in grid.blocks]
+    # Paddle's three columns are 15 wide; more of them would not fit on a screen.
+    minimum = 15 if len(columns) <= 4 else 9
+    widths = [max(15, *map(display_width, names))]
+    widths += [max(minimum, *map(display_width, column)) for column in columns]
+    lines = [
+        "| " + " | ".join(center(cell, width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in zip(names, *columns, strict=True)
+    ]
+    heading = [center(title, display_width(lines[0]), "=")]
+    if grid.time_unit is not None:
+        heading.append(f"Time unit: {grid.time_unit}")
+    return [*heading, *lines]
+
+
+def _prose(sentences: Iterable[str], bullet: str = "") -> list[str]:
+    """Wrapped sentences, each starting at the margin or at its bullet and continued behind an indent."""
+    lines: list[str] = []
+    for sentence in sentences:
+        text = one_line(" ".join(sentence.split()))
+        lines += textwrap.wrap(
+            text, _PROSE_WIDTH, initial_indent=bullet, subsequent_indent=_GAP, break_long_words=False
+        )
+    return lines

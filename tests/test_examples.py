@@ -1,0 +1,230 @@
+"""The examples, the benchmark and the configurations are run as a user runs them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from lightning_modelprof import ModelProfCallback
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+LIGHTNING_CLI = ROOT / "configs" / "lightning_cli.yaml"
+
+needs_images = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("sklearn", "PIL")),
+    reason="needs scikit-learn and pillow: pip install 'lightning-modelprof[examples]'",
+)
+
+
+def run(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script of the repository in another folder, as `python SCRIPT ARGUMENTS`."""
+    # The checkout comes first, so that it is tested where another version is installed too.
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def succeed(script: str, *arguments: object, cwd: Path) -> str:
+    """Runs a script that has to succeed; returns what it printed."""
+    result = run(script, *arguments, cwd=cwd)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "Traceback" not in result.stderr, result.stderr[-4000:]
+    return result.stdout
+
+
+def check_files(folder: Path, *, profiled: bool) -> None:
+    """The files of one run are there, and can be read."""
+    report = json.loads((folder / "report.json").read_text())
+    assert report["schema_version"] == 1
+    json.loads((folder / "run.json").read_text())
+    assert (folder / "report.txt").read_text().strip()
+    assert bool(list(folder.glob("traces/*.pt.trace.json.gz"))) == profiled
+
+
+@needs_images
+def test_minimal(tmp_path):
+    printed = succeed("examples/minimal.py", cwd=tmp_path)
+    assert "Model Summary" in printed
+    check_files(tmp_path / "lightning_logs" / "version_0" / "modelprof", profiled=True)
+
+
+@needs_images
+def test_cifar10_profiles_by_default(tmp_path):
+    printed = succeed("examples/cifar10.py", "--max-steps", 30, "--batch-size", 8, cwd=tmp_path)
+    assert "Model Summary" in printed
+    assert "tensorboard --logdir lightning_logs" in printed
+    folder = Path("lightning_logs") / "version_0" / "modelprof"
+    assert f"The files of this run are in {folder}" in printed
+    check_files(tmp_path / folder, profiled=True)
+    assert list((tmp_path / folder.parent).glob("events.out.tfevents.*"))
+
+
+@needs_images
+def test_cifar10_with_its_own_data_and_half_open_steps(tmp_path):
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for number in (1, 2):
+        batch = {
+            b"data": random.integers(256, size=(40, 3 * 32 * 32), dtype=np.uint8),
+            b"labels": random.integers(10, size=40).tolist(),
+        }
+        (folder / f"data_batch_{number}").write_bytes(pickle.dumps(batch))
+
+    printed = succeed(
+        "examples/cifar10.py",
+        *("--data-dir", folder.parent, "--steps", 3, 14, "--max-steps", 18),
+        *("--batch-size", 4, "--num-workers", 1, "--log-dir", tmp_path / "logs"),
+        cwd=tmp_path,
+    )
+    assert "Model Summary" in printed
+    check_files(tmp_path / "logs" / "version_0" / "modelprof", profiled=True)
+    (trace,) = (tmp_path / "logs").glob("version_0/modelprof/traces/*")
+    assert "3-13" in trace.name  # the end of (3, 14) is not among them
+
+
+@needs_images
+def test_cifar10_compare_goes_through_the_four_steps(tmp_path):
+    printed = succeed("examples/cifar10.py", "--compare", "--max-steps", 40, "--batch-size", 8, cwd=tmp_path)
+    before = re.search(r"^ +0 +[\d.]+% +[\d.]+ ms +([\d.]+) steps/s$", printed, re.MULTILINE)
+    after = re.search(r"^ +2 +[\d.]+% +[\d.]+ ms +([\d.]+) steps/s$", printed, re.MULTILINE)
+    result = re.search(r"The change made it ([\d.]+)x = ([+-]\d+) % steps per second \(95 %", printed)
+    assert before, printed
+    assert after, printed
+    assert result, printed
+    ratio = float(after[1]) / float(before[1])
+    assert float(result[1]) == pytest.approx(ratio, abs=0.02)
+    assert float(result[2]) == pytest.approx(100 * (ratio - 1), abs=2)
+    assert "Two runs of the same setting differed by up to" in printed
+
+    logs = tmp_path / "lightning_logs"
+    for version, name, profiled in (
+        ("version_0", "1_baseline", False),
+        ("version_1", "2_profile", True),
+        ("version_2", "3_fixed_profile", True),
+        ("version_3", "4_fixed", False),
+    ):
+        check_files(logs / version / name / "modelprof", profiled=profiled)
+
+
+@needs_images
+def test_cifar10_without_data_says_what_to_do(tmp_path):
+    result = run("examples/cifar10.py", "--data-dir", tmp_path / "nowhere", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    for part in (
+        f"--data-dir {tmp_path / 'nowhere'}",
+        "expected the files",
+        "found no such folder",
+        "cifar-10-python.tar.gz",
+    ):
+        assert part in result.stderr
+
+
+@needs_images
+@pytest.mark.parametrize(
+    ("before", "after", "drift", "expected"),
+    [
+        ((70.99, 0.1), (137.3, 0.1), 0.02, ["1.93x = +93 %", "more than noise"]),
+        ((70.0, 0.1), (70.1, 0.1), 0.0, ["1.00x = +0 %", "do not show"]),
+        ((70.0, 0.1), (72.0, 0.1), 0.07, ["1.03x = +3 %", "differed by up to 7.3 %", "within the noise"]),
+        ((70.0, 0.1), (60.0, 0.1), 0.02, ["0.86x = -14 %", "more than noise"]),
+        ((70.0, 0.1), (60.0, None), 0.02, ["0.86x = -14 %", "too few steps"]),
+    ],
+)
+def test_gain_is_honest(monkeypatch, before, after, drift, expected):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    gain = importlib.import_module("cifar10").gain
+
+    figures = [{"avg": avg, "standard_error": error} for avg, error in (before, after)]
+    text = gain(*figures, drift)
+    for part in expected:
+        assert part in text
+
+
+@needs_images
+def test_lightning_cli(tmp_path):
+    pytest.importorskip("docstring_parser", reason="LightningCLI needs jsonargparse[signatures]")
+    printed = succeed(
+        "examples/cli.py",
+        *("fit", "--config", LIGHTNING_CLI, "--trainer.max_steps", 25, "--trainer.callbacks.active", 5),
+        cwd=tmp_path,
+    )
+    assert "Model Summary" in printed
+    folder = tmp_path / "lightning_logs" / "version_0"
+    check_files(folder / "modelprof", profiled=True)
+    assert "lightning_modelprof.ModelProfCallback" in (folder / "config.yaml").read_text()
+
+
+def test_overhead_benchmark(tmp_path):
+    printed = succeed(
+        "benchmarks/overhead.py",
+        *("--rounds", 1, "--steps", 50, "--json", tmp_path / "overhead.json"),
+        *("--only", "empty-callback", "ours", "ours-logger"),
+        cwd=tmp_path,
+    )
+    assert "skipped" not in printed
+    results = json.loads((tmp_path / "overhead.json").read_text())
+    assert set(results["variants"]) == {"bare", "empty-callback", "ours", "ours-logger"}
+    for variant in results["variants"].values():
+        assert len(variant["rounds_step_us"]) == 1
+        assert variant["step_us"]["median"] > 0
+
+
+def test_the_documented_configurations_are_there():
+    names = {path.name for path in CONFIGS}
+    assert names >= {"default.yaml", "timer_only.yaml", "deep_dive.yaml", "lightning_cli.yaml"}
+
+
+class Small(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch):
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+# The one for LightningCLI is a whole program's configuration: see test_lightning_cli.
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if path != LIGHTNING_CLI], ids=lambda path: path.name
+)
+def test_every_configuration_trains(path, tmp_path):
+    callback = ModelProfCallback.from_yaml(path)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=40,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(Small(), DataLoader(torch.rand(100, 4), batch_size=2))
+    assert trainer.global_step > 0
+    assert callback.report is not None

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.show.format import DASH
+from lightning_modelprof.show.text import render_text
+from tests.golden_support import GOLDEN_DIR, check_golden
+from tests.sample_reports import ALL_REPORTS, gpu_report, hostile_report, long_report, model_summary, phases
+
+
+def report_of(*tables: Table) -> Report:
+    return Report(title="t", facts=(), tables=tables, notes=(), sections={})
+
+
+@pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile"])
+def test_golden(name):
+    check_golden(f"text/{name}.txt", render_text(ALL_REPORTS[name]()))
+
+
+@pytest.mark.parametrize("name", ALL_REPORTS)
+def test_plain_and_stable(name):
+    text = render_text(ALL_REPORTS[name]())
+    assert text == render_text(ALL_REPORTS[name]())
+    assert text.endswith("\n")
+    assert not re.search(r"[^\S\n]$", text, re.MULTILINE), "trailing spaces"
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def parse_ruled(text: str, title: str) -> list[list[str]]:
+    """The rows of a table between its second and third rule, cut at the columns of the rules."""
+    lines = text.split("\n")
+    start = next(index for index, line in enumerate(lines) if re.fullmatch(f"-+{re.escape(title)}-+", line))
+    rules = [index for index in range(start + 1, len(lines)) if re.fullmatch("-+(  -+)*", lines[index])]
+    spans = [match.span() for match in re.finditer("-+", lines[rules[0]])]
+    return [[line[a:b] for a, b in spans] for line in lines[rules[1] + 1 : rules[2]]]
+
+
+def read_number(text: str) -> float | None:
+    text = text.strip()
+    return None if text == DASH else float(text.replace(",", ""))
+
+
+def rounding(text: str) -> float:
+    """Half of the last printed digit."""
+    return 0.5001 * 10.0 ** -len(text.strip().partition(".")[2])
+
+
+def assert_is_rounded(text: str, raw: float | None) -> None:
+    number = read_number(text)
+    if raw is None:
+        assert number is None
+    else:
+        assert number == pytest.approx(raw, abs=rounding(text))
+
+
+def test_the_golden_model_summary_reads_back_as_the_raw_numbers():
+    text = (GOLDEN_DIR / "text" / "gpu.txt").read_text(encoding="utf-8")
+    table = model_summary(gpu=True)
+    parsed = parse_ruled(text, table.title)
+    assert len(parsed) == len(table.rows)
+    scales = (1e-6, 1e-6, 1e-6, 1e-6, 100.0)
+    for (name, calls, *groups), row, depth in zip(parsed, table.rows, table.depths, strict=True):
+        assert name.rstrip() == "  " * depth + str(row[0])
+        assert_is_rounded(calls, row[1])
+        for group, raws in zip(groups, (row[2:7], row[7:12]), strict=True):
+            for part, raw, scale in zip(group.split("/"), raws, scales, strict=True):
+                assert_is_rounded(part, None if raw is None else raw * scale)
+
+
+def test_the_golden_phases_add_up_to_the_printed_step():
+    text = (GOLDEN_DIR / "text" / "gpu.txt").read_text(encoding="utf-8")
+    rows = parse_ruled(text, phases().title)
+    for column in (2, 4):
+        cells = [(row[column], depth) for row, depth in zip(rows, phases().depths, strict=True)]
+        [step] = [cell for cell, depth in cells if depth == 0]
+        parts = [cell for cell, depth in cells if depth == 1]
+        slack = sum(map(rounding, [step, *parts]))
+        assert sum(map(read_number, parts)) == pytest.approx(read_number(step), abs=slack)
+
+
+def test_the_golden_box_reads_back():
+    text = (GOLDEN_DIR / "text" / "gpu.txt").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n") if line[:1] == "|"]
+    assert rows[0] == ["", "avg", "max", "min", "p50", "p90", "p99"]
+    assert rows[2] == ["batch_cost (ms)", "12.80", "13.25", "12.46", "12.79", "13.16", "13.24"]
+    assert rows[5] == ["Reader Ratio (%)", "38.75", *[DASH] * 5]
+
+
+def test_model_summary_has_paddles_heading_and_fits_in_120_columns():
+    text = render_text(report_of(model_summary(gpu=True)))
+    assert "CPU Total / Avg / Max / Min / Ratio(%)" in text
+    assert "\nTime unit: ms\n" in text
+    assert max(map(len, text.split("\n"))) <= 120
+
+
+def test_columns_that_were_not_measured_are_dashes_and_never_zeros():
+    for *_, gpu in parse_ruled(render_text(report_of(model_summary(gpu=False))), "Model Summary"):
+        assert gpu.strip() == DASH
+
+
+def test_decimal_points_stand_below_each_other():
+    rows = parse_ruled(render_text(gpu_report()), "Phases of a Step")
+    assert len({row[2].index(".") for row in rows}) == 1
+
+
+def test_a_long_table_is_cut_and_says_so():
+    text = render_text(long_report(), max_rows=7)
+    assert "aten::operator_6 " in text
+    assert "aten::operator_7 " not in text
+    assert "Shows the first 7 of 10,000 rows" in text
+
+
+def test_an_absent_table_is_one_line():
+    assert "\nKernel Summary: the profiler window was never reached" in render_text(gpu_report())
+
+
+def test_time_unit_follows_the_durations():
+    columns = (Column("name", "Name"), Column("ns", "Total", Unit.DURATION_NS))
+    short, long = (Table(id="t", title="T", columns=columns, rows=(("a", ns),)) for ns in (1_500, 2 * 10**12))
+    assert "Time unit: us" in render_text(report_of(short))
+    assert "Time unit: s\n" in render_text(report_of(long))
+
+
+def test_a_table_of_names_only_and_groups_that_do_not_touch():
+    names = Table(id="names", title="Names", columns=(Column("name", "Name"),), rows=(("a",), (None,)))
+    split = Table(
+        id="split",
+        title="Split",
+        columns=(
+            Column("name", "Name"),
+            Column("a", "A", Unit.COUNT, "G"),
+            Column("b", "B", Unit.COUNT),
+            Column("c", "C", Unit.COUNT, "G"),
+        ),
+        rows=(("x", 1, 2, 3),),
+    )
+    text = render_text(report_of(names, split))
+    assert [row[0].strip() for row in parse_ruled(text, "Names")] == ["a", DASH]
+    assert [cell.strip() for cell in parse_ruled(text, "Split")[0]] == ["x", "1", "2", "3"]
+
+
+def test_long_names_are_cut_in_the_middle():
+    text = render_text(hostile_report())
+    assert "void at::native::vectorized_elem…" in text
+
+
+def test_golden_files_have_no_escape_sequences():
+    for path in Path(GOLDEN_DIR).rglob("*.txt"):
+        assert b"\x1b" not in path.read_bytes()
