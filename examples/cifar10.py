@@ -16,6 +16,8 @@ classes. The tutorial's four steps are
 and all four in one go, with the gain at the end:
            python examples/cifar10.py --compare
 
+Workers need cores of their own: on a machine that is busy with something else the fix gains little.
+
 The data are handwritten digits that come with scikit-learn (see digits.py), so nothing is downloaded. For
 CIFAR-10 itself unpack cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, pass --data-dir.
 Needs the extra packages of: pip install "lightning-modelprof[examples]"

@@ -20,7 +20,8 @@ from lightning_modelprof.config import (
 )
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.measure.clock import host_clock
-from lightning_modelprof.measure.samples import count_samples
+from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.measure.samples import SampleCounter
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import NOT_MEASURED, Run
 from lightning_modelprof.session import FitSession
@@ -118,9 +119,9 @@ class ModelProfCallback(Callback):
         self.report: Report | None = None
         self.run: Run | None = None
         self._clock = host_clock
-        self._count: Callable[[Any], int] = samples_fn or count_samples
+        self._count: Callable[[Any], int] = samples_fn or SampleCounter()
         self._session: FitSession | None = None
-        self._names_checked = False
+        self._ledger: PhaseLedger | None = None  # the session's, while it measures
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:
@@ -159,7 +160,6 @@ class ModelProfCallback(Callback):
         directory = Path(self.config.dirpath or Path(log_dir) / "modelprof")
         if self.config.files:
             _check_writeable(directory)
-        self._names_checked = False
         self._session = FitSession(
             self.config,
             trainer,
@@ -175,25 +175,25 @@ class ModelProfCallback(Callback):
         session = self._session
         if session is not None:
             self._guard(lambda: session.arm(pl_module))
+            self._ledger = session.ledger if self._session is session else None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Count the batch's samples."""
+        """A batch is there: count its samples."""
+        ledger = self._ledger
+        if ledger is None:
+            return
+        if ledger.needs_batch_start and self._session is not None:
+            self._guard(self._session.begin_batch)
+        try:
+            ledger.samples = self._count(batch)
+        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+            self._stop_counting(error)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After an epoch without a single step: Lightning does not tell us when steps end."""
         session = self._session
         if session is not None:
-            try:
-                session.ledger.samples = self._count(batch)
-            except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
-                self._stop_counting(error)
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After the first real batch: did Lightning tell us what we need to know?"""
-        if not self._names_checked and batch is not None:
-            self._names_checked = True
-            session = self._session
-            if session is not None and session.is_armed and session.delegate.missing_hooks():
-                self._guard(session.use_hooks)
+            self._guard(session.check_epoch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
@@ -211,13 +211,14 @@ class ModelProfCallback(Callback):
     # Ours
 
     def _finish(self, status: str, *, is_safe_point: bool) -> None:
-        session = self._session
+        session, self._ledger = self._session, None
         if session is not None:
             self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
             self.report, self.run = session.report or self.report, session.run or self.run
 
     def _leave(self) -> None:
         session, self._session = self._session, None
+        self._ledger = None
         if session is not None:
             self._guard(session.close)
 
@@ -227,6 +228,7 @@ class ModelProfCallback(Callback):
             work()
         except Exception:  # training must not notice
             session, self._session = self._session, None
+            self._ledger = None
             _warn(
                 "an internal error stopped the measurement; training goes on without it."
                 f" Please report this:\n{traceback.format_exc()}"

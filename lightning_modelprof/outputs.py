@@ -56,6 +56,11 @@ class Outputs:
         self._failed: set[str] = set()
         self._has_layout = False
 
+    @property
+    def has_loggers(self) -> bool:
+        """Whether scalars go anywhere."""
+        return bool(self._loggers)
+
     def save_run(self, run: Run) -> None:
         """Save what was measured so far."""
         if self.directory is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.benchmark import Benchmark, benchmark
+from lightning_modelprof.analysis.benchmark import Averages, averages
 from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import TraceError
@@ -26,7 +26,7 @@ from lightning_modelprof.measure.environment import run_info
 from lightning_modelprof.measure.hook_phases import LOST, HookPhases
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.metrics import BenchmarkMetric
-from lightning_modelprof.measure.phases import PhaseProfiler, uninstall
+from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.outputs import Outputs, free_directory, trace_name
 from lightning_modelprof.report.build import build_report
@@ -83,7 +83,7 @@ class FitSession:
         self.ledger = PhaseLedger(
             clock, self._recorder.add, lambda: guard(self._on_boundary), device=self._device
         )
-        self.delegate = PhaseProfiler(trainer.profiler, self.ledger, own_prefix)
+        self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix)
         self._capture: Capture | None = None
         self._outputs: Outputs | None = None
         self._info: Any = None
@@ -94,10 +94,13 @@ class FitSession:
         self._notes: list[str] = []
         self._next_save_ns = 0
         self._info_step = 0
+        self._uses_hooks = False
+        self._batches_without_fetch = 0
         self._cleanup = ExitStack()
         self._cleanup.callback(uninstall, trainer, self.delegate)
         self.is_armed = self.is_finished = False
-        self.live: Benchmark | None = None
+        self._is_watched = False  # whether anybody sees the live figures
+        self.live: Averages | None = None
         self.run: Run | None = None
         self.report: Report | None = None
         trainer.profiler = self.delegate
@@ -133,10 +136,10 @@ class FitSession:
                 clock=self._clock,
                 rank=trainer.global_rank,
             )
-        if config.progress_bar:
-            self._join_progress_bar()
+        has_bar = config.progress_bar and self._join_progress_bar()
+        self._is_watched = has_bar or self._outputs.has_loggers
         self._next_save_ns = self._clock() + _MIN_SAVE_INTERVAL_NS
-        self.delegate.arm(automatic_optimization=pl_module.automatic_optimization)
+        self.delegate.arm()
         self.is_armed = True
 
     def finish(self, status: str, *, is_safe_point: bool) -> None:
@@ -183,15 +186,32 @@ class FitSession:
             self.run = self._make_run("aborted", None)
             self._outputs.save_run(self.run)
 
-    def use_hooks(self) -> None:
-        """Lightning's action names are not those we know: measure by public hooks instead."""
-        missing = ", ".join(sorted(self.delegate.missing_hooks()))
+    # When Lightning's action names are not those we know
+
+    def begin_batch(self) -> None:
+        """A batch starts and no fetch was seen: ``training_step`` fetches, or the names are unknown."""
+        if self._uses_hooks:
+            return
+        self._batches_without_fetch += 1
+        if self._batches_without_fetch == 2 and self.delegate.missing_hooks():
+            self._use_hooks()
+        else:
+            self.ledger.begin_batch()
+
+    def check_epoch(self) -> None:
+        """An epoch ended: if no step of it was seen to end, the names are unknown."""
+        if self.is_armed and not self._uses_hooks and self.ledger.steps_ended == 0:
+            self._use_hooks()
+
+    def _use_hooks(self) -> None:
+        missing = ", ".join(sorted(self.delegate.missing_hooks())) or "the end of a batch"
         message = (
             f"this Lightning does not tell its profiler of {missing}; measuring by callback hooks instead."
             f" Lost: {LOST}"
         )
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")
+        self._uses_hooks = True
         self.delegate.mute()
         self.ledger.restart()
         hooks = HookPhases(self.ledger)
@@ -204,6 +224,8 @@ class FitSession:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
         ledger, capture = self.ledger, self._capture
         step = ledger.steps_ended
+        if step == 1 and not self._uses_hooks and self.delegate.missing_hooks():
+            self._use_hooks()
         if capture is not None and step == capture.next_step:
             ledger.tags |= capture.begin_step(step)
             ledger.ranges = capture.ranges
@@ -211,17 +233,23 @@ class FitSession:
             if capture.is_done and self._config.stop_after_profile:
                 self._trainer.should_stop = True
         if step and step % self._log_every == 0:
-            self._cut()
+            if self._is_watched:
+                self._cut()
+            self._save_if_due()
         next_cut = (step // self._log_every + 1) * self._log_every
         next_window = capture.next_step if capture is not None else NEVER
-        ledger.next_boundary = next_cut if next_window == NEVER else min(next_cut, next_window)
+        upcoming = [next_cut, 1] if step == 0 else [next_cut]  # 1: are all names known?
+        ledger.next_boundary = min(upcoming if next_window == NEVER else [*upcoming, next_window])
 
     def _cut(self) -> None:
-        """Log the steps since the last cut."""
-        part = self._cut_metric()
-        self.live = benchmark(part)
+        """Show the clean steps since the last cut to those who watch."""
+        clean = self._cut_metric().clean()
+        self.live = averages(clean)
         if self.live is not None and self._outputs is not None:
-            self._outputs.log_scalars(_scalars(self.live, part), self._logger_step())
+            self._outputs.log_scalars(_scalars(self.live), self._logger_step())
+
+    def _save_if_due(self) -> None:
+        """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
         now = self._clock()
         if now >= self._next_save_ns and self._outputs is not None:
             self._outputs.save_run(self._make_run("running", None))
@@ -279,44 +307,43 @@ class FitSession:
         epoch_loop = self._trainer.fit_loop.epoch_loop
         return max(0, int(getattr(epoch_loop, "_batches_that_stepped", self._trainer.global_step)) - 1)
 
-    def _join_progress_bar(self) -> None:
-        """Show throughput in the progress bar by adding to what it asks for; nothing is logged."""
+    def _join_progress_bar(self) -> bool:
+        """Show throughput in the progress bar, if there is one, by adding to what it asks for."""
         bar = self._trainer.progress_bar_callback
         if bar is None:
-            return
+            return False
         get_metrics = bar.get_metrics
 
         def with_throughput(*args: Any, **kwargs: Any) -> dict[str, Any]:
             metrics: dict[str, Any] = get_metrics(*args, **kwargs)
             live = self.live
             if live is not None and live.steps_per_s is not None:
-                metrics["ips"] = float(f"{live.steps_per_s.avg:.4g}")
+                metrics["ips"] = float(f"{live.steps_per_s:.4g}")
                 if live.reader_ratio is not None:
-                    metrics["reader"] = f"{100 * live.reader_ratio.avg:.0f}%"
+                    metrics["reader"] = f"{100 * live.reader_ratio:.0f}%"
             return metrics
 
         bar.get_metrics = with_throughput
         self._cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
+        return True
 
     # Results
 
     def step_info(self, unit: str | None = None) -> str:
         """Paddle's line over the steps since the last call; ``""`` if there are none."""
         steps = self._recorder.since(self._info_step)
-        if len(steps) == 0:
+        figures = averages(steps)
+        if figures is None:
             return ""
         self._info_step += len(steps)
-        # Every step counts here, clean or not, as in Paddle.
-        figures = benchmark(StepTimings(**(steps.columns() | {"tags": steps.tags * 0})))
-        assert figures is not None
         text = ""
         if figures.reader_cost_ns is not None:
-            text += f" reader_cost: {figures.reader_cost_ns.avg / 1e9:.5f} s"
-        text += f" batch_cost: {figures.batch_cost_ns.avg / 1e9:.5f} s"
+            text += f" reader_cost: {figures.reader_cost_ns / 1e9:.5f} s"
+        text += f" batch_cost: {figures.batch_cost_ns / 1e9:.5f} s"
         rate, name = figures.samples_per_s, unit or self._config.unit
         if rate is None:
             rate, name = figures.steps_per_s, "steps"
-        return text if rate is None else f"{text} ips: {rate.avg:.3f} {name}/s"
+        return text if rate is None else f"{text} ips: {rate:.3f} {name}/s"
 
     def _make_run(self, status: str, everybody: AllRanks | None) -> Run:
         if self._device is not None:
@@ -347,22 +374,22 @@ class FitSession:
         self._outputs.save_report(self.report)
 
 
-def _scalars(figures: Benchmark, part: StepTimings) -> dict[str, float]:
-    """What is logged at a cut: means over the clean steps since the last one."""
-    scalars = {"modelprof/batch_cost_ms": figures.batch_cost_ns.avg / 1e6}
-    if figures.steps_per_s is not None:
-        scalars["modelprof/ips"] = figures.steps_per_s.avg
-    if figures.samples_per_s is not None:
-        scalars["modelprof/samples_per_s"] = figures.samples_per_s.avg
-    if figures.reader_cost_ns is not None and figures.reader_ratio is not None:
-        scalars["modelprof/reader_cost_ms"] = figures.reader_cost_ns.avg / 1e6
-        scalars["modelprof/reader_ratio"] = figures.reader_ratio.avg
-    phases_ns = part.clean().phases_ns
-    for index, phase in enumerate(PHASES):
-        column = phases_ns[:, index]
-        if column.any() and (column != NOT_MEASURED).all():
-            scalars[f"modelprof/phase_ms/{phase.key}"] = float(column.mean()) / 1e6
-    return scalars
+def _scalars(figures: Averages) -> dict[str, float]:
+    """What is logged at a cut: averages over the clean steps since the last one; only what was measured."""
+    named = {
+        "modelprof/batch_cost_ms": _ms(figures.batch_cost_ns),
+        "modelprof/reader_cost_ms": _ms(figures.reader_cost_ns),
+        "modelprof/reader_ratio": figures.reader_ratio,
+        "modelprof/ips": figures.steps_per_s,
+        "modelprof/samples_per_s": figures.samples_per_s,
+    }
+    for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
+        named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns) if time_ns else None
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / 1e6
 
 
 def _restore_method(owner: Any, name: str, ours: Any) -> None:

@@ -58,6 +58,24 @@ class Benchmark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Averages:
+    """The averages of :class:`Benchmark` alone, cheap enough to be computed while training runs.
+
+    Attributes:
+        batch_cost_ns, reader_cost_ns, reader_ratio, steps_per_s, samples_per_s: as ``avg`` there.
+        phases_ns: mean self time of each phase, in PHASES order; ``None`` where it was not measured.
+    """
+
+    num_steps: int
+    batch_cost_ns: float
+    reader_cost_ns: float | None
+    reader_ratio: float | None
+    steps_per_s: float | None
+    samples_per_s: float | None
+    phases_ns: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
     """Steps that the benchmark left out for one reason; a step with several is counted at the first."""
 
@@ -93,6 +111,30 @@ def benchmark(steps: StepTimings) -> Benchmark | None:
         steps_per_s=_quotient(ones, duration, scale=1e9),
         samples_per_s=_quotient(clean.samples, duration, scale=1e9) if has_samples else None,
         samples_per_step=int(clean.samples.sum()) / len(clean) if has_samples else None,
+    )
+
+
+def averages(steps: StepTimings) -> Averages | None:
+    """Averages over all of ``steps``, whether clean or not; ``None`` without a step."""
+    num_steps = len(steps)
+    if num_steps == 0:
+        return None
+    total_ns = int(steps.duration_ns.sum())
+    is_unmeasured = (steps.phases_ns == NOT_MEASURED).any(axis=0).tolist()
+    sums = steps.phases_ns.sum(axis=0).tolist()
+    phases_ns = tuple(
+        None if missing else value / num_steps for missing, value in zip(is_unmeasured, sums, strict=True)
+    )
+    reader_ns = None if is_unmeasured[DATALOADER] else sums[DATALOADER]
+    has_samples = bool((steps.samples != NOT_MEASURED).all())
+    return Averages(
+        num_steps=num_steps,
+        batch_cost_ns=total_ns / num_steps,
+        reader_cost_ns=phases_ns[DATALOADER],
+        reader_ratio=None if reader_ns is None or total_ns == 0 else reader_ns / total_ns,
+        steps_per_s=1e9 * num_steps / total_ns if total_ns else None,
+        samples_per_s=1e9 * int(steps.samples.sum()) / total_ns if has_samples and total_ns else None,
+        phases_ns=phases_ns,
     )
 
 

@@ -13,7 +13,6 @@ from lightning_modelprof.measure.ledger import (
     CALLBACKS,
     DATALOADER,
     DATALOADER_INIT,
-    FRESH_STEP,
     LOGGING,
     OTHER,
     VALIDATION,
@@ -95,21 +94,14 @@ class CallbackAction(PhaseAction):
 
 
 class BatchStartAction(CallbackAction):
-    """``on_train_batch_start`` of a callback: begins the step when ``training_step`` fetches for itself."""
+    """``on_train_batch_start`` of a callback: where a step begins if ``training_step`` fetches for itself."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
+        if self.ledger.needs_batch_start:
+            self.ledger.begin_batch()
         super().__enter__()
-        ledger = self.ledger
-        if ledger.batch_ended:
-            ledger.end_step()
-            if ledger.device is not None:
-                ledger.device.mark(OTHER)  # the fetch comes later, inside training_step
-        ledger.batch_began = True
-        ledger.close_gap_range()
-        ledger.current = CALLBACKS
-        self.outer = OTHER  # not the worker start-up that may have come before it
 
 
 class AfterBackwardAction(CallbackAction):
@@ -132,13 +124,16 @@ class FetchAction(PhaseAction):
         self.has_range = False
 
     def __enter__(self) -> None:
-        super().__enter__()
         ledger = self.ledger
+        now = ledger.clock()
+        self.outer = current = ledger.current
+        ledger.self_ns[current] += now - ledger.last_ns
+        ledger.last_ns = now
         # The gap before the fetch (loggers, worker start-up) does not go on after it.
         if ledger.batch_ended:
             ledger.end_step()
             self.outer = OTHER
-        elif self.outer == DATALOADER_INIT:
+        elif current == DATALOADER_INIT:
             ledger.close_gap_range()
             self.outer = OTHER
         elif ledger.device is not None:
@@ -158,14 +153,23 @@ class FetchAction(PhaseAction):
             ledger.device.mark(ledger.current)
 
 
-class BatchEndAction(PhaseAction):
-    """``on_train_batch_end`` of the module: metrics and loggers follow until the next fetch."""
+class BatchEndAction(Action):
+    """The end of another action is the end of the batch: metrics and loggers follow until the next fetch."""
 
-    __slots__ = ()
+    __slots__ = ("action", "ledger")
+
+    def __init__(self, ledger: PhaseLedger, action: Action) -> None:
+        self.ledger = ledger
+        self.action = action
+
+    def __enter__(self) -> None:
+        self.action.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__()
         ledger = self.ledger
+        now = ledger.clock()
+        ledger.self_ns[ledger.current] += now - ledger.last_ns
+        ledger.last_ns = now
         ledger.batch_ended = True
         ledger.open_gap(LOGGING)
 
@@ -220,16 +224,6 @@ class ValidationEndAction(Action):
         if ledger.in_validation:
             ledger.charge()
             ledger.leave_validation()
-
-
-class OptimizerAction(PhaseAction):
-    """The optimizer's step."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self.ledger.tags &= ~FRESH_STEP
 
 
 class ManualBackwardStartAction(PhaseAction):

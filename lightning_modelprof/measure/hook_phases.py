@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.measure.ledger import BACKWARD, FRESH_STEP, OPTIMIZER, OTHER, PhaseLedger
+from lightning_modelprof.measure.ledger import BACKWARD, OPTIMIZER, OTHER, PhaseLedger
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import NOT_MEASURED
 
@@ -62,7 +62,6 @@ class HookPhases(Callback):
     def on_before_optimizer_step(self, *args: Any) -> None:
         """The optimizer steps."""
         self._switch(OPTIMIZER)
-        self._ledger.tags &= ~FRESH_STEP
 
     def on_train_batch_end(self, *args: Any) -> None:
         """The step is over."""

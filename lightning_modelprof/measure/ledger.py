@@ -27,9 +27,6 @@ OTHER: Final = PHASE_INDEX["other"]
 PROFILER: Final = PHASE_INDEX["profiler"]
 VALIDATION: Final = PHASE_INDEX["validation"]
 
-# The tag every step starts with; the optimizer's action takes it away.
-FRESH_STEP: Final = int(StepTag.NO_OPTIMIZER_STEP)
-
 
 class Ranges(Protocol):
     """Writes the phases as named ranges into a profiler trace."""
@@ -59,7 +56,7 @@ class PhaseLedger:
 
     Args:
         clock: host clock, integer nanoseconds.
-        on_step: called when a step ends with (duration per phase in PHASES order, tags, samples).
+        on_step: takes a step that ended: (nanoseconds per phase in PHASES order, tags, samples).
         on_boundary: called at a step boundary when ``next_boundary`` steps have ended; the time it takes
             goes to the phase ``profiler`` of the step that begins.
 
@@ -98,7 +95,7 @@ class PhaseLedger:
     def __init__(
         self,
         clock: HostClock,
-        on_step: Callable[[tuple[int, ...], int, int], None],
+        on_step: Callable[[tuple[list[int], int, int]], None],
         on_boundary: Callable[[], None],
         device: DeviceMarks | None = None,
     ) -> None:
@@ -119,7 +116,7 @@ class PhaseLedger:
         self.self_ns = [0] * len(PHASES)
         self.current = OTHER
         self.last_ns = self.clock()
-        self.tags = FRESH_STEP
+        self.tags = 0
         self.samples = NOT_MEASURED
         self.batch_began = self.batch_ended = False
         self.in_validation = False
@@ -138,14 +135,15 @@ class PhaseLedger:
         """The running step ends and the next one begins, at the last event."""
         if self.in_validation:
             self.leave_validation()
-        self.close_gap_range()
+        if self.gap_range_open:
+            self.close_gap_range()
         if self.device is not None:
             self.device.mark(DATALOADER)
             self.device.close_step(self.steps_ended)
-        self.on_step(tuple(self.self_ns), self.tags, self.samples)
+        self.on_step((self.self_ns, self.tags, self.samples))
         self.steps_ended += 1
         self.self_ns = [0] * len(PHASES)
-        self.tags = FRESH_STEP
+        self.tags = 0
         self.samples = NOT_MEASURED
         self.batch_began = self.batch_ended = False
         self.current = OTHER
@@ -153,13 +151,29 @@ class PhaseLedger:
             self.on_boundary()
             self.charge(PROFILER)
 
+    @property
+    def needs_batch_start(self) -> bool:
+        """Whether a batch starts without a fetch before it: ``training_step`` takes a ``dataloader_iter``."""
+        return self.batch_ended or not self.batch_began
+
+    def begin_batch(self) -> None:
+        """A batch starts without a fetch before it; the step before it ends here."""
+        self.charge()
+        if self.batch_ended:
+            self.end_step()
+            if self.device is not None:
+                self.device.mark(OTHER)  # the fetch comes later, inside training_step
+        self.close_gap_range()
+        self.current = OTHER
+        self.batch_began = True
+
     def discard(self) -> None:
         """What was counted since the last step ended belongs to no finished step."""
         self.outside_ns = [a + b for a, b in zip(self.outside_ns, self.self_ns, strict=True)]
         self.self_ns = [0] * len(PHASES)
         if self.batch_began:
             self.unfinished_steps += 1
-        self.tags = FRESH_STEP
+        self.tags = 0
         self.batch_began = self.batch_ended = False
         self.in_validation = False
         if self.device is not None:
@@ -194,7 +208,8 @@ class PhaseLedger:
 
     def open_gap(self, phase: int) -> None:
         """From now until the next event at this level the time belongs to ``phase``."""
-        self.close_gap_range()
+        if self.gap_range_open:
+            self.close_gap_range()
         self.current = phase
         if self.ranges is not None:
             self.ranges.push(phase)
@@ -202,10 +217,9 @@ class PhaseLedger:
 
     def close_gap_range(self) -> None:
         """Close the trace range of an open gap."""
-        if self.gap_range_open:
-            self.gap_range_open = False
-            if self.ranges is not None:
-                self.ranges.pop()
+        if self.gap_range_open and self.ranges is not None:
+            self.ranges.pop()
+        self.gap_range_open = False
 
     def enter_validation(self) -> None:
         """The validation loop begins; only callbacks and checkpoints are told apart inside it."""

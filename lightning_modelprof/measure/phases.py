@@ -9,6 +9,7 @@ is cheaper than what it replaces. ``docs/architecture.md`` has the reasons for t
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from lightning.pytorch.profilers import Profiler
@@ -16,60 +17,18 @@ from lightning.pytorch.profilers import Profiler
 from lightning_modelprof.measure.actions import (
     INHERIT,
     Action,
-    AfterBackwardAction,
-    BatchEndAction,
-    BatchStartAction,
     CallbackAction,
     DeviceMarkedAction,
-    EpochAction,
     FetchAction,
-    ManualBackwardEndAction,
-    ManualBackwardStartAction,
-    OptimizerAction,
     PhaseAction,
     TracedAction,
-    ValidationEndAction,
-    ValidationStartAction,
 )
+from lightning_modelprof.measure.classify import ActionTable, Classifier
 from lightning_modelprof.measure.ledger import PROFILER, PhaseLedger
-from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import CallbackTime
-
-PHASE_OF_HOOK: Final[dict[str, str]] = {
-    "on_before_batch_transfer": "transfer",
-    "batch_to_device": "transfer",
-    "training_step": "forward",
-    "optimizer_zero_grad": "zero_grad",
-    "backward": "backward",
-    "configure_gradient_clipping": "clip",
-    "lr_scheduler_step": "lr_scheduler",
-}
-"""Hook name (what follows the last dot of an action name) → phase key."""
-
-# These happen inside batch_to_device, where their time belongs anyhow.
-INSIDE_TRANSFER: Final = {"transfer_batch_to_device", "on_after_batch_transfer"}
-
-# Only these phases launch work on a device; callbacks and hooks between them keep the mark before them.
-DEVICE_PHASES: Final = {
-    PHASE_INDEX[key]
-    for key in ("transfer", "forward", "backward", "optimizer", "zero_grad", "clip", "checkpoint")
-}
 
 REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "training_step"}
 """Without these the ledger cannot tell steps and phases apart; all are seen before a batch ends."""
-
-
-class ActionTable(dict[str, Action]):
-    """Action name → action, filled the first time a name is seen."""
-
-    def __init__(self, make: Any) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, name: str) -> Action:
-        action: Action = self._make(name)
-        self[name] = action
-        return action
 
 
 class PhaseProfiler(Profiler):
@@ -78,48 +37,42 @@ class PhaseProfiler(Profiler):
     Args:
         inner: the profiler that was there.
         ledger: where times go.
+        trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
-
-    Attributes:
-        automatic_optimization: of the LightningModule; ``manual_backward`` needs other actions.
     """
 
     inner: Any
+    # Lightning calls this about 24 times a step: a plain attribute that is the table's own lookup, and not a
+    # method around it, saves a Python frame each time.
+    profile: Callable[[str], Action]  # type: ignore[assignment]
 
-    def __init__(self, inner: Any, ledger: PhaseLedger, own_prefix: str) -> None:
-        # Profiler.__init__ is not called: dirpath, filename and the rest are those of ``inner``.
+    def __init__(self, inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> None:
+        super().__init__()
         self.inner = inner
         self.ledger = ledger
-        self._own_prefix = own_prefix
-        self.automatic_optimization = True
         self._thread = threading.get_ident()
-        # Compared by name: lightning and pytorch_lightning each have a class of their own.
-        self._forwards = type(inner).__name__ != "PassThroughProfiler"
-        self._base = ActionTable(self._classify)
+        classifier = Classifier(ledger, trainer, own_prefix)
+        self._base = classifier.training
         self._tables = {
             "idle": self._table(lambda _: INHERIT),
             "training": self._table(lambda name: self._base[name]),
-            "validation": self._table(self._classify_in_validation),
+            "validation": self._table(classifier.in_validation),
             "traced training": self._table(lambda name: self._traced(self._base[name])),
-            "traced validation": self._table(lambda name: self._traced(self._classify_in_validation(name))),
+            "traced validation": self._table(lambda name: self._traced(classifier.in_validation(name))),
         }
         self.armed = False
-        self.table = self._tables["idle"]
+        self.choose_table()
         ledger.on_validation_change = self.choose_table
 
     # Lightning's interface
 
-    def profile(self, action_name: str) -> Action:  # type: ignore[override]
-        """The context of one action; used by nearly all of Lightning's calls."""
-        return self.table[action_name]
-
     def start(self, action_name: str) -> None:
         """An action begins."""
-        self.table[action_name].__enter__()
+        self.profile(action_name).__enter__()
 
     def stop(self, action_name: str) -> None:
         """An action ends."""
-        self.table[action_name].__exit__(None, None, None)
+        self.profile(action_name).__exit__(None, None, None)
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Forwarded."""
@@ -146,21 +99,14 @@ class PhaseProfiler(Profiler):
         # The Trainer assigns this on whatever its profiler is.
         self.inner._lightning_module = module
 
-    def __getattr__(self, name: str) -> Any:
-        # copy and pickle look attributes up before __init__ has run
-        if "inner" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
     def __del__(self) -> None:
         # Profiler.__del__ calls teardown(), which would close the user's live profiler.
         pass
 
     # Ours
 
-    def arm(self, *, automatic_optimization: bool) -> None:
+    def arm(self) -> None:
         """Start to measure: training begins."""
-        self.automatic_optimization = automatic_optimization
         self.ledger.restart()
         self.armed = True
         self.choose_table()
@@ -180,11 +126,12 @@ class PhaseProfiler(Profiler):
 
     def choose_table(self) -> None:
         """Use the actions that fit what is going on: idle, training or validation, traced or not."""
-        if not self.armed:
-            self.table = self._tables["idle"]
-            return
-        kind = "validation" if self.ledger.in_validation else "training"
-        self.table = self._tables[kind if self.ledger.ranges is None else f"traced {kind}"]
+        table = "idle"
+        if self.armed:
+            table = "validation" if self.ledger.in_validation else "training"
+            if self.ledger.ranges is not None:
+                table = f"traced {table}"
+        self.profile = self._tables[table].__getitem__
 
     def missing_hooks(self) -> set[str]:
         """Which of the required hooks have not been seen since training began."""
@@ -204,9 +151,7 @@ class PhaseProfiler(Profiler):
         ]
         return tuple(sorted(times, key=lambda time: -time.total_ns))
 
-    def _table(self, make: Any) -> ActionTable:
-        if self._forwards:
-            return ActionTable(lambda name: ForwardedAction(self, name, make(name)))
+    def _table(self, make: Callable[[str], Action]) -> ActionTable:
         return ActionTable(make)
 
     def _traced(self, action: Action) -> Action:
@@ -217,67 +162,29 @@ class PhaseProfiler(Profiler):
             return TracedAction(self.ledger, action, action.phase)
         return action
 
-    def _classify(self, name: str) -> Action:
-        """The action of a name during training."""
-        ledger = self.ledger
-        hook = name.rpartition(".")[2]
-        if name == "run_training_epoch":
-            return EpochAction(ledger)
-        if name.startswith(self._own_prefix):
-            return INHERIT
-        if name.startswith("[Callback]"):
-            return self._classify_callback(hook)
-        if hook == "train_dataloader_next":
-            return FetchAction(ledger)
-        if hook == "optimizer_step":  # the bare name is manual optimization's
-            return self._marked(OptimizerAction(ledger, PHASE_INDEX["optimizer"]))
-        if name == "save_checkpoint":
-            return self._marked(PhaseAction(ledger, PHASE_INDEX["checkpoint"]))
-        if name.startswith("["):
-            return self._classify_hook(name, hook)
-        return INHERIT  # run_training_batch and the user's own actions
 
-    def _classify_callback(self, hook: str) -> Action:
-        if hook == "on_train_batch_start":
-            return BatchStartAction(self.ledger)
-        if hook == "on_after_backward" and not self.automatic_optimization:
-            return AfterBackwardAction(self.ledger)
-        return CallbackAction(self.ledger)
+class ForwardingPhaseProfiler(PhaseProfiler):
+    """The delegate of a profiler that does something: it is told of every action, and looks like it.
 
-    def _classify_hook(self, name: str, hook: str) -> Action:
-        """Hooks of the LightningModule, the DataModule, the Strategy and the loops."""
-        ledger = self.ledger
-        if hook in PHASE_OF_HOOK:
-            return self._marked(PhaseAction(ledger, PHASE_INDEX[PHASE_OF_HOOK[hook]]))
-        if hook in INSIDE_TRANSFER:
-            return INHERIT
-        if hook in {"on_validation_model_zero_grad", "on_validation_model_eval"}:
-            return ValidationStartAction(ledger, takes_gap=hook == "on_validation_model_eval")
-        module_hooks = PHASE_INDEX["module_hooks"]
-        if name.startswith("[LightningModule]"):
-            if hook == "on_train_batch_end":
-                return BatchEndAction(ledger, module_hooks)
-            if hook == "on_before_backward" and not self.automatic_optimization:
-                return ManualBackwardStartAction(ledger, module_hooks)
-            if hook == "on_after_backward" and not self.automatic_optimization:
-                return ManualBackwardEndAction(ledger, module_hooks)
-        return PhaseAction(ledger, module_hooks)
+    A class of its own because ``__getattr__`` makes every attribute access slower, ``profile`` included.
+    """
 
-    def _classify_in_validation(self, name: str) -> Action:
-        """Inside validation only callbacks and checkpoints are told apart."""
-        hook = name.rpartition(".")[2]
-        if name.startswith("[Callback]") or name == "save_checkpoint":
-            return self._base[name]
-        if hook == "on_validation_model_train":
-            return ValidationEndAction(self.ledger)
-        if hook == "train_dataloader_next" or name == "run_training_epoch":
-            return self._base[name]  # training goes on without the hook that ends a validation loop
-        return INHERIT
+    def _table(self, make: Callable[[str], Action]) -> ActionTable:
+        return ActionTable(lambda name: ForwardedAction(self, name, make(name)))
 
-    def _marked(self, action: PhaseAction) -> Action:
-        if self.ledger.device is not None and action.phase in DEVICE_PHASES:
-            return DeviceMarkedAction(self.ledger, action)
-        return action
+    def __getattr__(self, name: str) -> Any:
+        # copy and pickle look attributes up before __init__ has run
+        if "inner" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def make_delegate(inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> PhaseProfiler:
+    """The delegate that fits the profiler it replaces."""
+    # By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own.
+    is_silent = type(inner).__name__ == "PassThroughProfiler"
+    kind = PhaseProfiler if is_silent else ForwardingPhaseProfiler
+    return kind(inner, ledger, trainer, own_prefix)
 
 
 class ForwardedAction(Action):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,30 +12,60 @@ from lightning_modelprof.run.records import NOT_MEASURED
 _MAX_DEPTH = 8
 
 
-def count_samples(batch: Any, depth: int = 0) -> int:
-    """The first dimension of the first tensor in ``batch``, depth first; ``NOT_MEASURED`` if there is none.
+class SampleCounter:
+    """Counts the samples of batches: the first dimension of the first tensor in them, depth first.
 
-    Batches that know their size say it themselves (``num_graphs`` of PyTorch Geometric).
+    Where that tensor is found is remembered from the first batch, so that later ones cost one look-up;
+    a batch of another shape is searched again. Batches that know their size say it themselves
+    (``num_graphs`` of PyTorch Geometric).
     """
+
+    def __init__(self) -> None:
+        self._path: tuple[Any, ...] = ()
+
+    def __call__(self, batch: Any) -> int:
+        """The number of samples, ``NOT_MEASURED`` if it cannot be told."""
+        part = batch
+        try:
+            for key in self._path:
+                part = part[key]
+            if part.__class__ is torch.Tensor:
+                size: int = part.shape[0]
+                return size
+        except (LookupError, TypeError):
+            pass
+        return self._search(batch)
+
+    def _search(self, batch: Any) -> int:
+        num_graphs = getattr(batch, "num_graphs", None)
+        if isinstance(num_graphs, int):
+            return num_graphs
+        path = _find_tensor(batch)
+        if path is None:
+            return NOT_MEASURED
+        self._path = path
+        part = batch
+        for key in path:
+            part = part[key]
+        return int(part.shape[0])
+
+
+def _find_tensor(batch: Any, depth: int = 0) -> tuple[Any, ...] | None:
+    """Keys that lead to the first tensor with a dimension, ``None`` if there is none."""
     if isinstance(batch, torch.Tensor):
-        return batch.size(0) if batch.ndim else NOT_MEASURED
-    if depth > _MAX_DEPTH or isinstance(batch, str | bytes):
-        return NOT_MEASURED
-    num_graphs = getattr(batch, "num_graphs", None)
-    if isinstance(num_graphs, int):
-        return num_graphs
-    for part in _parts(batch):
-        size = count_samples(part, depth + 1)
-        if size != NOT_MEASURED:
-            return size
-    return NOT_MEASURED
+        return () if batch.ndim else None
+    if depth > _MAX_DEPTH:
+        return None
+    for key, part in _parts(batch):
+        path = _find_tensor(part, depth + 1)
+        if path is not None:
+            return (key, *path)
+    return None
 
 
-def _parts(batch: Any) -> Any:
-    if isinstance(batch, list | tuple):
-        return batch
+def _parts(batch: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(batch, (list, tuple)):
+        return enumerate(batch)
     if isinstance(batch, Mapping):
-        return batch.values()
-    if is_dataclass(batch):
-        return (getattr(batch, field.name) for field in fields(batch))
+        return batch.items()
     return ()

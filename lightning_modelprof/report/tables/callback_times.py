@@ -50,7 +50,7 @@ def callback_times(analysis: Analysis) -> tuple[Table, ...]:
 
 
 def _short_names(names: set[str]) -> dict[str, str]:
-    """Lightning names a callback with its state, ``ModelCheckpoint{'monitor': ...}``; the class alone if unique."""
+    """A callback's class where that is unique; Lightning names it with its whole state."""
     class_of = {name: name.partition("{")[0] for name in names}
     classes = list(class_of.values())
     return {name: kind if classes.count(kind) == 1 else name for name, kind in class_of.items()}
