@@ -170,7 +170,7 @@ class Classifier:
 
 
 def _overrides(owner: Any, base_name: str, hook: str) -> bool:
-    """Whether ``owner`` has a hook of its own; the base class is found by name, as there are two Lightnings."""
+    """Whether ``owner`` has a hook of its own; base classes go by name, as there are two Lightnings."""
     if hook in vars(owner):
         return True
     base = next((kind for kind in type(owner).__mro__ if kind.__name__ == base_name), None)
