@@ -6,6 +6,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
+from operator import index
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -155,6 +156,7 @@ class ModelProfCallback(Callback):
         if stage != "fit" or os.environ.get(SWITCH) == "0":
             return
         self.config.check()
+        self._count = self.config.samples_fn or SampleCounter()
         _check_trainer(self.config, trainer)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
         directory = Path(self.config.dirpath or Path(log_dir) / "modelprof")
@@ -185,7 +187,7 @@ class ModelProfCallback(Callback):
         if ledger.needs_batch_start and self._session is not None:
             self._guard(self._session.begin_batch)
         try:
-            ledger.samples = self._count(batch)
+            ledger.samples = index(self._count(batch))
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
 
@@ -214,7 +216,10 @@ class ModelProfCallback(Callback):
         session, self._ledger = self._session, None
         if session is not None:
             self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
-            self.report, self.run = session.report or self.report, session.run or self.run
+            self._take_results(session)
+
+    def _take_results(self, session: FitSession) -> None:
+        self.report, self.run = session.report or self.report, session.run or self.run
 
     def _leave(self) -> None:
         session, self._session = self._session, None
@@ -238,6 +243,7 @@ class ModelProfCallback(Callback):
                     session.abort()
                 except Exception:  # what could not be undone or saved must not hurt either
                     _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
+                self._take_results(session)
 
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"

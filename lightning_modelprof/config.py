@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
@@ -65,7 +65,8 @@ class ProfileConfig:
 
     def as_plain(self) -> dict[str, Any]:
         """Field → plain JSON value, for the archive."""
-        plain = asdict(self)
+        # Not asdict: it would copy what samples_fn is bound to, a model perhaps.
+        plain = {name: getattr(self, name) for name in _FIELDS}
         plain["steps"] = None if self.steps is None else list(self.steps)
         plain["activities"] = None if self.activities is None else list(self.activities)
         plain["dirpath"] = None if self.dirpath is None else str(self.dirpath)

@@ -88,8 +88,7 @@ class Outputs:
 
     def show_report(self, report: Report, step: int) -> None:
         """Print the report and write it to TensorBoard as text."""
-        for writer in self._writers():
-            self._try("TensorBoard", partial(write_report, writer, report, step))
+        self._to_tensorboard(lambda writer: write_report(writer, report, step))
         if self._use_terminal:
             self._try("terminal", lambda: print_report(report))
 
@@ -97,20 +96,16 @@ class Outputs:
         """Send scalars to every logger of the run."""
         if not self._has_layout:
             self._has_layout = True
-            for writer in self._writers():
-                self._try("TensorBoard", partial(write_layout, writer, LAYOUT))
+            self._to_tensorboard(lambda writer: write_layout(writer, LAYOUT))
         for logger in self._loggers:
             self._try(type(logger).__name__, partial(logger.log_metrics, dict(scalars), step=step))
 
-    def _writers(self) -> list[Any]:
-        if not self._use_tensorboard:
-            return []
-        # By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own.
-        return [
-            logger.experiment
-            for logger in self._loggers
-            if any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
-        ]
+    def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
+        """Hand each SummaryWriter to ``write``; a logger makes its writer, and may fail, when asked for it."""
+        for logger in self._loggers if self._use_tensorboard else ():
+            # By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own.
+            if any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__):
+                self._try("TensorBoard", partial(_write_with, logger, write))
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
@@ -121,6 +116,10 @@ class Outputs:
                 self._warn(f"could not write to {what}: {type(error).__name__}: {error}")
             return False
         return True
+
+
+def _write_with(logger: Any, write: Callable[[Any], object]) -> None:
+    write(logger.experiment)
 
 
 def trace_name(window: Window, rank: int) -> str:

@@ -93,7 +93,7 @@ class FitSession:
         self._trace_notes: dict[int, str] = {}
         self._notes: list[str] = []
         self._next_save_ns = 0
-        self._info_step = 0
+        self._metric_step = self._info_step = 0
         self._uses_hooks = False
         self._batches_without_fetch = 0
         self._cleanup = ExitStack()
@@ -257,7 +257,9 @@ class FitSession:
             self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, spent * _SAVE_INTERVAL_FACTOR)
 
     def _cut_metric(self) -> StepTimings:
-        part = self._recorder.cut()
+        # By number: step_info and the archive cut the recorder too.
+        part = self._recorder.since(self._metric_step)
+        self._metric_step += len(part)
         self._metric.update(part.clean())
         return part
 
@@ -267,16 +269,27 @@ class FitSession:
         outputs = self._outputs
         assert outputs is not None
         if raw_path is not None:
-            raw = raw_path.read_bytes()
-            raw_path.unlink()
-            window = replace(window, trace_file=outputs.save_trace(window, raw))
-            self._summarize(window, raw)
+            window = self._take_trace(window, raw_path, outputs)
         if window.close_ns is not None:
             window = replace(window, close_ns=window.close_ns + self._clock() - begin_ns)
         self._windows.append(window)
         if not self.is_finished:
             self._cut_metric()
             self._report("running", None)
+
+    def _take_trace(self, window: Window, raw_path: Path, outputs: Outputs) -> Window:
+        """Move the raw trace to its place and summarize it."""
+        try:
+            raw = raw_path.read_bytes()
+            raw_path.unlink()
+        except OSError as error:
+            reason = f"torch could not write the trace: {error.strerror or error}"
+            self._warn(f"window {window.index}: {reason}")
+            self._trace_notes[window.index] = reason
+            return window
+        window = replace(window, trace_file=outputs.save_trace(window, raw))
+        self._summarize(window, raw)
+        return window
 
     def _summarize(self, window: Window, raw: bytes) -> None:
         try:
@@ -293,14 +306,18 @@ class FitSession:
     def _raw_path(self, window: Window) -> Path:
         """Where torch writes the trace before it is packed: beside its place, or in the temporary folder."""
         directory = self._outputs.directory if self._outputs is not None else None
-        if directory is None:
-            handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
-            handle.close()
-            return Path(handle.name)
-        name = Path(trace_name(window, self._trainer.global_rank))
-        path = directory / name.with_name(f".{name.stem}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        if directory is not None:
+            name = Path(trace_name(window, self._trainer.global_rank))
+            path = directory / name.with_name(f".{name.stem}")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                pass  # the tables need the trace all the same; saving it will say what is wrong
+            else:
+                return path
+        handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
+        handle.close()
+        return Path(handle.name)
 
     def _logger_step(self) -> int:
         """The step that Lightning's own loggers use for the batch that ended last."""

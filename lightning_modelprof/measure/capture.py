@@ -39,7 +39,7 @@ class CaptureOptions:
         """A torch profiler that records nothing yet."""
         activities = None
         if self.activities is not None:
-            activities = [ProfilerActivity[name.upper()] for name in self.activities]
+            activities = [getattr(ProfilerActivity, name.upper()) for name in self.activities]
         return profile(
             activities=activities,
             record_shapes=self.record_shapes,
@@ -146,21 +146,25 @@ class Capture:
         """No more steps come: what is open is closed with what it has, what never opened is said so."""
         if self._upcoming is None:
             return
-        if self._profiler is not None:
+        # With repeat=0 there is always one more window; that it did not come to anything is no news.
+        is_asked_for = bool(self._upcoming.index == 0 or self._schedule.repeat)
+        if self._profiler is not None and (self._recorded or is_asked_for):
             self._close(WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY, reason)
-        elif self._upcoming.index == 0 or self._schedule.repeat:
+        elif self._profiler is not None:
+            self.abandon()
+        elif is_asked_for:
             self._on_close(self._record(WindowStatus.NOT_REACHED, reason), None)
         self._upcoming = None
         self.next_step = NEVER
 
     def abandon(self) -> None:
-        """Stop recording and keep nothing: something of ours failed."""
-        if self.ranges is not None:
-            self.ranges.close_all()
-            self.ranges = None
-            self._profiler.stop_trace()
-        self._profiler = self._upcoming = None
+        """Stop and keep nothing; safe to call at any time."""
+        profiler, self._profiler = self._profiler, None
+        ranges, self.ranges = self.ranges, None
+        self._upcoming = None
         self.next_step = NEVER
+        if profiler is not None:
+            _stop(profiler, ranges)
 
     def _prepare(self) -> None:
         if _is_profiling():
@@ -196,23 +200,17 @@ class Capture:
     def _close(self, status: WindowStatus, reason: str = "") -> None:
         """Stop, export and hand over the window that is open."""
         begin_ns = self._clock()
-        if self.ranges is not None:
-            self.ranges.close_all()
-        was_recording, self.ranges = self.ranges is not None, None
         profiler, self._profiler = self._profiler, None
+        ranges, self.ranges = self.ranges, None
         window = self._record(status, reason)
         path: Path | None = None
-        if was_recording:
+        if ranges is not None:
             steps = {"rank": self._rank, "window": window.index, "recorded_steps": self._recorded}
             profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(steps))
-            profiler.stop_trace()
-            if self._recorded:
-                path = self._export_path(window)
-                profiler.export_chrome_trace(str(path))
-        else:
-            # torch's own way out of a warm-up: start and stop at once
-            profiler.start_trace()
-            profiler.stop_trace()
+        _stop(profiler, ranges)
+        if ranges is not None and self._recorded:
+            path = self._export_path(window)
+            profiler.export_chrome_trace(str(path))
         self._next_window()
         self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
 
@@ -231,6 +229,17 @@ class Capture:
         assert self._upcoming is not None
         self._upcoming = self._schedule.window(self._upcoming.index + 1)
         self._recorded = []
+
+
+def _stop(profiler: Any, ranges: TraceRanges | None) -> None:
+    """Stop a profiler that records (with its ranges) or warms up (without)."""
+    if ranges is not None:
+        ranges.close_all()
+    elif _is_profiling():
+        return  # another one records: what only warms up ends with it, and must not be started
+    else:
+        profiler.start_trace()  # torch's own way out of a warm-up: start and stop at once
+    profiler.stop_trace()
 
 
 def _is_profiling() -> bool:
