@@ -123,6 +123,7 @@ class ModelProfCallback(Callback):
         self._count: Callable[[Any], int] = samples_fn or SampleCounter()
         self._session: FitSession | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures
+        self._is_awaited = False  # whether the other ranks count on us when training ends
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:
@@ -171,6 +172,7 @@ class ModelProfCallback(Callback):
             warn=_warn,
             guard=self._guard,
         )
+        self._is_awaited = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to measure; the trial fits of Lightning's tuners do not come here."""
@@ -199,11 +201,20 @@ class ModelProfCallback(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
-        self._finish("finished", is_safe_point=True)
+        is_asked, self._is_awaited = self._is_awaited, False
+        if not is_asked:
+            return
+        self._stop("finished")
+        # A rank whose measurement has failed must say so, or the others would wait for its figures for ever.
+        is_safe_point = trainer.world_size == 1 or trainer.strategy.reduce_boolean_decision(
+            self._session is not None, all=True
+        )
+        self._finish("finished", is_safe_point=is_safe_point)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
+        self._stop(status)
         self._finish(status, is_safe_point=False)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -212,8 +223,13 @@ class ModelProfCallback(Callback):
 
     # Ours
 
-    def _finish(self, status: str, *, is_safe_point: bool) -> None:
+    def _stop(self, status: str) -> None:
         session, self._ledger = self._session, None
+        if session is not None:
+            self._guard(lambda: session.stop(status))
+
+    def _finish(self, status: str, *, is_safe_point: bool) -> None:
+        session = self._session
         if session is not None:
             self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
             self._take_results(session)
@@ -223,7 +239,7 @@ class ModelProfCallback(Callback):
 
     def _leave(self) -> None:
         session, self._session = self._session, None
-        self._ledger = None
+        self._ledger, self._is_awaited = None, False
         if session is not None:
             self._guard(session.close)
 

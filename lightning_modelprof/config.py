@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
@@ -123,7 +123,7 @@ class ProfileConfig:
     def _check_activities(self) -> None:
         if self.activities is None:
             return
-        if isinstance(self.activities, str) or not isinstance(self.activities, Iterable):
+        if isinstance(self.activities, str) or not isinstance(self.activities, Collection):
             raise _refusal("activities", f"a list out of {_ACTIVITY_NAMES}, or None for all", self.activities)
         for activity in self.activities:
             if activity not in ACTIVITIES:

@@ -20,7 +20,8 @@ LAYOUT: Final = {
         f"modelprof/phase_ms/{key}"
         for key in ("dataloader", "transfer", "forward", "backward", "optimizer", "callbacks", "other")
     ],
-    "Throughput": ["modelprof/ips", "modelprof/samples_per_s"],
+    "Steps per second": ["modelprof/ips"],
+    "Samples per second": ["modelprof/samples_per_s"],
     "Reader ratio": ["modelprof/reader_ratio"],
 }
 
@@ -91,6 +92,8 @@ class Outputs:
         self._to_tensorboard(lambda writer: write_report(writer, report, step))
         if self._use_terminal:
             self._try("terminal", lambda: print_report(report))
+            if self.directory is not None:
+                self._try("terminal", lambda: print(f"Files: {self.directory}"))
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars to every logger of the run."""
@@ -101,7 +104,7 @@ class Outputs:
             self._try(type(logger).__name__, partial(logger.log_metrics, dict(scalars), step=step))
 
     def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
-        """Hand each SummaryWriter to ``write``; a logger makes its writer, and may fail, when asked for it."""
+        """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail."""
         for logger in self._loggers if self._use_tensorboard else ():
             # By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own.
             if any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__):

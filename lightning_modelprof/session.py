@@ -40,6 +40,7 @@ from lightning_modelprof.run.records import (
     Run,
     StepTimings,
     Window,
+    WindowStatus,
 )
 
 # Saving the archive in between costs its time again only after this many times that time has passed.
@@ -95,10 +96,11 @@ class FitSession:
         self._next_save_ns = 0
         self._metric_step = self._info_step = 0
         self._uses_hooks = False
+        self._has_refused = False
         self._batches_without_fetch = 0
         self._cleanup = ExitStack()
         self._cleanup.callback(uninstall, trainer, self.delegate)
-        self.is_armed = self.is_finished = False
+        self.is_armed = self.is_finished = self._is_reported = False
         self._is_watched = False  # whether anybody sees the live figures
         self.live: Averages | None = None
         self.run: Run | None = None
@@ -142,25 +144,32 @@ class FitSession:
         self.delegate.arm()
         self.is_armed = True
 
-    def finish(self, status: str, *, is_safe_point: bool) -> None:
-        """Training is over: close the window, take our parts out, report.
+    def stop(self, status: str) -> None:
+        """Training is over: close the window and take our parts out.
 
         Args:
             status: for the report: ``finished``, ``interrupted`` or ``failed``.
-            is_safe_point: whether every rank is here, so that ranks may talk to each other.
         """
         if self.is_finished:
             return
         self.is_finished = True
-        if not self.is_armed:
-            self.close()
-            return
-        if self._capture is not None:
+        if self.is_armed and self._capture is not None:
             reasons = {"finished": "training ended first", "interrupted": "training was interrupted first"}
             self._capture.finish(reasons.get(status, "training failed first"))
             self.ledger.ranges = None
         self.close()
         self._cut_metric()
+
+    def finish(self, status: str, *, is_safe_point: bool) -> None:
+        """Report, after :meth:`stop`; does nothing the second time.
+
+        Args:
+            status: as for :meth:`stop`.
+            is_safe_point: whether every rank is here, so that ranks may talk to each other.
+        """
+        if not self.is_armed or self._is_reported:
+            return
+        self._is_reported = True
         world_size = self._trainer.world_size
         everybody: AllRanks | None = None
         if is_safe_point and world_size > 1:
@@ -172,10 +181,12 @@ class FitSession:
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
-        if self._capture is not None and self.ledger.ranges is not None:
-            self._capture.abandon()
-            self.ledger.ranges = None
-        self._cleanup.close()
+        try:
+            if self._capture is not None:
+                self.ledger.ranges = None
+                self._capture.abandon()
+        finally:
+            self._cleanup.close()
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""
@@ -268,6 +279,9 @@ class FitSession:
         begin_ns = self._clock()
         outputs = self._outputs
         assert outputs is not None
+        if window.status is WindowStatus.REFUSED and not self._has_refused:
+            self._has_refused = True
+            self._warn(f"window {window.index} was refused: {window.note}; training goes on without it")
         if raw_path is not None:
             window = self._take_trace(window, raw_path, outputs)
         if window.close_ns is not None:

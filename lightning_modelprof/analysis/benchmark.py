@@ -84,12 +84,12 @@ class Exclusion:
 
 
 _REASONS: Final = (
-    (StepTag.FIRST_OF_EPOCH, "first step of an epoch"),
-    (StepTag.SKIP_FIRST, "among the first steps (skip_first)"),
+    (StepTag.FIRST_OF_EPOCH, "first of an epoch"),
+    (StepTag.SKIP_FIRST, "skip_first"),
     (StepTag.PROFILED, "recorded by torch.profiler"),
-    (StepTag.PROFILER_WARMUP, "torch.profiler warming up"),
-    (StepTag.PROFILER_STOP, "closing of a profiler window"),
-    (StepTag.VALIDATION, "validation inside the step"),
+    (StepTag.PROFILER_WARMUP, "profiler warm-up"),
+    (StepTag.PROFILER_STOP, "window closed"),
+    (StepTag.VALIDATION, "validation inside"),
 )
 
 

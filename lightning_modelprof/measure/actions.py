@@ -133,11 +133,12 @@ class FetchAction(PhaseAction):
         if ledger.batch_ended:
             ledger.end_step()
             self.outer = OTHER
-        elif current == DATALOADER_INIT:
-            ledger.close_gap_range()
-            self.outer = OTHER
-        elif ledger.device is not None:
-            ledger.device.mark(DATALOADER)
+        else:
+            if current == DATALOADER_INIT:
+                ledger.close_gap_range()
+                self.outer = OTHER
+            if ledger.device is not None:
+                ledger.device.mark(DATALOADER)
         ledger.batch_began = True
         ledger.current = DATALOADER
         self.has_range = ledger.ranges is not None
@@ -186,7 +187,11 @@ class EpochAction(Action):
         self.ledger.begin_epoch()
 
     def __exit__(self, *error: object) -> None:
-        self.ledger.end_epoch()
+        if any(error):
+            self.ledger.charge()
+            self.ledger.discard()  # broken off: what would have come before the next fetch is missing
+        else:
+            self.ledger.end_epoch()
 
 
 class ValidationStartAction(Action):

@@ -142,7 +142,7 @@ class Classifier:
             return self.training[name]
         if hook == "on_validation_model_train":
             return ValidationEndAction(self._ledger)
-        if hook == "train_dataloader_next" or name == "run_training_epoch":
+        if hook in {"train_dataloader_next", "lr_scheduler_step"} or name == "run_training_epoch":
             return self.training[name]  # training goes on without the hook that ends a validation loop
         return INHERIT
 

@@ -62,8 +62,12 @@ class DevicePhases:
         self._marks = self._marks[-1:]
 
     def collect(self) -> None:
-        """Read the steps whose last mark the device has passed; the others wait."""
-        self._pending = [pending for pending in self._pending if not self._read(pending)]
+        """Read the steps whose marks the device has passed, in order; the others wait.
+
+        A step shares its last mark with the next one, which releases it: no step may be read too early.
+        """
+        while self._pending and self._read(self._pending[0]):
+            self._pending.pop(0)
 
     def _read(self, pending: _PendingStep) -> bool:
         clock = self._clock

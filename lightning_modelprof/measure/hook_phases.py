@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof.measure.ledger import BACKWARD, OPTIMIZER, OTHER, PhaseLedger
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.records import NOT_MEASURED, StepTag
 
 FORWARD: Final = PHASE_INDEX["forward"]
 ZERO_GRAD: Final = PHASE_INDEX["zero_grad"]
@@ -39,8 +39,19 @@ class HookPhases(Callback):
         self._ledger = ledger
 
     def _switch(self, phase: int) -> None:
-        self._ledger.charge()
-        self._ledger.current = phase
+        ledger = self._ledger
+        ledger.charge()
+        ledger.current = phase
+        if ledger.device is not None:
+            ledger.device.mark(phase)
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        """The step that runs contains an epoch's boundary."""
+        self._ledger.tags |= StepTag.FIRST_OF_EPOCH
+
+    def on_validation_start(self, *args: Any) -> None:
+        """The step that runs contains validation."""
+        self._ledger.tags |= StepTag.VALIDATION
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Forward begins; before it was the gap."""
@@ -71,3 +82,5 @@ class HookPhases(Callback):
             if index not in MEASURED:
                 ledger.self_ns[index] = NOT_MEASURED
         ledger.end_step()
+        if ledger.device is not None:
+            ledger.device.mark(OTHER)  # the fetch is a part of the gap

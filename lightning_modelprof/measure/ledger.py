@@ -147,7 +147,7 @@ class PhaseLedger:
         self.samples = NOT_MEASURED
         self.batch_began = self.batch_ended = False
         self.current = OTHER
-        if self.steps_ended == self.next_boundary:
+        if self.steps_ended >= self.next_boundary:
             self.on_boundary()
             self.charge(PROFILER)
 
@@ -161,8 +161,8 @@ class PhaseLedger:
         self.charge()
         if self.batch_ended:
             self.end_step()
-            if self.device is not None:
-                self.device.mark(OTHER)  # the fetch comes later, inside training_step
+        if self.device is not None:
+            self.device.mark(OTHER)  # the fetch comes later, inside training_step
         self.close_gap_range()
         self.current = OTHER
         self.batch_began = True
@@ -182,13 +182,13 @@ class PhaseLedger:
     def begin_epoch(self) -> None:
         """``run_training_epoch`` began: until the first fetch the loader's workers are replaced."""
         self.charge()
+        if self.device is not None:
+            self.device.mark(DATALOADER_INIT)
         if self.steps_ended == 0:
             self.discard()  # the first step has no step before it to start at
             if self.next_boundary == 0:
                 self.on_boundary()
                 self.charge(PROFILER)
-        if self.device is not None:
-            self.device.mark(DATALOADER_INIT)
         self.tags |= StepTag.FIRST_OF_EPOCH
         self.open_gap(DATALOADER_INIT)
 
@@ -196,9 +196,12 @@ class PhaseLedger:
         """``run_training_epoch`` ended: its last step ends here; a skipped batch is no step."""
         self.charge()
         self.close_gap_range()
-        if self.batch_ended:
+        ends_step = self.batch_ended
+        if ends_step:
             self.end_step()
-        elif self.batch_began:
+        if self.device is not None:
+            self.device.mark(OTHER)  # the epoch's end follows
+        if self.batch_began and not ends_step:
             if self.in_validation:
                 self.leave_validation()
             self.discard()

@@ -6,7 +6,7 @@ other only when :meth:`BenchmarkMetric.compute_over_ranks` is called at a point 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,28 +66,31 @@ class BenchmarkMetric(Metric):
         self.batch_max_ns = torch.maximum(self.batch_max_ns, torch.tensor(int(steps.duration_ns.max())))
         self.batch_min_ns = torch.minimum(self.batch_min_ns, torch.tensor(int(steps.duration_ns.min())))
 
-    def compute(self) -> AllRanks | None:
-        """The figures of the steps added so far; ``None`` without a step."""
+    def compute(self) -> dict[str, int | None] | None:
+        """The fields of :class:`AllRanks` for the steps added so far; ``None`` without a step.
+
+        A plain dict, because torchmetrics walks through what ``compute`` returns and refuses frozen
+        dataclasses.
+        """
         num_steps = int(self.num_steps)
         if num_steps == 0:
             return None
-        return AllRanks(
-            world_size=1,
-            num_steps=num_steps,
-            batch_total_ns=int(self.batch_total_ns),
-            batch_max_ns=int(self.batch_max_ns),
-            batch_min_ns=int(self.batch_min_ns),
-            reader_total_ns=int(self.reader_total_ns) if int(self.num_read) == num_steps else None,
-            samples=int(self.samples) if int(self.num_counted) == num_steps else None,
-        )
+        return {
+            "num_steps": num_steps,
+            "batch_total_ns": int(self.batch_total_ns),
+            "batch_max_ns": int(self.batch_max_ns),
+            "batch_min_ns": int(self.batch_min_ns),
+            "reader_total_ns": int(self.reader_total_ns) if int(self.num_read) == num_steps else None,
+            "samples": int(self.samples) if int(self.num_counted) == num_steps else None,
+        }
 
     def compute_over_ranks(self, device: torch.device, world_size: int) -> AllRanks | None:
         """The figures reduced over all ranks; every rank must call this. ``device`` carries the messages."""
         self.to(device)
         try:
             with self.sync_context(should_unsync=True):
-                figures: AllRanks | None = self.compute()
+                figures: dict[str, Any] | None = self.compute()
         finally:
             self.to("cpu")
             self._computed = None  # the synchronised figures are not this rank's own
-        return None if figures is None else replace(figures, world_size=world_size)
+        return None if figures is None else AllRanks(world_size=world_size, **figures)

@@ -28,7 +28,7 @@ from lightning_modelprof.measure.ledger import PROFILER, PhaseLedger
 from lightning_modelprof.run.records import CallbackTime
 
 REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "training_step"}
-"""Without these the ledger cannot tell steps and phases apart; all are seen before a batch ends."""
+"""Without these the ledger cannot tell steps and phases apart; all are seen before a trained batch ends."""
 
 
 class PhaseProfiler(Profiler):
@@ -121,8 +121,7 @@ class PhaseProfiler(Profiler):
 
     def mute(self) -> None:
         """Let actions pass unmeasured from now on; something else feeds the ledger."""
-        self.armed = False
-        self.choose_table()
+        self.disarm()
 
     def choose_table(self) -> None:
         """Use the actions that fit what is going on: idle, training or validation, traced or not."""
@@ -134,8 +133,11 @@ class PhaseProfiler(Profiler):
         self.profile = self._tables[table].__getitem__
 
     def missing_hooks(self) -> set[str]:
-        """Which of the required hooks have not been seen since training began."""
-        return REQUIRED_HOOKS - {name.rpartition(".")[2] for name in self._base}
+        """Which of the required hooks should have been seen since training began and have not been."""
+        seen = {name.rpartition(".")[2] for name in self._base}
+        # A batch that is None or skips its epoch is never trained on.
+        expected = REQUIRED_HOOKS if "run_training_batch" in seen else REQUIRED_HOOKS - {"training_step"}
+        return expected - seen
 
     def callback_times(self) -> tuple[CallbackTime, ...]:
         """Time by callback and hook so far, longest first."""
@@ -199,18 +201,20 @@ class ForwardedAction(Action):
 
     def __enter__(self) -> None:
         self.action.__enter__()
+        self._charge()  # what an action that is not measured left open is not the profiler's
         self.profiler.inner.start(self.name)
-        self._charge()
+        self._charge(PROFILER)
 
     def __exit__(self, *error: object) -> None:
-        self.action.__exit__()
-        self.profiler.inner.stop(self.name)
+        self.action.__exit__(*error)
         self._charge()
+        self.profiler.inner.stop(self.name)
+        self._charge(PROFILER)
 
-    def _charge(self) -> None:
+    def _charge(self, phase: int | None = None) -> None:
         profiler = self.profiler
         if profiler.armed and threading.get_ident() == profiler._thread:
-            profiler.ledger.charge(PROFILER)
+            profiler.ledger.charge(phase)
 
 
 def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | None:

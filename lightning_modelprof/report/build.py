@@ -44,7 +44,7 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     info = analysis.info
     device = info.device_type if not info.device_name else f"{info.device_type} ({info.device_name})"
     if info.num_threads is not None and info.device_type == "cpu":
-        device += f", {info.num_threads} threads"
+        device += f", {info.num_threads} thread{'' if info.num_threads == 1 else 's'}"
     ranks = "1 rank" if info.world_size == 1 else f"rank {analysis.rank} of {info.world_size}"
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
     facts = [

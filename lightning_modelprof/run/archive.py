@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -81,16 +81,31 @@ def load_run(path: str | Path) -> Run:
                 f"{file}: expected schema_version {SCHEMA_VERSION} or lower, got {version}."
                 " It was saved by a newer lightning-modelprof: update this one."
             )
-        return msgspec.json.decode(raw, type=Run, dec_hook=_decode_steps)
-    except (msgspec.MsgspecError, ValueError, KeyError, UnicodeDecodeError) as error:
+        run = msgspec.json.decode(raw, type=Run, dec_hook=_decode_steps)
+        if not run.ranks:
+            raise ValueError("a run without any rank")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ArchiveError(
             f"{file}: expected a run saved by this package, got: {error}."
             f" Give the folder that holds {RUN_FILE}."
         ) from error
+    return run
 
 
 class _Versioned(msgspec.Struct):
     schema_version: int
+
+
+_Column = list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
+
+
+class _SavedSteps(msgspec.Struct):
+    step: _Column
+    duration_ns: _Column
+    samples: _Column
+    tags: _Column
+    phases_ns: dict[str, _Column]
+    device_phases_ns: dict[str, _Column]
 
 
 def _encode_steps(value: Any) -> dict[str, Any]:
@@ -111,11 +126,20 @@ def _encode_steps(value: Any) -> dict[str, Any]:
 def _decode_steps(kind: type, value: Any) -> Any:
     if kind is not StepTimings:
         raise TypeError(f"cannot load a {kind.__name__}")
-    flat = {name: np.array(value[name], np.int64) for name in _FLAT_COLUMNS}
-    num_steps = len(flat["step"])
+    saved = msgspec.convert(value, _SavedSteps)
+    num_steps = len(saved.step)
+    columns = {name: _column(name, getattr(saved, name), num_steps) for name in _FLAT_COLUMNS}
     for name, unused in _PHASE_COLUMNS.items():
         matrix: NDArray[np.int64] = np.full((num_steps, len(PHASES)), unused, np.int64)
-        for key, column in value[name].items():
-            matrix[:, PHASE_INDEX[key]] = column
-        flat[name] = matrix
-    return StepTimings(**flat)
+        for key, values in getattr(saved, name).items():
+            if key not in PHASE_INDEX:
+                raise ValueError(f"the unknown phase {key!r}")
+            matrix[:, PHASE_INDEX[key]] = _column(f"{name} of {key}", values, num_steps)
+        columns[name] = matrix
+    return StepTimings(**columns)
+
+
+def _column(name: str, values: list[int], num_steps: int) -> NDArray[np.int64]:
+    if len(values) != num_steps:
+        raise ValueError(f"{len(values)} values of {name} for {num_steps} steps")
+    return np.array(values, np.int64)

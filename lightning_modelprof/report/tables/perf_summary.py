@@ -67,8 +67,8 @@ def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
 def _left_out(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
-    reasons = ", ".join(f"{e.num_steps} {e.reason}" for e in analysis.exclusions)
-    return (f"Left out: {reasons}.",)
+    reasons = ", ".join(f"{e.reason} {e.num_steps}" for e in analysis.exclusions)
+    return (f"Steps left out: {reasons}.",)
 
 
 def _no_clean_steps(analysis: Analysis) -> str:

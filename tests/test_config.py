@@ -1,0 +1,392 @@
+"""Bad configuration is refused before training starts, with what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import inspect
+import os
+import pickle
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_modelprof import ConfigError, ModelProfCallback
+from lightning_modelprof.config import DEFAULTS, ProfileConfig
+from tests.fits import ROOT, Net, fit_quietly, loader, make_callback, make_trainer, run_fit, steps_of
+
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.name != "lightning_cli.yaml")
+NUMBERS = ("active", "wait", "warmup", "repeat", "skip_first", "log_every_n_steps")
+FIELDS = [field.name for field in fields(ProfileConfig)]
+
+
+class Untouched(Net):
+    """Fails the test when a batch is trained."""
+
+    def training_step(self, batch, batch_idx):
+        pytest.fail("training started")
+
+
+def refusal(folder, callbacks):
+    """The message with which ``trainer.fit`` refuses; no step is trained and the trainer is as it was."""
+    trainer = make_trainer(folder, *callbacks)
+    profiler = trainer.profiler
+    with pytest.raises(ConfigError) as caught:
+        fit_quietly(trainer, Untouched(), loader())
+    assert trainer.global_step == 0
+    assert trainer.profiler is profiler
+    return str(caught.value)
+
+
+def bad(argument, value, *parts):
+    return pytest.param({argument: value}, parts, id=f"{argument}={value!r}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        *(
+            bad(name, value, f"{name}: expected an integer of at least", f"got {value!r}")
+            for name in NUMBERS
+            for value in (-1, True, 2.0, "3")
+        ),
+        bad("log_every_n_steps", 0, "log_every_n_steps: expected an integer of at least 1, got 0"),
+        bad("active", None, "active: expected an integer", "got None"),
+        bad("active", -5, "active=0 means timing only"),
+        *(
+            bad(name, value, f"{name}: expected true or false, got {value!r}")
+            for name, value in (
+                ("record_shapes", 1),
+                ("terminal", "yes"),
+                ("files", None),
+                ("tensorboard", 0),
+            )
+        ),
+        *(
+            bad("steps", value, "steps: expected", f"got {value!r}")
+            for value in (
+                5,
+                "3-14",
+                (3,),
+                (1, 2, 3),
+                (3.0, 14),
+                ("3", "14"),
+                (True, 5),
+                (14, 3),
+                (3, 3),
+                (-1, 4),
+            )
+        ),
+        pytest.param({"steps": (3, 14), "active": 5}, ("steps=(3, 14) and active=5", "Leave out"), id="both"),
+        pytest.param({"steps": [3, 14], "repeat": 2}, ("steps=(3, 14) and repeat=2",), id="steps and repeat"),
+        bad("activities", "cpu", "activities: expected a list out of cpu, cuda, xpu", "got 'cpu'"),
+        bad("activities", 7, "activities: expected a list", "got 7"),
+        bad("activities", iter(["cpu"]), "activities: expected a list", "iterator"),
+        bad("activities", [], "activities=[] leaves the window of 10 active steps nothing", "active=0"),
+        bad("activities", ["cpu", "cudda"], "unknown activity 'cudda'", "Did you mean 'cuda'?"),
+        bad("activities", ["CPU"], "unknown activity 'CPU'", "cpu, cuda, xpu"),
+        bad("activities", [None], "unknown activity None"),
+        bad("samples_fn", 4, "samples_fn: expected a function that takes a batch", "got 4"),
+        bad("unit", "", "unit: expected the name of what samples_fn counts"),
+        bad("unit", 3, "unit: expected", "got 3"),
+        bad("dirpath", 3, "dirpath: expected a path or None, got 3"),
+        pytest.param(
+            {"stop_after_profile": True, "active": 0},
+            ("needs a window", "active=0", "Set active"),
+            id="no window",
+        ),
+        pytest.param(
+            {"stop_after_profile": True, "repeat": 0}, ("last window", "repeat=0"), id="no last window"
+        ),
+    ],
+)
+def test_refuses_in_setup(tmp_path, arguments, parts):
+    message = refusal(tmp_path, [ModelProfCallback(**{"dirpath": tmp_path / "out"} | arguments)])
+    assert message.startswith("ModelProfCallback: ")
+    for part in parts:
+        assert part in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"steps": [2, 4]},  # a list, as YAML and JSON have it
+        {"activities": ("cpu",)},
+        {"activities": [], "active": 0},
+        {"steps": (2, 4), "skip_first": 3},
+        {"active": 0, "wait": 0, "warmup": 0, "skip_first": 0},
+        {"unit": "tokens", "samples_fn": len},
+    ],
+    ids=str,
+)
+def test_accepts(tmp_path, arguments):
+    assert run_fit(tmp_path, **arguments).report is not None
+
+
+@pytest.mark.parametrize("activity", ["cuda", "xpu"])
+def test_refuses_an_activity_that_the_machine_lacks(tmp_path, activity):
+    if getattr(torch, activity).is_available():
+        pytest.skip(f"this machine has {activity}")
+    message = refusal(tmp_path, [ModelProfCallback(activities=["cpu", activity])])
+    assert f"'{activity}' needs a device" in message
+    assert "Remove it" in message
+
+
+def test_refuses_two_callbacks(tmp_path):
+    callbacks = [make_callback(tmp_path), make_callback(tmp_path)]
+    assert "expected one ModelProfCallback, got 2. Remove all but one" in refusal(tmp_path, callbacks)
+
+
+def test_refuses_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refusal(tmp_path, [ModelProfCallback(dirpath=tmp_path / "file" / "deep" / "er")])
+    assert f"{tmp_path / 'file'} is a file" in message
+    assert "Give dirpath=" in message
+
+
+def test_refuses_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refusal(tmp_path, [ModelProfCallback(dirpath=str(tmp_path / "file"))])
+
+
+def test_refuses_a_read_only_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o555)
+    if os.access(folder, os.W_OK):  # root may write anywhere
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+    message = refusal(tmp_path, [ModelProfCallback(dirpath=folder / "out")])
+    assert f"{folder} is not writeable" in message
+    assert "files=False" in message
+
+
+def test_without_files_no_folder_is_needed(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run_fit(tmp_path, files=False, dirpath=tmp_path / "file", active=2).report is not None
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("actve", "active"), ("warm_up", "warmup"), ("record_shape", "record_shapes")]
+)
+def test_unknown_arguments_are_refused_at_once(tmp_path, name, nearest):
+    with pytest.raises(ConfigError) as caught:
+        ModelProfCallback(**{name: 3})
+    assert f"unknown argument {name!r}. Did you mean {nearest!r}?" in str(caught.value)
+    assert "Known arguments: active, wait" in str(caught.value)
+
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{name}: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        ModelProfCallback.from_yaml(path)
+    assert str(caught.value).startswith(f"{path}: unknown argument {name!r}. Did you mean {nearest!r}?")
+
+
+def test_a_name_like_no_other_gets_no_guess():
+    with pytest.raises(ConfigError, match=r"unknown argument 'zzzzzz'\. Known"):
+        ModelProfCallback(zzzzzz=1)
+
+
+# YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "- active\n- 3\n", "expected one mapping of arguments such as 'active: 10', got list", id="list"
+        ),
+        pytest.param("active\n", "got str", id="text"),
+        pytest.param("active: [1\n", "expected YAML, got:", id="broken"),
+        pytest.param("active: !!python/object:os.system 1\n", "expected YAML, got:", id="unsafe"),
+        pytest.param(b"\xff\xfe\x00\xff", "expected YAML, got:", id="binary"),
+        pytest.param("1: 2\n", "unknown argument 1.", id="number as a key"),
+    ],
+)
+def test_bad_yaml(tmp_path, text, expected):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        ModelProfCallback.from_yaml(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nothing.yaml", "."])
+def test_unreadable_yaml(tmp_path, name):
+    with pytest.raises(ConfigError, match="expected a readable YAML file, got"):
+        ModelProfCallback.from_yaml(tmp_path / name)
+
+
+def test_bad_value_in_yaml_is_refused_in_setup(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("active: many\n")
+    message = refusal(tmp_path, [ModelProfCallback.from_yaml(path)])
+    assert "active: expected an integer of at least 0, got 'many'" in message
+
+
+def test_empty_yaml_means_defaults(tmp_path):
+    (tmp_path / "config.yaml").write_text("# nothing\n")
+    assert ModelProfCallback.from_yaml(tmp_path / "config.yaml").config == DEFAULTS
+
+
+def test_steps_in_yaml(tmp_path):
+    (tmp_path / "config.yaml").write_text("steps: [3, 14]\n")
+    callback = ModelProfCallback.from_yaml(str(tmp_path / "config.yaml"))
+    assert callback.config.steps == (3, 14)
+    callback.config.check()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_configurations_are_valid(path):
+    ModelProfCallback.from_yaml(path).config.check()
+
+
+def test_default_yaml_lists_every_argument_with_its_default():
+    written = yaml.safe_load((ROOT / "configs" / "default.yaml").read_text())
+    assert written == {name: getattr(DEFAULTS, name) for name in FIELDS}
+    assert list(written) == FIELDS
+    assert {type(value) for value in written.values()} <= {int, bool, str, type(None)}
+
+
+# One set of arguments
+
+
+def test_arguments_of_callback_and_configuration_are_the_same():
+    parameters = inspect.signature(ModelProfCallback.__init__).parameters
+    assert [name for name in parameters if name != "self"] == FIELDS
+    for name in FIELDS:
+        assert parameters[name].default == getattr(DEFAULTS, name), name
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_every_argument_reaches_the_configuration():
+    values = {name: object() for name in FIELDS}
+    config = ModelProfCallback(**values).config
+    assert {name: getattr(config, name) for name in FIELDS} == values
+
+
+def test_every_argument_is_documented():
+    text = inspect.getdoc(ModelProfCallback)
+    arguments = text.split("Args:")[1].split("Attributes:")[0]
+    assert re.findall(r"^    (\w+): ", arguments, re.MULTILINE) == FIELDS
+
+
+def test_configuration_as_plain_values_does_not_copy_what_it_holds():
+    class Counter:
+        def __deepcopy__(self, memo):
+            pytest.fail("copied")
+
+        def count(self, batch):
+            return 1
+
+    plain = ProfileConfig(samples_fn=Counter().count, steps=(1, 2), dirpath=Path("a")).as_plain()
+    assert list(plain) == FIELDS
+    assert plain["samples_fn"].endswith("Counter.count")
+    assert (plain["steps"], plain["dirpath"]) == ([1, 2], "a")
+
+
+# Switching off
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("0", False), ("1", True), ("", True)])
+def test_switch(tmp_path, monkeypatch, value, is_on):
+    monkeypatch.setenv("LIGHTNING_MODELPROF", value)
+    callback = make_callback(tmp_path, active=2)
+    trainer = make_trainer(tmp_path, callback)
+    profiler = trainer.profiler
+    seen = []
+    fit_quietly(trainer, Net(lambda _: seen.append(trainer.profiler)), loader())
+    assert (set(seen) == {profiler}) == (not is_on)
+    assert (tmp_path / "modelprof").exists() == is_on
+    assert (callback.report is not None) == is_on
+
+
+def test_switched_off_nothing_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "0")
+    assert run_fit(tmp_path, active=-1).run is None
+
+
+# LightningCLI reads the signature through jsonargparse
+
+
+@pytest.fixture
+def parser():
+    jsonargparse = pytest.importorskip("jsonargparse")
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ModelProfCallback, "callback")
+    return parser
+
+
+def instantiate(parser, parsed):
+    # renamed in jsonargparse 4.49
+    make = parser.instantiate if hasattr(parser, "instantiate") else parser.instantiate_classes
+    return make(parsed)["callback"]
+
+
+CLI_VALUES = {
+    "active": 3,
+    "wait": 2,
+    "warmup": 0,
+    "repeat": 4,
+    "skip_first": 5,
+    "steps": [3, 14],
+    "activities": ["cpu", "cuda"],
+    "log_every_n_steps": 7,
+    "samples_fn": "builtins.len",
+    "unit": "tokens",
+    "dirpath": "somewhere",
+}
+
+
+def test_cli_accepts_all_arguments(parser):
+    values = {name: CLI_VALUES.get(name, not getattr(DEFAULTS, name)) for name in FIELDS}
+    parsed = parser.parse_object({"callback": values})
+    config = instantiate(parser, parsed).config
+    for name in FIELDS:
+        expected = {"steps": (3, 14), "samples_fn": len}.get(name, values[name])
+        found = getattr(config, name)
+        assert (str(found) if name == "dirpath" else found) == expected, name
+    assert instantiate(parser, parser.parse_object({})).config == DEFAULTS
+
+
+def test_cli_accepts_text(parser):
+    parsed = parser.parse_args(
+        ["--callback.active=3", "--callback.steps=[3, 14]", "--callback.with_stack=true"]
+    )
+    config = instantiate(parser, parsed).config
+    assert (config.active, config.steps, config.with_stack) == (3, (3, 14), True)
+
+
+@pytest.mark.parametrize("argument", ["activ=3", "activities=[gpu]", "active=often", "steps=[1,2,3]"])
+def test_cli_rejects(parser, argument):
+    with pytest.raises(argparse.ArgumentError):
+        parser.parse_args([f"--callback.{argument}"])
+
+
+# Copies, as launchers and tuners make them
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_measures_too(tmp_path, duplicate):
+    callback = duplicate(make_callback(tmp_path, active=2, activities=["cpu"], samples_fn=len))
+    assert callback.config == make_callback(tmp_path, active=2, activities=["cpu"], samples_fn=len).config
+    fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
+    assert len(steps_of(callback)) == 32
+    assert (steps_of(callback).samples == 2).all()  # len of the pair that a batch is
+
+
+def test_a_callback_serves_several_fits(tmp_path):
+    callback = make_callback(tmp_path, active=2)
+    for fit in range(3):
+        fit_quietly(make_trainer(tmp_path, callback), Net(), loader(8 * (fit + 1)))
+        assert len(steps_of(callback)) == 4 * (fit + 1)
+    folders = {path.name for path in tmp_path.glob("modelprof*")}
+    assert folders == {"modelprof", "modelprof_1", "modelprof_2"}

@@ -1,0 +1,201 @@
+"""The folders are the path: who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_modelprof
+from lightning_modelprof.report import tables
+from tests.fits import ROOT
+
+PACKAGE = "lightning_modelprof"
+SOURCE = Path(lightning_modelprof.__file__).parent
+
+# Part of the package → the parts it may import: "report.model" is one file, "report" all of the folder.
+LAWS = {
+    "errors": (),
+    "run": ("run", "errors"),
+    "analysis": ("analysis", "run", "errors"),
+    "report": ("report", "analysis", "run", "errors"),
+    "show": ("show", "report.model", "errors"),
+    "measure": ("measure", "run", "errors"),
+    "config": ("measure.schedule", "errors"),
+    "outputs": ("report.model", "show", "run", "errors"),
+    "session": ("outputs", "config", "measure", "report", "analysis", "run", "errors", "__version__"),
+    "callback": ("session", "config", "measure", "report.model", "run", "errors"),
+    "cli": ("show", "report", "analysis", "run", "errors", "__version__"),
+    "__init__": ("callback", "errors"),
+}
+# config may import measure.schedule, which imports nothing but the standard library.
+
+# Library → the only parts and files that may import it.
+LIBRARIES = {
+    "torch": ("callback", "measure"),
+    "torchmetrics": ("measure.metrics",),
+    "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),
+    "pytorch_lightning": (),
+    "yaml": ("config",),
+    "rich": ("show.terminal",),
+    "tensorboard": (),
+    "tabulate": (),
+    "msgspec": ("run.archive", "run.chrome", "show.json"),
+    "isal": ("run.archive", "run.chrome"),
+}
+
+# Both are about the same table: one for a window, one for all windows.
+TABLES_THAT_MEET = {("report.tables.window_summaries", "report.tables.model_summary")}
+
+
+def module_name(path):
+    """``measure/clock.py`` → ``measure.clock``; a folder's ``__init__`` is the folder."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def imports_in(tree):
+    """Every module or name that an ``import`` anywhere in the file names, with all its dots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide who imports whom"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_part(name, parts):
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def resolve(imported):
+    """``measure.clock.HostClock`` → ``measure.clock``: the file it lives in, as far as there is one."""
+    while imported and imported not in FILES:
+        head, _, _ = imported.rpartition(".")
+        if not head:
+            return imported
+        imported = head
+    return imported
+
+
+IMPORTS = {name: sorted(set(imports_in(ast.parse(path.read_text())))) for name, path in FILES.items()}
+OWN = {
+    name: {resolve(i.removeprefix(f"{PACKAGE}.")) for i in found if i.startswith(f"{PACKAGE}.")}
+    for name, found in IMPORTS.items()
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_only_from_its_left(name):
+    part = name.partition(".")[0]
+    assert part in LAWS, f"{part} is new: write its law into LAWS, and into docs/architecture.md"
+    wrong = {imported for imported in OWN[name] if not is_part(imported, LAWS[part])}
+    assert not wrong, f"{name} imports {wrong}"
+    assert PACKAGE not in IMPORTS[name]  # import lightning_modelprof: nobody could tell what of it is used
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_enter_by_their_own_files(library):
+    users = {
+        name for name, found in IMPORTS.items() if any(is_part(imported, [library]) for imported in found)
+    }
+    wrong = {name for name in users if not is_part(name, LIBRARIES[library])}
+    assert not wrong, f"{library} is imported by {wrong}"
+
+
+def test_config_imports_no_library_by_way_of_the_schedule():
+    assert OWN["measure.schedule"] == set()
+    assert OWN["measure"] == set()
+    assert {imported.partition(".")[0] for imported in IMPORTS["measure.schedule"]} <= set(
+        sys.stdlib_module_names
+    )
+
+
+def test_nobody_below_imports_a_door():
+    allowed = {("callback", "session"), ("session", "outputs"), ("session", "config"), ("callback", "config")}
+    allowed.add(("__init__", "callback"))
+    doors = {"callback", "session", "outputs", "cli", "config"}
+    found = {(name, imported) for name, own in OWN.items() for imported in own & doors}
+    assert found <= allowed, found - allowed
+
+
+def test_nothing_goes_in_circles():
+    """Between files: no import leads back to where it started."""
+    done = set()
+
+    def visit(name, path):
+        assert name not in path, " → ".join([*path, name])
+        if name not in done:
+            for imported in OWN.get(name, ()):
+                visit(imported, [*path, name])
+            done.add(name)
+
+    for name in FILES:
+        visit(name, [])
+
+
+TABLE_FILES = [name for name in FILES if name.startswith("report.tables.")]
+
+
+@pytest.mark.parametrize("name", TABLE_FILES)
+def test_tables_do_not_import_each_other(name):
+    others = {imported for imported in OWN[name] if imported.startswith("report.tables")}
+    assert {(name, other) for other in others} <= TABLES_THAT_MEET
+
+
+@pytest.mark.parametrize("name", TABLE_FILES)
+def test_every_table_is_in_the_tuple(name):
+    """A file in the folder that no entry of TABLES leads to would never be seen."""
+    seen = {builder.__module__.removeprefix(f"{PACKAGE}.") for builder in tables.TABLES}
+    reachable = seen | {imported for table in seen for imported in OWN[table]}
+    assert name in reachable
+    assert OWN["report.tables"] >= seen
+
+
+LIGHT = [
+    "",
+    "run",
+    "run.archive",
+    "run.chrome",
+    "analysis.analyze",
+    "report.build",
+    "show.json",
+    "show.terminal",
+]
+LIGHT += ["show.text", "show.tensorboard", "cli", "config"]
+
+# One after the other in one process, as each must leave the heavy ones out.
+WEIGH = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(name, *sorted({"torch", "lightning", "torchmetrics", "pytorch_lightning"} & set(sys.modules)))
+"""
+
+
+def test_all_but_the_callback_work_without_torch_and_lightning():
+    names = [".".join(filter(None, (PACKAGE, name))) for name in LIGHT]
+    result = subprocess.run(
+        [sys.executable, "-c", WEIGH, *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == names
+
+
+def test_the_public_names_are_there():
+    for name in lightning_modelprof.__all__:
+        assert getattr(lightning_modelprof, name) is not None
+    assert dir(lightning_modelprof) == sorted(lightning_modelprof.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'ModelProf'"):
+        lightning_modelprof.ModelProf  # noqa: B018

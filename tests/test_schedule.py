@@ -1,0 +1,82 @@
+"""The schedule against torch.profiler's and against Paddle's (start, end)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_modelprof.measure.schedule import Action, Schedule
+
+TORCH_ACTIONS = {
+    torch.profiler.ProfilerAction.NONE: Action.WAIT,
+    torch.profiler.ProfilerAction.WARMUP: Action.WARMUP,
+    torch.profiler.ProfilerAction.RECORD: Action.ACTIVE,
+    torch.profiler.ProfilerAction.RECORD_AND_SAVE: Action.ACTIVE_LAST,
+}
+
+small = st.integers(0, 5)
+schedules = st.builds(
+    Schedule, skip_first=small, wait=small, warmup=small, active=st.integers(1, 5), repeat=st.integers(0, 4)
+)
+
+
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+@given(schedules, st.integers(0, 100))
+def test_action_is_torch_profilers(schedule, step):
+    theirs = torch.profiler.schedule(
+        skip_first=schedule.skip_first,
+        wait=schedule.wait,
+        warmup=schedule.warmup,
+        active=schedule.active,
+        repeat=schedule.repeat,
+    )
+    assert schedule.action(step) is TORCH_ACTIONS[theirs(step)]
+
+
+@given(schedules)
+def test_windows_are_where_the_actions_say(schedule):
+    expected = {}
+    num_windows = schedule.repeat or 4
+    for index in range(num_windows):
+        window = schedule.window(index)
+        assert window.index == index
+        expected |= dict.fromkeys(range(window.first_warmup, window.first), Action.WARMUP)
+        expected |= dict.fromkeys(range(window.first, window.last), Action.ACTIVE)
+        expected[window.last] = Action.ACTIVE_LAST
+    end = schedule.skip_first + num_windows * schedule.cycle
+    for step in range(end):
+        assert schedule.action(step) is expected.get(step, Action.WAIT), step
+    if schedule.repeat:
+        assert schedule.window(num_windows) is None
+        assert {schedule.action(step) for step in range(end, end + 20)} == {Action.WAIT}
+
+
+@given(small, small, small, small, st.integers(0, 4))
+def test_without_active_steps_there_is_no_window(skip_first, wait, warmup, repeat, step):
+    schedule = Schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=0, repeat=repeat)
+    assert schedule.action(step) is Action.WAIT
+    assert schedule.window(0) is None
+
+
+def test_paddles_range():
+    schedule = Schedule.from_range(3, 14)
+    actions = [schedule.action(step) for step in range(20)]
+    assert actions == [
+        *[Action.WAIT] * 2,
+        Action.WARMUP,
+        *[Action.ACTIVE] * 10,
+        Action.ACTIVE_LAST,
+        *[Action.WAIT] * 6,
+    ]
+
+
+@given(st.integers(0, 20), st.integers(1, 20))
+def test_a_range_records_start_to_end_minus_one(start, length):
+    schedule = Schedule.from_range(start, start + length)
+    recorded = [step for step in range(60) if schedule.action(step) in {Action.ACTIVE, Action.ACTIVE_LAST}]
+    assert recorded == list(range(start, start + length))
+    warmup = [step for step in range(60) if schedule.action(step) is Action.WARMUP]
+    assert warmup == ([start - 1] if start else [])  # as Paddle: one step, when there is one
+    assert schedule.window(0).last == start + length - 1
