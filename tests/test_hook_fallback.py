@@ -17,7 +17,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import NOT_MEASURED, StepTag
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.text import render_text
-from tests.support import Bench, CostlyCallback, HookedModel, PlainManualModel, PlainModel, make_trainer
+from tests.support import MS, Bench, CostlyCallback, HookedModel, PlainManualModel, PlainModel, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -99,6 +99,17 @@ def test_forward_backward_and_optimizer_are_what_was_spent(monkeypatch):
         assert measured["optimizer"] == step["optimizer"] + step["lr_scheduler"]
         assert measured["other"] == step["dataloader"]
         assert measured["zero_grad"] == step["zero_grad"]
+
+
+def test_forward_goes_on_after_a_manual_backward(monkeypatch):
+    rename(monkeypatch, "train_dataloader_next")
+    bench = Bench()
+    fit_with_warning(bench, PlainManualModel(bench.truth))
+    row, step = bench.record.steps.phases_ns.tolist()[-1], bench.truth.steps[-1]
+    forward, optimizer = row[PHASE_INDEX["forward"]], row[PHASE_INDEX["optimizer"]]
+    assert forward // MS == 1 + 5 + 5  # zero_grad, and what comes before and after the backward
+    # nothing marks the end of the optimizer's step, so what follows it counts as part of it
+    assert forward + optimizer == step["forward"] + step["optimizer"]
 
 
 def test_report_prints_dashes_for_what_is_lost(monkeypatch, tmp_path):

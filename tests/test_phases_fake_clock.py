@@ -178,11 +178,15 @@ def test_gradient_accumulation(bench, model_class):
     assert bench.has_tag(StepTag.NO_OPTIMIZER_STEP) == [True, False, True, False, False]
 
 
-class CostlyClipping(Precision):
-    """Clipping that costs time in the middle of Lightning's own code."""
+class CostlyPrecision(Precision):
+    """Costs time amid Lightning's own code: in clipping, and between the fetch and the transfer."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
+
+    def convert_input(self, data: Any) -> Any:
+        self.truth.spend("other", "convert_input")
+        return super().convert_input(data)
 
     def clip_grad_by_norm(self, *args: Any, **kwargs: Any) -> None:
         super().clip_grad_by_norm(*args, **kwargs)
@@ -191,9 +195,10 @@ class CostlyClipping(Precision):
 
 @pytest.mark.parametrize("model_class", [PlainModel, HookedModel])
 def test_gradient_clipping(bench, model_class):
-    plugins = [CostlyClipping(bench.truth)]
+    plugins = [CostlyPrecision(bench.truth)]
     bench.fit(model_class(bench.truth), bench.data(), gradient_clip_val=0.5, plugins=plugins)
     bench.check(num_steps=3)
+    assert all(step["other"] > 0 for step in bench.truth.steps)
     assert all(step["clip"] > 4 * MS for step in bench.truth.steps)
 
 
