@@ -10,7 +10,6 @@ from operator import index
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
 from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof.config import (
@@ -19,13 +18,13 @@ from lightning_modelprof.config import (
     explain_unknown_arguments,
     read_yaml,
 )
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.fit.checks import check_trainer, check_writeable
+from lightning_modelprof.fit.session import FitSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.samples import SampleCounter
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import NOT_MEASURED, Run
-from lightning_modelprof.session import FitSession
 
 SWITCH: Final = "LIGHTNING_MODELPROF"
 """Environment variable; ``0`` switches the callback off."""
@@ -147,7 +146,7 @@ class ModelProfCallback(Callback):
             Such as `` reader_cost: 0.02830 s batch_cost: 0.24812 s ips: 128.968 images/s``; ``""`` when no
             step ended since the last call, or outside of training.
         """
-        return "" if self._session is None else self._session.step_info(unit)
+        return "" if self._session is None else self._session.live.step_info(unit)
 
     # Lightning's hooks, in the order in which they come
 
@@ -158,11 +157,11 @@ class ModelProfCallback(Callback):
             return
         self.config.check()
         self._count = self.config.samples_fn or SampleCounter()
-        _check_trainer(self.config, trainer)
+        check_trainer(self.config, trainer, ModelProfCallback)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
         directory = Path(self.config.dirpath or Path(log_dir) / "modelprof")
         if self.config.files:
-            _check_writeable(directory)
+            check_writeable(directory)
         self._session = FitSession(
             self.config,
             trainer,
@@ -269,54 +268,3 @@ class ModelProfCallback(Callback):
 
 def _warn(message: str) -> None:
     warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)
-
-
-def _check_trainer(config: ProfileConfig, trainer: Any) -> None:
-    """Refuse what cannot work with this trainer.
-
-    Raises:
-        ConfigError: on a second callback, a second torch profiler, or an activity the machine lacks.
-    """
-    ours = [callback for callback in trainer.callbacks if isinstance(callback, ModelProfCallback)]
-    if len(ours) > 1:
-        raise ConfigError(
-            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)}. Remove all but one."
-        )
-    for activity in config.activities or ():
-        if activity != "cpu" and not getattr(torch, activity).is_available():
-            raise ConfigError(
-                f"ModelProfCallback: activities: {activity!r} needs a device that torch can use, got none."
-                " Remove it, or leave activities out to record what there is."
-            )
-    if not config.schedule.active:
-        return
-    profiler = trainer.profiler
-    if any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__):
-        raise ConfigError(
-            "ModelProfCallback: expected to be the only torch profiler, got Trainer(profiler="
-            f"{type(profiler).__name__}) as well. Two torch profilers in one process crash it or lose data."
-            " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
-        )
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        raise ConfigError(
-            "ModelProfCallback: expected to be the only torch profiler, but one is recording already."
-            " Two torch profilers in one process crash it or lose data. Stop it before trainer.fit, or"
-            " give ModelProfCallback(active=0) for timing only."
-        )
-
-
-def _check_writeable(directory: Path) -> None:
-    """Refuse a folder that cannot be made or written to, without making it yet.
-
-    Raises:
-        ConfigError: with the place that is in the way.
-    """
-    existing = directory
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        problem = "not writeable" if existing.is_dir() else "a file"
-        raise ConfigError(
-            f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
-            f" {existing} is {problem}. Give dirpath=..., change the logger's folder, or set files=False."
-        )

@@ -313,7 +313,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 FIT = """
 import os, signal, sys, time
 from pathlib import Path
-import lightning_modelprof.session as session
+import lightning_modelprof.fit.session as session
 from tests.fits import *
 
 session._MIN_SAVE_INTERVAL_NS = session._SAVE_INTERVAL_FACTOR = 0  # save at every cut

@@ -376,7 +376,7 @@ def test_every_step_reaches_the_metric_whoever_looks_at_the_steps_between(tmp_pa
     fit_quietly(make_trainer(tmp_path, callback), Net(at_batch), loader())
     assert all(line.startswith(" reader_cost: ") for line in seen[1:])
     clean = steps_of(callback).clean()
-    assert sessions[0]._metric.compute() == expected_totals(clean)
+    assert sessions[0].live.metric.compute() == expected_totals(clean)
 
 
 def test_step_info_covers_each_step_once(tmp_path):

@@ -274,7 +274,6 @@ def test_skipped_rest_of_epoch(bench, always):
     assert bench.record.unfinished_steps == (2 if always else 1)
 
 
-@pytest.mark.xfail(reason="FitSession.check_epoch takes an epoch without a step for an unknown Lightning")
 def test_first_epoch_skipped_at_its_first_batch(bench):
     model = SkipsEpoch(bench.truth, 0, always=False)
     bench.fit(model, bench.data(), max_epochs=2, **everything(bench))

@@ -132,6 +132,11 @@ class PhaseProfiler(Profiler):
                 table = f"traced {table}"
         self.profile = self._tables[table].__getitem__
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a batch went as far as its training since training began."""
+        return "run_training_batch" in self._base
+
     def missing_hooks(self) -> set[str]:
         """Which of the required hooks should have been seen since training began and have not been."""
         seen = {name.rpartition(".")[2] for name in self._base}

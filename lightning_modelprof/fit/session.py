@@ -6,7 +6,6 @@ is undone by :meth:`FitSession.close`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,33 +14,22 @@ from typing import Any, Final
 
 from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.benchmark import Averages, averages
-from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.errors import TraceError
+from lightning_modelprof.fit.live import LiveFigures
+from lightning_modelprof.fit.outputs import Outputs, free_directory
+from lightning_modelprof.fit.windows import WindowResults
 from lightning_modelprof.measure.capture import NEVER, Capture, CaptureOptions
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.environment import run_info
 from lightning_modelprof.measure.hook_phases import LOST, HookPhases
 from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.recorder import Recorder
-from lightning_modelprof.outputs import Outputs, free_directory, trace_name
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.chrome import parse_trace
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import (
-    NOT_MEASURED,
-    AllRanks,
-    RankRecord,
-    Run,
-    StepTimings,
-    Window,
-    WindowStatus,
-)
+from lightning_modelprof.run.records import NOT_MEASURED, AllRanks, RankRecord, Run, RunInfo, Window
 
 # Saving the archive in between costs its time again only after this many times that time has passed.
 _SAVE_INTERVAL_FACTOR: Final = 200
@@ -77,8 +65,8 @@ class FitSession:
         self._wanted_directory = directory
         self._clock = clock
         self._warn = warn
-        self._metric = BenchmarkMetric()
         self._recorder = Recorder(config.skip_first)
+        self.live = LiveFigures(self._recorder, config.unit)
         marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
         self._device = None if marks is None else DevicePhases(marks, self._recorder.add_device)
         self.ledger = PhaseLedger(
@@ -87,22 +75,17 @@ class FitSession:
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix)
         self._capture: Capture | None = None
         self._outputs: Outputs | None = None
-        self._info: Any = None
+        self._results: WindowResults | None = None
+        self._info: RunInfo | None = None
         self._log_every = config.log_every_n_steps or max(1, trainer.log_every_n_steps)
-        self._windows: list[Window] = []
-        self._summaries: dict[int, ModelSummary] = {}
-        self._trace_notes: dict[int, str] = {}
         self._notes: list[str] = []
         self._next_save_ns = 0
-        self._metric_step = self._info_step = 0
         self._uses_hooks = False
-        self._has_refused = False
         self._batches_without_fetch = 0
         self._cleanup = ExitStack()
         self._cleanup.callback(uninstall, trainer, self.delegate)
         self.is_armed = self.is_finished = self._is_reported = False
         self._is_watched = False  # whether anybody sees the live figures
-        self.live: Averages | None = None
         self.run: Run | None = None
         self.report: Report | None = None
         trainer.profiler = self.delegate
@@ -123,6 +106,7 @@ class FitSession:
             rank=trainer.global_rank,
             warn=self._warn,
         )
+        self._results = WindowResults(self._outputs, trainer.global_rank, self._warn)
         self._info = run_info(trainer, pl_module, config.as_plain(), config.unit, __version__)
         if config.schedule.active:
             self._capture = Capture(
@@ -133,13 +117,15 @@ class FitSession:
                     with_stack=config.with_stack,
                     profile_memory=config.profile_memory,
                 ),
-                export_path=self._raw_path,
+                export_path=self._results.raw_path,
                 on_close=self._on_window,
                 clock=self._clock,
                 rank=trainer.global_rank,
             )
-        has_bar = config.progress_bar and self._join_progress_bar()
-        self._is_watched = has_bar or self._outputs.has_loggers
+        bar = trainer.progress_bar_callback if config.progress_bar else None
+        if bar is not None:
+            self.live.join_progress_bar(bar, self._cleanup)
+        self._is_watched = bar is not None or self._outputs.has_loggers
         self._next_save_ns = self._clock() + _MIN_SAVE_INTERVAL_NS
         self.delegate.arm()
         self.is_armed = True
@@ -158,7 +144,7 @@ class FitSession:
             self._capture.finish(reasons.get(status, "training failed first"))
             self.ledger.ranges = None
         self.close()
-        self._cut_metric()
+        self.live.cut()
 
     def finish(self, status: str, *, is_safe_point: bool) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
@@ -173,7 +159,7 @@ class FitSession:
         world_size = self._trainer.world_size
         everybody: AllRanks | None = None
         if is_safe_point and world_size > 1:
-            everybody = self._metric.compute_over_ranks(self._trainer.strategy.root_device, world_size)
+            everybody = self.live.metric.compute_over_ranks(self._trainer.strategy.root_device, world_size)
         self._report(status, everybody)
         assert self._outputs is not None
         assert self.report is not None
@@ -211,7 +197,8 @@ class FitSession:
 
     def check_epoch(self) -> None:
         """An epoch ended: if no step of it was seen to end, the names are unknown."""
-        if self.is_armed and not self._uses_hooks and self.ledger.steps_ended == 0:
+        was_measurable = self.delegate.missing_hooks() or self.delegate.has_trained
+        if self.is_armed and not self._uses_hooks and self.ledger.steps_ended == 0 and was_measurable:
             self._use_hooks()
 
     def _use_hooks(self) -> None:
@@ -254,10 +241,10 @@ class FitSession:
 
     def _cut(self) -> None:
         """Show the clean steps since the last cut to those who watch."""
-        clean = self._cut_metric().clean()
-        self.live = averages(clean)
-        if self.live is not None and self._outputs is not None:
-            self._outputs.log_scalars(_scalars(self.live), self._logger_step())
+        self.live.cut()
+        scalars = self.live.scalars()
+        if scalars and self._outputs is not None:
+            self._outputs.log_scalars(scalars, self._logger_step())
 
     def _save_if_due(self) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
@@ -267,116 +254,23 @@ class FitSession:
             spent = self._clock() - now
             self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, spent * _SAVE_INTERVAL_FACTOR)
 
-    def _cut_metric(self) -> StepTimings:
-        # By number: step_info and the archive cut the recorder too.
-        part = self._recorder.since(self._metric_step)
-        self._metric_step += len(part)
-        self._metric.update(part.clean())
-        return part
-
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
-        """A window closed: read its trace, keep it, and write the report as far as it goes."""
-        begin_ns = self._clock()
-        outputs = self._outputs
-        assert outputs is not None
-        if window.status is WindowStatus.REFUSED and not self._has_refused:
-            self._has_refused = True
-            self._warn(f"window {window.index} was refused: {window.note}; training goes on without it")
-        if raw_path is not None:
-            window = self._take_trace(window, raw_path, outputs)
-        if window.close_ns is not None:
-            window = replace(window, close_ns=window.close_ns + self._clock() - begin_ns)
-        self._windows.append(window)
+        """A window closed: keep what it holds, and write the report as far as it goes."""
+        assert self._results is not None
+        self._results.add(window, raw_path, self._clock)
         if not self.is_finished:
-            self._cut_metric()
             self._report("running", None)
-
-    def _take_trace(self, window: Window, raw_path: Path, outputs: Outputs) -> Window:
-        """Move the raw trace to its place and summarize it."""
-        try:
-            raw = raw_path.read_bytes()
-            raw_path.unlink()
-        except OSError as error:
-            reason = f"torch could not write the trace: {error.strerror or error}"
-            self._warn(f"window {window.index}: {reason}")
-            self._trace_notes[window.index] = reason
-            return window
-        window = replace(window, trace_file=outputs.save_trace(window, raw))
-        self._summarize(window, raw)
-        return window
-
-    def _summarize(self, window: Window, raw: bytes) -> None:
-        try:
-            trace = parse_trace(raw, trace_name(window, self._trainer.global_rank))
-            summary = summarize_model(trace, window.recorded_steps)
-        except TraceError as error:
-            self._trace_notes[window.index] = str(error)
-            return
-        if summary is None:
-            self._trace_notes[window.index] = "the trace holds none of the recorded steps"
-        else:
-            self._summaries[window.index] = summary
-
-    def _raw_path(self, window: Window) -> Path:
-        """Where torch writes the trace before it is packed: beside its place, or in the temporary folder."""
-        directory = self._outputs.directory if self._outputs is not None else None
-        if directory is not None:
-            name = Path(trace_name(window, self._trainer.global_rank))
-            path = directory / name.with_name(f".{name.stem}")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                pass  # the tables need the trace all the same; saving it will say what is wrong
-            else:
-                return path
-        handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
-        handle.close()
-        return Path(handle.name)
 
     def _logger_step(self) -> int:
         """The step that Lightning's own loggers use for the batch that ended last."""
         epoch_loop = self._trainer.fit_loop.epoch_loop
         return max(0, int(getattr(epoch_loop, "_batches_that_stepped", self._trainer.global_step)) - 1)
 
-    def _join_progress_bar(self) -> bool:
-        """Show throughput in the progress bar, if there is one, by adding to what it asks for."""
-        bar = self._trainer.progress_bar_callback
-        if bar is None:
-            return False
-        get_metrics = bar.get_metrics
-
-        def with_throughput(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            metrics: dict[str, Any] = get_metrics(*args, **kwargs)
-            live = self.live
-            if live is not None and live.steps_per_s is not None:
-                metrics["ips"] = float(f"{live.steps_per_s:.4g}")
-                if live.reader_ratio is not None:
-                    metrics["reader"] = f"{100 * live.reader_ratio:.0f}%"
-            return metrics
-
-        bar.get_metrics = with_throughput
-        self._cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
-        return True
-
     # Results
 
-    def step_info(self, unit: str | None = None) -> str:
-        """Paddle's line over the steps since the last call; ``""`` if there are none."""
-        steps = self._recorder.since(self._info_step)
-        figures = averages(steps)
-        if figures is None:
-            return ""
-        self._info_step += len(steps)
-        text = ""
-        if figures.reader_cost_ns is not None:
-            text += f" reader_cost: {figures.reader_cost_ns / 1e9:.5f} s"
-        text += f" batch_cost: {figures.batch_cost_ns / 1e9:.5f} s"
-        rate, name = figures.samples_per_s, unit or self._config.unit
-        if rate is None:
-            rate, name = figures.steps_per_s, "steps"
-        return text if rate is None else f"{text} ips: {rate:.3f} {name}/s"
-
     def _make_run(self, status: str, everybody: AllRanks | None) -> Run:
+        assert self._results is not None
+        assert self._info is not None
         if self._device is not None:
             self._device.collect()
         notes = list(self._notes)
@@ -392,38 +286,15 @@ class FitSession:
             },
             unfinished_steps=self.ledger.unfinished_steps,
             callbacks=self.delegate.callback_times(),
-            windows=tuple(self._windows),
+            windows=tuple(self._results.windows),
             notes=tuple(notes),
         )
         return Run(info=replace(self._info, status=status), ranks=(record,), all_ranks=everybody)
 
     def _report(self, status: str, everybody: AllRanks | None) -> None:
         assert self._outputs is not None
+        assert self._results is not None
         self.run = self._make_run(status, everybody)
         self._outputs.save_run(self.run)
-        self.report = build_report(analyze(self.run, self._summaries, self._trace_notes))
+        self.report = build_report(analyze(self.run, self._results.summaries, self._results.trace_notes))
         self._outputs.save_report(self.report)
-
-
-def _scalars(figures: Averages) -> dict[str, float]:
-    """What is logged at a cut: averages over the clean steps since the last one; only what was measured."""
-    named = {
-        "modelprof/batch_cost_ms": _ms(figures.batch_cost_ns),
-        "modelprof/reader_cost_ms": _ms(figures.reader_cost_ns),
-        "modelprof/reader_ratio": figures.reader_ratio,
-        "modelprof/ips": figures.steps_per_s,
-        "modelprof/samples_per_s": figures.samples_per_s,
-    }
-    for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
-        named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns) if time_ns else None
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def _ms(time_ns: float | None) -> float | None:
-    return None if time_ns is None else time_ns / 1e6
-
-
-def _restore_method(owner: Any, name: str, ours: Any) -> None:
-    """Take our instance attribute away, if nobody has put another in its place."""
-    if owner.__dict__.get(name) is ours:
-        delattr(owner, name)

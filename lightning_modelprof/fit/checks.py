@@ -1,0 +1,63 @@
+"""What is refused before training starts because of the trainer or the machine it runs on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.errors import ConfigError
+
+
+def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> None:
+    """Refuse what cannot work with this trainer.
+
+    Raises:
+        ConfigError: on a second callback, a second torch profiler, or an activity the machine lacks.
+    """
+    ours = [callback for callback in trainer.callbacks if isinstance(callback, callback_type)]
+    if len(ours) > 1:
+        raise ConfigError(
+            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)}. Remove all but one."
+        )
+    for activity in config.activities or ():
+        if activity != "cpu" and not getattr(torch, activity).is_available():
+            raise ConfigError(
+                f"ModelProfCallback: activities: {activity!r} needs a device that torch can use, got none."
+                " Remove it, or leave activities out to record what there is."
+            )
+    if not config.schedule.active:
+        return
+    profiler = trainer.profiler
+    if any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__):
+        raise ConfigError(
+            "ModelProfCallback: expected to be the only torch profiler, got Trainer(profiler="
+            f"{type(profiler).__name__}) as well. Two torch profilers in one process crash it or lose data."
+            " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
+        )
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        raise ConfigError(
+            "ModelProfCallback: expected to be the only torch profiler, but one is recording already."
+            " Two torch profilers in one process crash it or lose data. Stop it before trainer.fit, or"
+            " give ModelProfCallback(active=0) for timing only."
+        )
+
+
+def check_writeable(directory: Path) -> None:
+    """Refuse a folder that cannot be made or written to, without making it yet.
+
+    Raises:
+        ConfigError: with the place that is in the way.
+    """
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "not writeable" if existing.is_dir() else "a file"
+        raise ConfigError(
+            f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
+            f" {existing} is {problem}. Give dirpath=..., change the logger's folder, or set files=False."
+        )

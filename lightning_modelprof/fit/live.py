@@ -1,0 +1,100 @@
+"""The figures while training runs: for loggers, the progress bar, ``step_info`` and the ranks' reduction."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from lightning_modelprof.analysis.benchmark import Averages, averages
+from lightning_modelprof.measure.metrics import BenchmarkMetric
+from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.run.phases import PHASES
+
+
+class LiveFigures:
+    """Averages over the steps since somebody last looked; every looker has a place of its own.
+
+    Args:
+        recorder: where the steps are.
+        unit: what the samples are called.
+
+    Attributes:
+        metric: the clean steps up to the last cut, ready to be reduced over ranks.
+        newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
+    """
+
+    def __init__(self, recorder: Recorder, unit: str) -> None:
+        self._recorder = recorder
+        self._unit = unit
+        self._cut_step = self._info_step = 0
+        self.metric = BenchmarkMetric()
+        self.newest: Averages | None = None
+
+    def cut(self) -> None:
+        """Take the clean steps since the last cut."""
+        steps = self._recorder.since(self._cut_step)
+        self._cut_step += len(steps)
+        clean = steps.clean()
+        self.metric.update(clean)
+        self.newest = averages(clean)
+
+    def scalars(self) -> dict[str, float]:
+        """What is logged at a cut: tag → value, only of what was measured."""
+        figures = self.newest
+        if figures is None:
+            return {}
+        named = {
+            "modelprof/batch_cost_ms": _ms(figures.batch_cost_ns),
+            "modelprof/reader_cost_ms": _ms(figures.reader_cost_ns),
+            "modelprof/reader_ratio": figures.reader_ratio,
+            "modelprof/ips": figures.steps_per_s,
+            "modelprof/samples_per_s": figures.samples_per_s,
+        }
+        for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
+            named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns) if time_ns else None
+        return {name: value for name, value in named.items() if value is not None}
+
+    def step_info(self, unit: str | None) -> str:
+        """Paddle's line over the steps, clean or not, since the last call; ``""`` if there are none."""
+        steps = self._recorder.since(self._info_step)
+        figures = averages(steps)
+        if figures is None:
+            return ""
+        self._info_step += len(steps)
+        text = ""
+        if figures.reader_cost_ns is not None:
+            text += f" reader_cost: {figures.reader_cost_ns / 1e9:.5f} s"
+        text += f" batch_cost: {figures.batch_cost_ns / 1e9:.5f} s"
+        rate, name = figures.samples_per_s, unit or self._unit
+        if rate is None:
+            rate, name = figures.steps_per_s, "steps"
+        return text if rate is None else f"{text} ips: {rate:.3f} {name}/s"
+
+    def join_progress_bar(self, bar: Any, cleanup: ExitStack) -> None:
+        """Show throughput in the progress bar by adding to the metrics it asks for.
+
+        Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
+        """
+        get_metrics = bar.get_metrics
+
+        def with_throughput(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            metrics: dict[str, Any] = get_metrics(*args, **kwargs)
+            newest = self.newest
+            if newest is not None and newest.steps_per_s is not None:
+                metrics["ips"] = float(f"{newest.steps_per_s:.4g}")
+                if newest.reader_ratio is not None:
+                    metrics["reader"] = f"{100 * newest.reader_ratio:.0f}%"
+            return metrics
+
+        bar.get_metrics = with_throughput
+        cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / 1e6
+
+
+def _restore_method(owner: Any, name: str, ours: Any) -> None:
+    """Take our instance attribute away, if nobody has put another in its place."""
+    if owner.__dict__.get(name) is ours:
+        delattr(owner, name)

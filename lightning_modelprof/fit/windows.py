@@ -1,0 +1,90 @@
+"""What becomes of a profiler window when it has closed: its trace is read, summarized and packed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.errors import TraceError
+from lightning_modelprof.fit.outputs import Outputs, trace_name
+from lightning_modelprof.run.chrome import parse_trace
+from lightning_modelprof.run.records import Window, WindowStatus
+
+
+class WindowResults:
+    """The closed windows of one rank.
+
+    Args:
+        outputs: where traces are saved.
+        rank: of this process.
+        warn: called with one sentence.
+
+    Attributes:
+        windows: all closed windows, in order.
+        summaries: window index → Model Summary, for those whose trace could be read.
+        trace_notes: window index → why there is none.
+    """
+
+    def __init__(self, outputs: Outputs, rank: int, warn: Callable[[str], None]) -> None:
+        self._outputs = outputs
+        self._rank = rank
+        self._warn = warn
+        self._has_refused = False
+        self.windows: list[Window] = []
+        self.summaries: dict[int, ModelSummary] = {}
+        self.trace_notes: dict[int, str] = {}
+
+    def raw_path(self, window: Window) -> Path:
+        """Where torch writes the trace before it is packed: beside its place, or in the temporary folder."""
+        if self._outputs.directory is not None:
+            name = Path(trace_name(window, self._rank))
+            path = self._outputs.directory / name.with_name(f".{name.stem}")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                pass  # the tables need the trace all the same; saving it will say what is wrong
+            else:
+                return path
+        handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
+        handle.close()
+        return Path(handle.name)
+
+    def add(self, window: Window, raw_path: Path | None, clock: Callable[[], int]) -> None:
+        """Take over a window that closed, with its raw trace if there is one."""
+        begin_ns = clock()
+        if window.status is WindowStatus.REFUSED and not self._has_refused:
+            self._has_refused = True
+            self._warn(f"window {window.index} was refused: {window.note}; training goes on without it")
+        if raw_path is not None:
+            window = self._take_trace(window, raw_path)
+        if window.close_ns is not None:
+            window = replace(window, close_ns=window.close_ns + clock() - begin_ns)
+        self.windows.append(window)
+
+    def _take_trace(self, window: Window, raw_path: Path) -> Window:
+        """Move the raw trace to its place and summarize it."""
+        try:
+            raw = raw_path.read_bytes()
+            raw_path.unlink()
+        except OSError as error:
+            reason = f"torch could not write the trace: {error.strerror or error}"
+            self._warn(f"window {window.index}: {reason}")
+            self.trace_notes[window.index] = reason
+            return window
+        self._summarize(window, raw)
+        return replace(window, trace_file=self._outputs.save_trace(window, raw))
+
+    def _summarize(self, window: Window, raw: bytes) -> None:
+        try:
+            trace = parse_trace(raw, trace_name(window, self._rank))
+            summary = summarize_model(trace, window.recorded_steps)
+        except TraceError as error:
+            self.trace_notes[window.index] = str(error)
+            return
+        if summary is None:
+            self.trace_notes[window.index] = "the trace holds none of the recorded steps"
+        else:
+            self.summaries[window.index] = summary
