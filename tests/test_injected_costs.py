@@ -1,8 +1,7 @@
 """Known costs under the real clock: each lands in its phase.
 
 The user code measures itself, so that a noisy machine changes what is expected as well as what is measured.
-Medians over the steps are compared; what is allowed is 5 % and what the same phase takes without the costs,
-which are 2 ms and more.
+What is allowed is 5 % and what the same phase takes without the costs, which are 2 ms and more.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from tests.support import make_trainer
 
 NUM_STEPS = 16
 RELATIVE = 0.05
-ALLOWANCE_NS = 1_000_000
-"""For a loaded machine; a cost that lands in the wrong phase is twice as much and more."""
+ALLOWANCE_NS = 300_000
+"""For a loaded machine; a cost that lands in the wrong phase is seven times as much and more."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -48,11 +47,6 @@ class Spent:
             pass
         if self.steps:
             self.steps[-1][phase] += time.perf_counter_ns() - begin
-
-    def medians(self, keep: Any) -> dict[str, float]:
-        kept = [step for step, is_kept in zip(self.steps, keep, strict=True) if is_kept]
-        phases = {phase for step in kept for phase in step}
-        return {phase: float(np.median([step[phase] for step in kept])) for phase in phases}
 
 
 class NappingData:
@@ -176,12 +170,13 @@ def test_every_cost_lands_in_its_phase(mode):
     assert stepping.tolist() == ([False, True] * 8 if mode == "accumulating" else [True] * NUM_STEPS)
 
     # Without the first steps, in which names are new; those that accumulate and those that step apart.
+    # A busy machine only ever adds, now to one step and now to another; a cost in the wrong phase is there in
+    # every step. So the step that fits best decides.
     for is_stepping in set(stepping.tolist()):
-        keep = (stepping == is_stepping) & (np.arange(NUM_STEPS) >= 2)
-        truth = spent.medians(keep.tolist())
+        keep = np.flatnonzero((stepping == is_stepping) & (np.arange(NUM_STEPS) >= 2))
         for index, phase in enumerate(PHASES):
-            measured = float(np.median(steps.phases_ns[keep, index]))
-            rest = float(np.median(without_costs.phases_ns[keep, index]))
-            expected = truth.get(phase.key, 0.0)
-            assert measured >= expected, phase.key
-            assert measured <= expected * (1 + RELATIVE) + 2 * rest + ALLOWANCE_NS, phase.key
+            measured = steps.phases_ns[keep, index]
+            truth = np.array([spent.steps[step].get(phase.key, 0) for step in keep])
+            rest = without_costs.phases_ns[keep, index].min()
+            assert (measured >= truth).all(), phase.key
+            assert (measured - truth * (1 + RELATIVE)).min() <= 2 * rest + ALLOWANCE_NS, phase.key
