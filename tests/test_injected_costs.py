@@ -27,7 +27,7 @@ RELATIVE = 0.05
 ALLOWANCE_NS = 300_000
 """Beside 5 %, for a phase with a cost; a cost is seven times as much and more."""
 LOOP_ALLOWANCE_NS = 1_000_000
-"""For a phase without a cost, which on a busy machine runs on a cold core; a cost is twice as much and more."""
+"""For a phase without a cost, which on a busy machine runs on a cold core."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
