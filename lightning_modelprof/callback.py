@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 import warnings
 from collections.abc import Callable
-from operator import index
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from lightning.pytorch.callbacks import Callback
 
@@ -16,18 +14,16 @@ from lightning_modelprof.config import (
     DEFAULTS,
     ProfileConfig,
     explain_unknown_arguments,
+    is_switched_off,
     read_yaml,
 )
 from lightning_modelprof.fit.checks import check_trainer, check_writeable
 from lightning_modelprof.fit.session import FitSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.samples import SampleCounter
+from lightning_modelprof.measure.samples import SampleCounter, check_count
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import NOT_MEASURED, Run
-
-SWITCH: Final = "LIGHTNING_MODELPROF"
-"""Environment variable; ``0`` switches the callback off."""
 
 
 class ModelProfCallback(Callback):
@@ -38,22 +34,25 @@ class ModelProfCallback(Callback):
         wait: steps before each window's warm-up, in which nothing is recorded.
         warmup: steps before each window in which torch.profiler runs and its results are thrown away.
         repeat: number of windows; 0 means windows until training ends.
-        skip_first: steps at the start that neither the benchmark nor the first window's wait counts.
-        steps: record steps start to end-1 of a half-open (start, end), instead of the arguments above.
+        skip_first: steps at the start that the benchmark leaves out, and after which the first wait begins.
+        steps: record steps start to end-1 of a half-open (start, end), instead of active, wait, warmup and
+            repeat; skip_first then is the benchmark's alone.
         activities: what torch.profiler records, out of cpu, cuda and xpu; None means all there are.
         record_shapes: record the shapes of operators' inputs.
         with_stack: record Python stacks; slows the window down much.
         profile_memory: record allocations.
-        stop_after_profile: end training when the last window has closed, as if it had converged.
+        stop_after_profile: end training with the step in which the last window closes (the first one after
+            it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
         device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
-        log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own.
+        log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, 0
+            logs none.
         progress_bar: show ips and the reader's share in the progress bar.
         samples_fn: counts the samples (or tokens, ...) of a batch; None means the batch's first dimension.
             It is called every step and must return an int without waiting for the device.
         unit: what samples_fn counts, for example tokens.
         terminal: print the report when training ends.
         tensorboard: write the report's tables to the run's TensorBoard as text.
-        files: write the report, the archive and the traces to a folder.
+        files: write the report, the archive and the traces to a folder; in a fast_dev_run only with dirpath.
         dirpath: that folder; None means the folder modelprof beside the logger's files, or in the
             Trainer's default_root_dir. A folder that holds an earlier run is not touched: _1, _2, ... is
             appended.
@@ -132,7 +131,8 @@ class ModelProfCallback(Callback):
             path: a file with one mapping, argument → value, such as ``configs/default.yaml``.
 
         Raises:
-            ConfigError: when the file cannot be read or holds an unknown argument.
+            ConfigError: when the file cannot be read, or holds an argument that is unknown, given twice, or
+                cannot be meant.
         """
         return cls(**read_yaml(path))
 
@@ -153,19 +153,21 @@ class ModelProfCallback(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check everything that can be checked, then stand in for the trainer's profiler."""
         self._leave()
-        if stage != "fit" or os.environ.get(SWITCH) == "0":
+        if stage != "fit" or is_switched_off():
             return
         self.config.check()
         self._count = self.config.samples_fn or SampleCounter()
         check_trainer(self.config, trainer, ModelProfCallback)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
         directory = Path(self.config.dirpath or Path(log_dir) / "modelprof")
-        if self.config.files:
+        # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
+        has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
+        if has_files:
             check_writeable(directory)
         self._session = FitSession(
             self.config,
             trainer,
-            directory if self.config.files else None,
+            directory if has_files else None,
             own_prefix=f"[Callback]{self.state_key}.",
             clock=self._clock,
             warn=_warn,
@@ -188,7 +190,10 @@ class ModelProfCallback(Callback):
         if ledger.needs_batch_start and self._session is not None:
             self._guard(self._session.begin_batch)
         try:
-            ledger.samples = index(self._count(batch))
+            count = self._count(batch)
+            if self._count is self.config.samples_fn:  # our own counter can be trusted
+                count = check_count(count)
+            ledger.samples = count
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
 

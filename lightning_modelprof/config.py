@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +20,16 @@ Activity = Literal["cpu", "cuda", "xpu"]
 
 ACTIVITIES: Final = ("cpu", "cuda", "xpu")
 _ACTIVITY_NAMES: Final = ", ".join(ACTIVITIES)
+_OTHER_NAMES: Final = {"gpu": "cuda"}
+"""Activity by what people call it."""
+
 WHERE: Final = "ModelProfCallback"
+
+SWITCH: Final = "LIGHTNING_MODELPROF"
+"""Environment variable that switches the callback off."""
+
+_SWITCHED_OFF: Final = ("0", "false", "off", "no")
+_SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,82 +83,109 @@ class ProfileConfig:
         plain["samples_fn"] = None if self.samples_fn is None else _name_of(self.samples_fn)
         return plain
 
-    def check(self) -> None:
+    def check(self, where: str = WHERE) -> None:
         """Refuse what cannot be meant.
+
+        Args:
+            where: what the message begins with: where the values stand.
 
         Raises:
             ConfigError: with the argument, what was expected, what came and what to do.
         """
         for name, least in (("active", 0), ("wait", 0), ("warmup", 0), ("repeat", 0), ("skip_first", 0)):
-            _check_int(name, getattr(self, name), least)
+            _check_int(where, name, getattr(self, name), least)
         if self.log_every_n_steps is not None:
-            _check_int("log_every_n_steps", self.log_every_n_steps, 1)
+            _check_int(where, "log_every_n_steps", self.log_every_n_steps, 0)
         for name in _BOOLEANS:
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise _refusal(name, "true or false", value)
-        self._check_steps()
-        self._check_activities()
+                raise _refusal(where, name, "true or false", value)
+        self._check_steps(where)
+        self._check_activities(where)
         if self.samples_fn is not None and not callable(self.samples_fn):
             raise _refusal(
-                "samples_fn", "a function that takes a batch and returns its size", self.samples_fn
+                where, "samples_fn", "a function that takes a batch and returns its size", self.samples_fn
             )
         if not isinstance(self.unit, str) or not self.unit:
-            raise _refusal("unit", "the name of what samples_fn counts, such as 'tokens'", self.unit)
-        if self.dirpath is not None and not isinstance(self.dirpath, str | Path):
-            raise _refusal("dirpath", "a path or None", self.dirpath)
+            raise _refusal(where, "unit", "the name of what samples_fn counts, such as 'tokens'", self.unit)
+        self._check_dirpath(where)
         if self.stop_after_profile:
-            self._check_stop()
+            self._check_stop(where)
 
-    def _check_steps(self) -> None:
+    def _check_steps(self, where: str) -> None:
         if self.steps is None:
             return
         steps: Any = self.steps
         is_pair = isinstance(steps, list | tuple) and len(steps) == 2
         if not is_pair or not all(type(value) is int for value in steps):
-            raise _refusal("steps", "two integers (start, end)", steps)
+            raise _refusal(
+                where,
+                "steps",
+                "two integers (start, end)",
+                steps,
+                "Give the first step and the one after the last: (3, 14) records steps 3 to 13.",
+            )
         start, end = steps
         if start < 0 or end <= start:
             raise _refusal(
-                "steps", "0 <= start < end, recording steps start to end-1", steps, "Swap or raise them."
+                where,
+                "steps",
+                "0 <= start < end, recording steps start to end-1",
+                steps,
+                "Swap or raise them.",
             )
         for name in ("active", "wait", "warmup", "repeat"):
             default, value = getattr(DEFAULTS, name), getattr(self, name)
             if value != default:
                 raise ConfigError(
-                    f"{WHERE}: steps={tuple(steps)} and {name}={value} both say which steps to record."
+                    f"{where}: steps={tuple(steps)} and {name}={value} both say which steps to record."
                     f" Expected one of them. Leave out {name}, or leave out steps."
                 )
 
-    def _check_activities(self) -> None:
+    def _check_activities(self, where: str) -> None:
         if self.activities is None:
             return
         if isinstance(self.activities, str) or not isinstance(self.activities, Collection):
-            raise _refusal("activities", f"a list out of {_ACTIVITY_NAMES}, or None for all", self.activities)
+            raise _refusal(
+                where, "activities", f"a list out of {_ACTIVITY_NAMES}, or None for all", self.activities
+            )
         for activity in self.activities:
             if activity not in ACTIVITIES:
+                name = str(activity).lower()
                 raise ConfigError(
-                    f"{WHERE}: activities: unknown activity {activity!r}."
-                    f"{_nearest(str(activity), ACTIVITIES)}"
+                    f"{where}: activities: unknown activity {activity!r}."
+                    f"{_nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
                     f" Expected a list out of {_ACTIVITY_NAMES}, or None for all that the machine has."
                 )
         if not list(self.activities) and self.schedule.active:
             raise ConfigError(
-                f"{WHERE}: activities=[] leaves the window of {self.schedule.active} active steps nothing to"
+                f"{where}: activities=[] leaves the window of {self.schedule.active} active steps nothing to"
                 " record. Expected at least one activity. Give activities=['cpu'] or None for all,"
                 " or active=0 for timing only."
             )
 
-    def _check_stop(self) -> None:
+    def _check_dirpath(self, where: str) -> None:
+        path = self.dirpath
+        if path is None or isinstance(path, Path) or (isinstance(path, str) and path.strip()):
+            return
+        raise _refusal(
+            where,
+            "dirpath",
+            "a path or None",
+            path,
+            "Leave it out, or give None, for the folder modelprof beside the logger's files.",
+        )
+
+    def _check_stop(self, where: str) -> None:
         schedule = self.schedule
         if schedule.active == 0:
             raise ConfigError(
-                f"{WHERE}: stop_after_profile=True needs a window to stop after, got active=0."
+                f"{where}: stop_after_profile=True needs a window to stop after, got active=0."
                 " Set active to the number of steps to record, or stop_after_profile=False."
             )
         if schedule.repeat == 0:
             raise ConfigError(
-                f"{WHERE}: stop_after_profile=True needs a last window, got repeat=0 (windows until training"
+                f"{where}: stop_after_profile=True needs a last window, got repeat=0 (windows until training"
                 " ends). Set repeat to the number of windows."
             )
 
@@ -159,22 +196,25 @@ _BOOLEANS: Final = tuple(field.name for field in fields(ProfileConfig) if isinst
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The callback's arguments in a YAML file.
+    """The callback's arguments in a YAML file, checked.
 
     Args:
         path: a file with one mapping, argument → value.
 
     Raises:
-        ConfigError: when the file cannot be read, is no mapping, or holds an unknown argument.
+        ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
+            twice, or cannot be meant.
     """
     where = str(path)
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        _check_given_once(yaml.compose(text, Loader=yaml.SafeLoader), where)
+        raw = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(
             f"{where}: expected a readable YAML file, got {error.strerror or error}. Check the path."
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: expected YAML, got: {error}") from error
     if raw is None:
         return {}
@@ -184,9 +224,32 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         )
     check_names(raw, where)
     arguments = dict(raw)
+    if arguments.get("samples_fn") is not None:
+        raise ConfigError(
+            f"{where}: samples_fn: expected null, got {arguments['samples_fn']!r}: a function can only be given"
+            f" from Python. Leave it out here, or write {WHERE}(samples_fn=...) instead of this file."
+        )
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = tuple(arguments["steps"])
+    ProfileConfig(**arguments).check(where)
     return arguments
+
+
+def is_switched_off() -> bool:
+    """Whether the environment says that nothing is to be measured.
+
+    Raises:
+        ConfigError: when the variable says neither yes nor no.
+    """
+    value = os.environ.get(SWITCH, "")
+    word = value.strip().lower()
+    if word not in (*_SWITCHED_OFF, *_SWITCHED_ON):
+        off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
+        raise ConfigError(
+            f"environment variable {SWITCH}: expected one of {off} to switch {WHERE} off, or one of {on} to"
+            f" leave it on, got {value!r}. Set it to one of them, or unset it."
+        )
+    return word in _SWITCHED_OFF
 
 
 def check_names(names: Iterable[Any], where: str) -> None:
@@ -215,17 +278,33 @@ def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _check_int(name: str, value: Any, least: int) -> None:
+def _check_given_once(document: yaml.Node | None, where: str) -> None:
+    """YAML lets the last of two equal keys win; nobody means that."""
+    if not isinstance(document, yaml.MappingNode):
+        return
+    lines: dict[str, int] = {}
+    for key, _ in document.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ConfigError(
+                    f"{where}: expected each argument once, got {key.value!r} in line {lines[key.value]} and"
+                    f" again in line {line}. Remove one of them."
+                )
+            lines[key.value] = line
+
+
+def _check_int(where: str, name: str, value: Any, least: int) -> None:
     if type(value) is not int or value < least:
         hint = ""
         if name == "active" and type(value) is int:
             hint = "active=0 means timing only."
-        raise _refusal(name, f"an integer of at least {least}", value, hint)
+        raise _refusal(where, name, f"an integer of at least {least}", value, hint)
 
 
-def _refusal(name: str, expected: str, got: Any, hint: str = "") -> ConfigError:
+def _refusal(where: str, name: str, expected: str, got: Any, hint: str = "") -> ConfigError:
     action = hint or f"The default is {getattr(DEFAULTS, name)!r}."
-    return ConfigError(f"{WHERE}: {name}: expected {expected}, got {got!r}. {action}")
+    return ConfigError(f"{where}: {name}: expected {expected}, got {got!r}. {action}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -11,6 +11,8 @@ Every message says where, what was expected, what came and what to do.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 
 class ModelProfError(Exception):
     """Base of every error this package raises on purpose."""
@@ -30,3 +32,22 @@ class ArchiveError(ModelProfError):
 
 class MissingExtraError(ModelProfError):
     """A feature needs a package that is not installed; the message holds the install command."""
+
+
+def require(*modules: str, extra: str, where: str) -> None:
+    """Refuse to go on without modules that come with an extra of this package.
+
+    Args:
+        modules: top-level modules, by the names they are imported by.
+        extra: the extra that installs them.
+        where: what needs them, for the message.
+
+    Raises:
+        MissingExtraError: with the modules that are missing and the command that installs them.
+    """
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{where}: expected the Python modules {', '.join(modules)} to be installed, got no"
+            f" {', no '.join(missing)}. Install them: pip install \"lightning-modelprof[{extra}]\""
+        )

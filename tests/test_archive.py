@@ -316,7 +316,7 @@ from pathlib import Path
 import lightning_modelprof.fit.session as session
 from tests.fits import *
 
-session._MIN_SAVE_INTERVAL_NS = session._SAVE_INTERVAL_FACTOR = 0  # save at every cut
+session._MIN_SAVE_INTERVAL_NS = session._SAVE_INTERVAL_FACTOR = 0  # save at every step
 
 def at_batch(batch_idx):
     if batch_idx == 23:
@@ -333,7 +333,7 @@ def test_a_kill_leaves_what_was_measured_until_the_last_save(tmp_path):
     run = load_run(tmp_path / "modelprof")
     (record,) = run.ranks
     assert run.info.status == "running"
-    assert record.steps.step.tolist() == list(range(20))  # 23 were trained; a cut comes every 5 steps
+    assert record.steps.step.tolist() == list(range(23))  # killed in step 23
     assert record.windows[0].status is WindowStatus.COMPLETE
     assert (tmp_path / "modelprof" / record.windows[0].trace_file).exists()
     assert report_of(tmp_path)["run"]["num_steps"] == 5  # written when the window closed

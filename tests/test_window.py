@@ -15,7 +15,9 @@ from lightning.pytorch.profilers import PyTorchProfiler
 
 from lightning_modelprof import ConfigError
 from lightning_modelprof.analysis.model_summary import summarize_model
+from lightning_modelprof.fit import session
 from lightning_modelprof.measure.capture import CaptureOptions
+from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import StepTag, WindowStatus
 from tests.fits import (
@@ -592,3 +594,63 @@ def test_warns_of_nothing_when_all_is_well(tmp_path):
     with our_warnings() as messages:
         run_fit(tmp_path, steps=(3, 5))
     assert messages == []
+
+
+# A foreign profiler inside our window: run apart, because torch may take the process with it
+
+FOREIGN_INSIDE = """
+import sys
+from pathlib import Path
+import torch
+from tests.fits import *
+
+def at_batch(batch_idx):
+    if batch_idx == 3:
+        with torch.profiler.profile():
+            torch.ones(2).sum()
+        if sys.argv[1] == "raise":
+            raise ValueError("the user's own error")
+
+run_fit(Path("."), module=Net(at_batch), steps=(2, 7))
+"""
+
+
+@pytest.mark.parametrize("outcome", ["go on", "raise"])
+def test_a_foreign_profiler_inside_a_window_costs_the_window_and_not_the_process(tmp_path, outcome):
+    result = run_script(FOREIGN_INSIDE, outcome, cwd=tmp_path)
+    assert result.returncode == (1 if outcome == "raise" else 0), result.stderr[-3000:]
+    assert ("the user's own error" in result.stderr) == (outcome == "raise")
+    (window,) = load_run(tmp_path / "modelprof").ranks[0].windows
+    assert window.status is WindowStatus.REFUSED
+    assert "another torch profiler ran during this window" in window.note
+    assert window.trace_file is None
+
+
+class SlowBatchEnd(Net):
+    def on_train_batch_end(self, *args):
+        time.sleep(0.004)
+
+
+def test_the_modules_end_of_batch_is_in_the_trace_as_in_the_ledger(tmp_path):
+    callback = run_fit(tmp_path, module=SlowBatchEnd(), steps=(3, 6))
+    steps = callback.run.ranks[0].steps
+    of_ledger = steps.phases_ns[3:6, PHASE_INDEX["module_hooks"]].sum()
+    (table,) = (table for table in callback.report.tables if table.id == "model_summary")
+    rows = {row[0]: row for row in table.rows}
+    assert of_ledger >= 12_000_000
+    assert rows["Module hooks"][2] == pytest.approx(of_ledger, rel=0.05)
+
+
+def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatch):
+    reports = []
+    build_report = session.build_report
+    monkeypatch.setattr(session, "build_report", lambda analysis: reports.append(1) or build_report(analysis))
+    callback = run_fit(tmp_path, active=1, wait=1, warmup=0, repeat=0, skip_first=0)
+    windows = callback.run.ranks[0].windows
+    assert len(windows) > 10
+    assert all((tmp_path / "modelprof" / window.trace_file).exists() for window in windows)
+    assert len(reports) == 2  # at the first window and at the end
+    tables = [table for table in callback.report.tables if table.id.startswith("model_summary")]
+    assert len(tables) == 3
+    assert f"{len(windows) - 3} earlier windows" in tables[0].notes[-1]
+    assert len(callback.report.sections["windows"]) == len(windows)

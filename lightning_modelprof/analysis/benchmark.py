@@ -88,7 +88,7 @@ _REASONS: Final = (
     (StepTag.SKIP_FIRST, "skip_first"),
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
-    (StepTag.PROFILER_STOP, "window closed"),
+    (StepTag.PROFILER_STOP, "window closed or archive saved"),
     (StepTag.VALIDATION, "validation inside"),
 )
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ConfigError
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
+"""What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
 
 
 def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> None:
@@ -50,14 +54,37 @@ def check_writeable(directory: Path) -> None:
     """Refuse a folder that cannot be made or written to, without making it yet.
 
     Raises:
-        ConfigError: with the place that is in the way.
+        ConfigError: with the place that is in the way, or for a place that is not on this machine.
     """
-    existing = directory
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        problem = "not writeable" if existing.is_dir() else "a file"
+    if _SCHEME.fullmatch(directory.parts[0] if directory.parts else ""):
+        address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
+        raise ConfigError(
+            f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
+            " a local path. Give a local dirpath=..., or set files=False."
+        )
+    existing, problem = _nearest_existing(directory)
+    if problem is None and not existing.is_dir():
+        problem = "is a file"
+    elif problem is None and not os.access(existing, os.W_OK | os.X_OK):
+        problem = "is not writeable"
+    if problem is not None:
         raise ConfigError(
             f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
-            f" {existing} is {problem}. Give dirpath=..., change the logger's folder, or set files=False."
+            f" {existing} {problem}. Give dirpath=..., change the logger's folder, or set files=False."
         )
+
+
+def _nearest_existing(directory: Path) -> tuple[Path, str | None]:
+    """The folder itself or the nearest one above it that is there, and why nobody can tell if so."""
+    place = directory
+    while True:
+        try:
+            place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if place == place.parent:
+                return place, "does not exist"
+            place = place.parent
+        except OSError as error:  # a folder on the way to it may not be entered, a link leads to itself, ...
+            return place, f"cannot be looked at: {error.strerror or error}"
+        else:
+            return place, None

@@ -27,6 +27,7 @@ class LiveFigures:
         self._recorder = recorder
         self._unit = unit
         self._cut_step = self._info_step = 0
+        self._phases_seen: set[str] = set()
         self.metric = BenchmarkMetric()
         self.newest: Averages | None = None
 
@@ -51,7 +52,11 @@ class LiveFigures:
             "modelprof/samples_per_s": figures.samples_per_s,
         }
         for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
-            named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns) if time_ns else None
+            # A phase's curve begins when it first takes time, and then shows its zeros too.
+            if time_ns:
+                self._phases_seen.add(phase.key)
+            if phase.key in self._phases_seen:
+                named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns)
         return {name: value for name, value in named.items() if value is not None}
 
     def step_info(self, unit: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -131,10 +132,19 @@ def trace_name(window: Window, rank: int) -> str:
     return f"traces/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"
 
 
-def free_directory(wanted: Path) -> Path:
-    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if it holds an earlier run: nothing is overwritten."""
-    directory, number = wanted, 0
-    while (directory / RUN_FILE).exists():
-        number += 1
-        directory = wanted.with_name(f"{wanted.name}_{number}")
-    return directory
+def claim_directory(wanted: Path) -> Path:
+    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if another run has it: nothing is overwritten.
+
+    The folder is claimed by making its archive, still empty, which only one of several runs can do.
+    """
+    for number in itertools.count():
+        directory = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / RUN_FILE).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:
+            break  # saving the run will say what is wrong
+        return directory
+    return wanted

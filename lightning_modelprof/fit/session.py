@@ -16,7 +16,7 @@ from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.live import LiveFigures
-from lightning_modelprof.fit.outputs import Outputs, free_directory
+from lightning_modelprof.fit.outputs import Outputs, claim_directory
 from lightning_modelprof.fit.windows import WindowResults
 from lightning_modelprof.measure.capture import NEVER, Capture, CaptureOptions
 from lightning_modelprof.measure.clock import HostClock, device_clock
@@ -29,11 +29,22 @@ from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, AllRanks, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.records import (
+    NOT_MEASURED,
+    AllRanks,
+    RankRecord,
+    Run,
+    RunInfo,
+    StepTag,
+    Window,
+)
 
 # Saving the archive in between costs its time again only after this many times that time has passed.
 _SAVE_INTERVAL_FACTOR: Final = 200
 _MIN_SAVE_INTERVAL_NS: Final = 10_000_000_000
+
+_DEFAULT_CUT: Final = 50
+"""Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
 
 
 class FitSession:
@@ -77,9 +88,13 @@ class FitSession:
         self._outputs: Outputs | None = None
         self._results: WindowResults | None = None
         self._info: RunInfo | None = None
-        self._log_every = config.log_every_n_steps or max(1, trainer.log_every_n_steps)
+        log_every = config.log_every_n_steps
+        self._log_every: int = trainer.log_every_n_steps if log_every is None else log_every
+        # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
+        self._logs_scalars = self._log_every > 0
+        self._log_every = self._log_every or _DEFAULT_CUT
         self._notes: list[str] = []
-        self._next_save_ns = 0
+        self._next_save_ns = self._armed_ns = 0
         self._uses_hooks = False
         self._batches_without_fetch = 0
         self._cleanup = ExitStack()
@@ -97,8 +112,9 @@ class FitSession:
         trainer, config = self._trainer, self._config
         directory = self._wanted_directory
         if directory is not None:
-            directory = Path(trainer.strategy.broadcast(str(free_directory(directory))))
-        self._outputs = Outputs(
+            claimed = str(claim_directory(directory)) if trainer.is_global_zero else ""
+            directory = Path(trainer.strategy.broadcast(claimed))
+        outputs = self._outputs = Outputs(
             directory,
             list(trainer.loggers) if trainer.is_global_zero else [],
             use_terminal=config.terminal,
@@ -125,10 +141,12 @@ class FitSession:
         bar = trainer.progress_bar_callback if config.progress_bar else None
         if bar is not None:
             self.live.join_progress_bar(bar, self._cleanup)
-        self._is_watched = bar is not None or self._outputs.has_loggers
-        self._next_save_ns = self._clock() + _MIN_SAVE_INTERVAL_NS
+        self._logs_scalars = self._logs_scalars and self._outputs.has_loggers
+        self._is_watched = bar is not None or self._logs_scalars
+        self._armed_ns = self._clock()
         self.delegate.arm()
         self.is_armed = True
+        self._save(lambda: outputs.save_run(self._make_run("running", None)))
 
     def stop(self, status: str) -> None:
         """Training is over: close the window and take our parts out.
@@ -197,8 +215,10 @@ class FitSession:
 
     def check_epoch(self) -> None:
         """An epoch ended: if no step of it was seen to end, the names are unknown."""
-        was_measurable = self.delegate.missing_hooks() or self.delegate.has_trained
-        if self.is_armed and not self._uses_hooks and self.ledger.steps_ended == 0 and was_measurable:
+        if not self.is_armed or self._uses_hooks or self.ledger.steps_ended:
+            return
+        # An epoch that was skipped before its first training step says nothing about names.
+        if self.delegate.missing_hooks() or self.delegate.has_trained:
             self._use_hooks()
 
     def _use_hooks(self) -> None:
@@ -210,7 +230,7 @@ class FitSession:
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")
         self._uses_hooks = True
-        self.delegate.mute()
+        self.delegate.disarm()
         self.ledger.restart()
         hooks = HookPhases(self.ledger)
         self._trainer.callbacks.append(hooks)
@@ -230,36 +250,54 @@ class FitSession:
             self.delegate.choose_table()
             if capture.is_done and self._config.stop_after_profile:
                 self._trainer.should_stop = True
-        if step and step % self._log_every == 0:
-            if self._is_watched:
-                self._cut()
+        if step and step % self._log_every == 0 and self._is_watched:
+            self._cut()
+        if step:
             self._save_if_due()
-        next_cut = (step // self._log_every + 1) * self._log_every
-        next_window = capture.next_step if capture is not None else NEVER
-        upcoming = [next_cut, 1] if step == 0 else [next_cut]  # 1: are all names known?
-        ledger.next_boundary = min(upcoming if next_window == NEVER else [*upcoming, next_window])
+        ledger.next_boundary = self._next_boundary(step)
+
+    def _next_boundary(self, step: int) -> int:
+        """The next step at whose start there is something to do."""
+        upcoming = [(step // self._log_every + 1) * self._log_every]
+        if step == 0:
+            upcoming.append(1)  # are all names known?
+        else:
+            # Slow steps: the archive is due before the next cut.
+            now = self._clock()
+            per_step_ns = max(1, (now - self._armed_ns) // step)
+            upcoming.append(step + max(1, (self._next_save_ns - now) // per_step_ns))
+        if self._capture is not None and self._capture.next_step != NEVER:
+            upcoming.append(self._capture.next_step)
+        return min(upcoming)
 
     def _cut(self) -> None:
         """Show the clean steps since the last cut to those who watch."""
         self.live.cut()
         scalars = self.live.scalars()
-        if scalars and self._outputs is not None:
+        if scalars and self._logs_scalars and self._outputs is not None:
             self._outputs.log_scalars(scalars, self._logger_step())
 
     def _save_if_due(self) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
+        outputs = self._outputs
+        if outputs is not None and self._clock() >= self._next_save_ns:
+            self._save(lambda: outputs.save_run(self._make_run("running", None)))
+            self.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
+
+    def _save(self, save: Callable[[], None]) -> None:
+        """Save something now, and the archive again only after many times the time that this took."""
+        begin_ns = self._clock()
+        save()
         now = self._clock()
-        if now >= self._next_save_ns and self._outputs is not None:
-            self._outputs.save_run(self._make_run("running", None))
-            spent = self._clock() - now
-            self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, spent * _SAVE_INTERVAL_FACTOR)
+        self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, (now - begin_ns) * _SAVE_INTERVAL_FACTOR)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
         """A window closed: keep what it holds, and write the report as far as it goes."""
         assert self._results is not None
         self._results.add(window, raw_path, self._clock)
-        if not self.is_finished:
-            self._report("running", None)
+        is_first = len(self._results.windows) == 1
+        if not self.is_finished and (is_first or self._clock() >= self._next_save_ns):
+            self._save(lambda: self._report("running", None))
 
     def _logger_step(self) -> int:
         """The step that Lightning's own loggers use for the batch that ended last."""

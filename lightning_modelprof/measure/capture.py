@@ -122,8 +122,12 @@ class Capture:
         """Step number ``step`` begins; returns the tags that this gives it."""
         tags = StepTag(0)
         if self.ranges is not None:
-            self.ranges.close_all()
-            self._recorded.append(step - 1)
+            if _is_profiling():
+                self.ranges.close_all()
+                self._recorded.append(step - 1)
+            else:
+                self._give_up()
+                tags |= StepTag.PROFILER_STOP
         if self._upcoming is not None and step > self._upcoming.last:
             self._close(WindowStatus.COMPLETE)
             tags |= StepTag.PROFILER_STOP
@@ -197,20 +201,36 @@ class Capture:
         self._on_close(self._record(WindowStatus.REFUSED, reason), None)
         self._next_window()
 
+    def _give_up(self) -> None:
+        """Another profiler came and went while ours recorded, and took our recording with it."""
+        self._profiler = None
+        if self.ranges is not None:
+            self.ranges.close_all()
+            self.ranges = None
+        self._recorded = []  # what torch still has of them is not to be trusted, and crashes on export
+        self._refuse("another torch profiler ran during this window and ended its recording")
+
     def _close(self, status: WindowStatus, reason: str = "") -> None:
         """Stop, export and hand over the window that is open."""
+        if self.ranges is not None and not _is_profiling():
+            self._give_up()
+            return
         begin_ns = self._clock()
         profiler, self._profiler = self._profiler, None
         ranges, self.ranges = self.ranges, None
         window = self._record(status, reason)
         path: Path | None = None
-        if ranges is not None:
-            steps = {"rank": self._rank, "window": window.index, "recorded_steps": self._recorded}
-            profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(steps))
-        _stop(profiler, ranges)
-        if ranges is not None and self._recorded:
-            path = self._export_path(window)
-            profiler.export_chrome_trace(str(path))
+        try:
+            if ranges is not None:
+                steps = {"rank": self._rank, "window": window.index, "recorded_steps": self._recorded}
+                profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(steps))
+            _stop(profiler, ranges)
+            if ranges is not None and self._recorded:
+                path = self._export_path(window)
+                profiler.export_chrome_trace(str(path))
+        except RuntimeError as error:
+            self._refuse(f"torch.profiler could not be stopped: {error}")
+            return
         self._next_window()
         self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
 
@@ -235,6 +255,8 @@ def _stop(profiler: Any, ranges: TraceRanges | None) -> None:
     """Stop a profiler that records (with its ranges) or warms up (without)."""
     if ranges is not None:
         ranges.close_all()
+        if not _is_profiling():
+            return  # another one came and ended our recording; stopping it again would crash the process
     elif _is_profiling():
         return  # another one records: what only warms up ends with it, and must not be started
     else:

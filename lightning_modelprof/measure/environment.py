@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
+import sys
 from datetime import datetime
 from typing import Any
 
-import lightning
 import torch
 
 from lightning_modelprof.run.records import RunInfo
@@ -15,6 +15,7 @@ from lightning_modelprof.run.records import RunInfo
 def run_info(trainer: Any, pl_module: Any, config: dict[str, Any], sample_unit: str, version: str) -> RunInfo:
     """The description of a fit that is about to begin."""
     device = trainer.strategy.root_device
+    package = type(trainer).__module__.partition(".")[0]  # lightning or pytorch_lightning
     return RunInfo(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         model=type(pl_module).__name__,
@@ -29,7 +30,7 @@ def run_info(trainer: Any, pl_module: Any, config: dict[str, Any], sample_unit: 
         versions={
             "lightning-modelprof": version,
             "torch": str(torch.__version__),
-            "lightning": lightning.__version__,
+            package: sys.modules[package].__version__,
             "python": platform.python_version(),
         },
         config=config,

@@ -17,6 +17,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning_modelprof.measure.actions import (
     INHERIT,
     Action,
+    BatchEndAction,
     CallbackAction,
     DeviceMarkedAction,
     FetchAction,
@@ -119,10 +120,6 @@ class PhaseProfiler(Profiler):
             self.armed = False
             self.choose_table()
 
-    def mute(self) -> None:
-        """Let actions pass unmeasured from now on; something else feeds the ledger."""
-        self.disarm()
-
     def choose_table(self) -> None:
         """Use the actions that fit what is going on: idle, training or validation, traced or not."""
         table = "idle"
@@ -163,6 +160,9 @@ class PhaseProfiler(Profiler):
 
     def _traced(self, action: Action) -> Action:
         # Fetches and gaps write their ranges themselves.
+        if isinstance(action, BatchEndAction) and isinstance(action.action, PhaseAction):
+            inner = TracedAction(self.ledger, action.action, action.action.phase)
+            return BatchEndAction(self.ledger, inner)
         if isinstance(action, DeviceMarkedAction):
             return TracedAction(self.ledger, action, action.action.phase)
         if isinstance(action, PhaseAction) and not isinstance(action, FetchAction):

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from operator import index
+from typing import Any, Final
 
 import torch
 
 from lightning_modelprof.run.records import NOT_MEASURED
 
-_MAX_DEPTH = 8
+MAX_COUNT: Final = 2**63 - 1
+"""The largest number that a column of counts holds."""
+
+_MAX_DEPTH: Final = 8
+
+
+def check_count(count: Any) -> int:
+    """What ``samples_fn`` returned, as a plain number.
+
+    Raises:
+        TypeError: when it is no integer; an integer in a tensor is none, as it may still be on the device.
+        ValueError: when it is negative, or does not fit into 64 bits.
+    """
+    if isinstance(count, torch.Tensor):
+        raise TypeError(
+            "expected an int, got a torch.Tensor, whose value could only be read by waiting for the device in"
+            " every step. Count by shapes, such as batch.shape[0] or batch.numel()"
+        )
+    number = index(count)
+    if not 0 <= number <= MAX_COUNT:
+        raise ValueError(f"expected a number of samples from 0 to 2**63 - 1, got {number}")
+    return number
 
 
 class SampleCounter:
@@ -38,7 +60,7 @@ class SampleCounter:
 
     def _search(self, batch: Any) -> int:
         num_graphs = getattr(batch, "num_graphs", None)
-        if isinstance(num_graphs, int):
+        if isinstance(num_graphs, int) and 0 <= num_graphs <= MAX_COUNT:
             return num_graphs
         path = _find_tensor(batch)
         if path is None:

@@ -35,7 +35,7 @@ class StepTag(IntFlag):
     PROFILED = 8
     """torch.profiler was recording."""
     PROFILER_STOP = 16
-    """Contains the closing of a profiler window (stop, export, analysis, files)."""
+    """Contains the closing of a profiler window, with its files, or a save of the archive."""
     VALIDATION = 32
     """A validation loop ran inside the step."""
     NO_OPTIMIZER_STEP = 64
@@ -153,7 +153,8 @@ class Window:
         status: how it ended.
         trace_file: path of the trace relative to the run's folder, ``None`` if none was written.
         note: why the status is not complete, ``""`` otherwise.
-        close_ns: host time spent to stop, export, read and save the window; ``None`` if not closed.
+        close_ns: host time spent to stop, export, read and pack the window, without writing the report;
+            ``None`` if it was not closed.
     """
 
     index: int
@@ -222,7 +223,8 @@ class RunInfo:
 
     Attributes:
         created: local time of the start of the fit, ISO 8601 with zone.
-        status: how the fit ended: ``running``, ``finished``, ``interrupted`` or ``failed``.
+        status: how the fit ended: ``running``, ``finished``, ``interrupted``, ``failed``, or ``aborted`` by
+            an error of ours.
         device_type: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
         device_name: the device's own name; ``""`` if unknown.
         versions: package name → version.
