@@ -1,7 +1,7 @@
 """What closing a profiler window costs: all that the callback does, over torch's own stop and export in it.
 
     python benchmarks/window.py
-    python benchmarks/window.py --active 10 --rounds 5
+    python benchmarks/window.py --active 10 --rounds 9
 
 A window is closed at a step boundary: torch stops and exports (its share), then the trace is read back, the
 Model Summary made, the trace packed and the archive and report written (ours). Both are CPU time of the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import logging
 import statistics
 import tempfile
 import time
@@ -115,9 +116,10 @@ def main() -> None:
     """Print the ratio for each model and set of options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--active", type=int, default=10, help="steps per window (default: 10)")
-    parser.add_argument("--rounds", type=int, default=5, help="windows per case (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="windows per case (default: 3)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     cases: list[tuple[str, type[LightningModule], dict[str, bool]]] = [
         ("convolutions", Convolutions, {}),
         ("transformer", ManyOperators, {}),
