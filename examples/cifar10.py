@@ -145,7 +145,6 @@ def train(
         enable_model_summary=False,
     )
     trainer.fit(ConvNet(), loader)
-    print(f"The files of this run are in {Path(logger.log_dir) / 'modelprof'}\n")
     return profiling
 
 

@@ -14,9 +14,14 @@ from __future__ import annotations
 
 from digits import Digits
 from lightning import LightningDataModule, LightningModule
-from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
+
+from lightning_modelprof.errors import require
+
+require("jsonargparse", "docstring_parser", extra="examples", where="examples/cli.py")
+
+from lightning.pytorch.cli import LightningCLI  # noqa: E402
 
 
 class DigitsModel(LightningModule):

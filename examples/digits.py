@@ -11,10 +11,15 @@ import io
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from lightning_modelprof.errors import require
+
+require("sklearn", "PIL", extra="examples", where="examples/digits.py")
+
+from PIL import Image, ImageEnhance  # noqa: E402
+from sklearn.datasets import load_digits  # noqa: E402
 
 CANVAS = (
     56  # the side on which images are turned and shifted; finer than the result, so that edges stay smooth

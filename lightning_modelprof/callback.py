@@ -23,6 +23,7 @@ from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.samples import SampleCounter, check_count
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.archive import DEFAULT_FOLDER
 from lightning_modelprof.run.records import NOT_MEASURED, Run
 
 
@@ -118,7 +119,7 @@ class ModelProfCallback(Callback):
         self.report: Report | None = None
         self.run: Run | None = None
         self._clock = host_clock
-        self._count: Callable[[Any], int] = samples_fn or SampleCounter()
+        self._count: Callable[[Any], int] = SampleCounter() if samples_fn is None else samples_fn
         self._session: FitSession | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures
         self._is_awaited = False  # whether the other ranks count on us when training ends
@@ -156,10 +157,11 @@ class ModelProfCallback(Callback):
         if stage != "fit" or is_switched_off():
             return
         self.config.check()
-        self._count = self.config.samples_fn or SampleCounter()
+        samples_fn = self.config.samples_fn
+        self._count = SampleCounter() if samples_fn is None else samples_fn
         check_trainer(self.config, trainer, ModelProfCallback)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
-        directory = Path(self.config.dirpath or Path(log_dir) / "modelprof")
+        directory = Path(self.config.dirpath or Path(log_dir) / DEFAULT_FOLDER)
         # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
         has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
         if has_files:

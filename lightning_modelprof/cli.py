@@ -13,9 +13,10 @@ from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_m
 from lightning_modelprof.errors import ModelProfError, TraceError
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.archive import load_run, write_atomically
+from lightning_modelprof.report.tables.model_summary import NO_STEPS
+from lightning_modelprof.run.archive import find_run, load_run, write_atomically
 from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.run.records import Run
+from lightning_modelprof.run.records import Run, Window, WindowStatus
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal import print_report
 
@@ -44,14 +45,13 @@ def read_report(path: Path) -> Report:
     """The report of a saved run, derived anew from what was measured.
 
     Args:
-        path: the run's folder, or its run.json.
+        path: the run's folder, its run.json, or the logger's folder.
 
     Raises:
         ArchiveError: when there is no saved run.
     """
     run = load_run(path)
-    folder = path if path.is_dir() else path.parent
-    summaries, notes = _read_windows(run, folder)
+    summaries, notes = _read_windows(run, find_run(path).parent)
     return build_report(analyze(run, summaries, notes))
 
 
@@ -60,16 +60,26 @@ def _read_windows(run: Run, folder: Path) -> tuple[dict[int, ModelSummary], dict
     summaries: dict[int, ModelSummary] = {}
     notes: dict[int, str] = {}
     for window in run.ranks[0].windows:
-        if window.trace_file is None:
-            continue
-        try:
-            summary = summarize_model(read_trace(folder / window.trace_file), window.recorded_steps)
-        except TraceError as error:
-            notes[window.index] = str(error)
-            continue
+        summary, note = _read_window(window, folder)
         if summary is not None:
             summaries[window.index] = summary
+        elif note:
+            notes[window.index] = note
     return summaries, notes
+
+
+def _read_window(window: Window, folder: Path) -> tuple[ModelSummary | None, str]:
+    """The Model Summary of a window, or why there is none in the words of the live report."""
+    if window.trace_file is None:
+        has_trace = window.status in (WindowStatus.COMPLETE, WindowStatus.PARTIAL)
+        return None, "its trace was not saved" if has_trace and "trace" not in window.note else ""
+    path = folder / window.trace_file
+    try:
+        summary = summarize_model(read_trace(path), window.recorded_steps)
+    except TraceError as error:
+        # By its name in the folder, as when the run was live.
+        return None, str(error).replace(str(path), window.trace_file)
+    return summary, "" if summary is not None else NO_STEPS
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,9 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="show the report of a saved run")
-    report.add_argument(
-        "path", help="the run's folder or its run.json, e.g. lightning_logs/version_0/modelprof"
-    )
+    report.add_argument("path", help="the run's folder or one above it, e.g. lightning_logs/version_0")
     report.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
     return parser
 

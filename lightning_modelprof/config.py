@@ -226,8 +226,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     arguments = dict(raw)
     if arguments.get("samples_fn") is not None:
         raise ConfigError(
-            f"{where}: samples_fn: expected null, got {arguments['samples_fn']!r}: a function can only be given"
-            f" from Python. Leave it out here, or write {WHERE}(samples_fn=...) instead of this file."
+            f"{where}: samples_fn: expected null, got {arguments['samples_fn']!r}: a function can only be"
+            f" given from Python. Leave it out here, or write {WHERE}(samples_fn=...) instead of this file."
         )
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = tuple(arguments["steps"])

@@ -49,5 +49,5 @@ def require(*modules: str, extra: str, where: str) -> None:
     if missing:
         raise MissingExtraError(
             f"{where}: expected the Python modules {', '.join(modules)} to be installed, got no"
-            f" {', no '.join(missing)}. Install them: pip install \"lightning-modelprof[{extra}]\""
+            f' {", no ".join(missing)}. Install them: pip install "lightning-modelprof[{extra}]"'
         )

@@ -161,6 +161,7 @@ def absent_table() -> Table:
         columns=(Column("name", "Name"), Column("total_ns", "Total", Unit.DURATION_NS)),
         rows=(),
         absent_reason="the profiler window was never reached: training ended at step 7, it starts at step 20",
+        notes=("A note of a table that has no rows.",),
     )
 
 
@@ -176,7 +177,6 @@ def gpu_report() -> Report:
         tables=(perf_summary(), phases(), model_summary(gpu=True), memory_summary(), absent_table()),
         notes=("MFU is not reported: no peak is known for this device.",),
         sections={"run": {"ranks": 1}, "benchmark": {"steps": 87, "reader_ratio": 0.3875}},
-        last_step=99,
     )
 
 
@@ -187,7 +187,6 @@ def cpu_report() -> Report:
         tables=(perf_summary(), model_summary(gpu=False), absent_table()),
         notes=("Device times: not measured, because this run used no device.",),
         sections={"run": {"ranks": 1}},
-        last_step=99,
     )
 
 

@@ -21,7 +21,7 @@ from lightning_modelprof.run.archive import RUN_FILE, load_run, save_run, write_
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
     NOT_MEASURED,
-    SCHEMA_VERSION,
+    RUN_SCHEMA_VERSION,
     AllRanks,
     CallbackTime,
     RankRecord,
@@ -162,13 +162,15 @@ def steps_of_file(content):
 
 def test_newer_version_is_refused(saved):
     content, write = saved
-    content["schema_version"] = SCHEMA_VERSION + 1
+    content["schema_version"] = RUN_SCHEMA_VERSION + 1
     content["ranks"] = "of another shape than today"
     path = write(content)
     with pytest.raises(ArchiveError) as caught:
         load_run(path)
     assert str(path) in str(caught.value)
-    assert f"expected schema_version {SCHEMA_VERSION} or lower, got {SCHEMA_VERSION + 1}" in str(caught.value)
+    assert f"expected schema_version {RUN_SCHEMA_VERSION} or lower, got {RUN_SCHEMA_VERSION + 1}" in str(
+        caught.value
+    )
     assert "update" in str(caught.value)
 
 

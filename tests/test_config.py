@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import errno
 import inspect
 import os
 import pickle
@@ -17,6 +18,7 @@ import yaml
 
 from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
+from lightning_modelprof.fit.checks import check_writeable
 from tests.fits import ROOT, Net, fit_quietly, loader, make_callback, make_trainer, run_fit, steps_of
 
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.name != "lightning_cli.yaml")
@@ -54,7 +56,6 @@ def bad(argument, value, *parts):
             for name in NUMBERS
             for value in (-1, True, 2.0, "3")
         ),
-        bad("log_every_n_steps", 0, "log_every_n_steps: expected an integer of at least 1, got 0"),
         bad("active", None, "active: expected an integer", "got None"),
         bad("active", -5, "active=0 means timing only"),
         *(
@@ -88,12 +89,22 @@ def bad(argument, value, *parts):
         bad("activities", iter(["cpu"]), "activities: expected a list", "iterator"),
         bad("activities", [], "activities=[] leaves the window of 10 active steps nothing", "active=0"),
         bad("activities", ["cpu", "cudda"], "unknown activity 'cudda'", "Did you mean 'cuda'?"),
-        bad("activities", ["CPU"], "unknown activity 'CPU'", "cpu, cuda, xpu"),
+        bad("activities", ["CPU"], "unknown activity 'CPU'", "Did you mean 'cpu'?", "cpu, cuda, xpu"),
+        bad("activities", ["gpu"], "unknown activity 'gpu'", "Did you mean 'cuda'?"),
+        bad("activities", ["GPU"], "unknown activity 'GPU'", "Did you mean 'cuda'?"),
         bad("activities", [None], "unknown activity None"),
         bad("samples_fn", 4, "samples_fn: expected a function that takes a batch", "got 4"),
         bad("unit", "", "unit: expected the name of what samples_fn counts"),
         bad("unit", 3, "unit: expected", "got 3"),
         bad("dirpath", 3, "dirpath: expected a path or None, got 3"),
+        bad("dirpath", "", "dirpath: expected a path or None, got ''", "beside the logger's files"),
+        bad("dirpath", "  ", "dirpath: expected a path or None, got '  '"),
+        bad(
+            "steps",
+            [3],
+            "steps: expected two integers (start, end), got [3]",
+            "(3, 14) records steps 3 to 13",
+        ),
         pytest.param(
             {"stop_after_profile": True, "active": 0},
             ("needs a window", "active=0", "Set active"),
@@ -165,6 +176,39 @@ def test_refuses_a_read_only_folder(tmp_path, monkeypatch):
     assert "files=False" in message
 
 
+def test_refuses_a_folder_below_one_that_may_not_be_entered(tmp_path, monkeypatch):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    stat = Path.stat
+
+    def refuse(path, **kwargs):  # root may enter any
+        if folder in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    message = refusal(tmp_path, [ModelProfCallback(dirpath=folder / "deep" / "out")])
+    assert f"{folder / 'deep' / 'out'} cannot be looked at: Permission denied" in message
+    assert "Give dirpath=" in message
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/runs", "memory://runs", "gs://a", "simplecache::s3://b/c"])
+def test_refuses_a_folder_that_is_not_on_this_machine(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    message = refusal(tmp_path, [ModelProfCallback(dirpath=address)])
+    assert f"expected a folder of this machine for its files, got {address}, which is not" in message
+    assert "Give a local dirpath=..., or set files=False" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_refuses_a_logger_that_is_not_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="got s3://bucket/runs/modelprof, which is not"):
+        check_writeable(Path("s3://bucket/runs") / "modelprof")
+    check_writeable(tmp_path / "a:" / "b")  # a folder may be called so
+    check_writeable(Path("C:") / "b")
+
+
 def test_without_files_no_folder_is_needed(tmp_path):
     (tmp_path / "file").write_text("")
     assert run_fit(tmp_path, files=False, dirpath=tmp_path / "file", active=2).report is not None
@@ -206,6 +250,24 @@ def test_a_name_like_no_other_gets_no_guess():
         pytest.param("active: !!python/object:os.system 1\n", "expected YAML, got:", id="unsafe"),
         pytest.param(b"\xff\xfe\x00\xff", "expected YAML, got:", id="binary"),
         pytest.param("1: 2\n", "unknown argument 1.", id="number as a key"),
+        pytest.param("unit: 2020-13-45\n", "expected YAML, got:", id="no such day"),
+        pytest.param(
+            "active: 10\nwait: 1\nactive: 3\n",
+            "expected each argument once, got 'active' in line 1 and again in line 3. Remove one",
+            id="twice",
+        ),
+        pytest.param(
+            "samples_fn: len\n", "samples_fn: expected null, got 'len': a function can", id="function"
+        ),
+        pytest.param("active: ten\n", "active: expected an integer of at least 0, got 'ten'", id="value"),
+        pytest.param("steps: [3]\n", "steps: expected two integers (start, end), got (3,)", id="steps"),
+        pytest.param("steps: [3, 9]\nactive: 2\n", "steps=(3, 9) and active=2", id="steps and active"),
+        pytest.param("activities: []\n", "activities=[] leaves the window", id="no activities"),
+        pytest.param("activities: [gpu]\n", "Did you mean 'cuda'?", id="activity"),
+        pytest.param("terminal: 1\n", "terminal: expected true or false", id="no boolean"),
+        pytest.param("unit: 3\n", "unit: expected the name", id="unit"),
+        pytest.param("dirpath: ''\n", "dirpath: expected a path or None, got ''", id="no path"),
+        pytest.param("stop_after_profile: true\nactive: 0\n", "needs a window to stop after", id="no window"),
     ],
 )
 def test_bad_yaml(tmp_path, text, expected):
@@ -221,13 +283,6 @@ def test_bad_yaml(tmp_path, text, expected):
 def test_unreadable_yaml(tmp_path, name):
     with pytest.raises(ConfigError, match="expected a readable YAML file, got"):
         ModelProfCallback.from_yaml(tmp_path / name)
-
-
-def test_bad_value_in_yaml_is_refused_in_setup(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("active: many\n")
-    message = refusal(tmp_path, [ModelProfCallback.from_yaml(path)])
-    assert "active: expected an integer of at least 0, got 'many'" in message
 
 
 def test_empty_yaml_means_defaults(tmp_path):
@@ -294,7 +349,13 @@ def test_configuration_as_plain_values_does_not_copy_what_it_holds():
 # Switching off
 
 
-@pytest.mark.parametrize(("value", "is_on"), [("0", False), ("1", True), ("", True)])
+@pytest.mark.parametrize(
+    ("value", "is_on"),
+    [
+        *((value, False) for value in ("0", "false", "False", "OFF", "no", " no ")),
+        *((value, True) for value in ("1", "true", "ON", "Yes", "")),
+    ],
+)
 def test_switch(tmp_path, monkeypatch, value, is_on):
     monkeypatch.setenv("LIGHTNING_MODELPROF", value)
     callback = make_callback(tmp_path, active=2)
@@ -305,6 +366,15 @@ def test_switch(tmp_path, monkeypatch, value, is_on):
     assert (set(seen) == {profiler}) == (not is_on)
     assert (tmp_path / "modelprof").exists() == is_on
     assert (callback.report is not None) == is_on
+
+
+def test_a_switch_that_says_neither_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "maybe")
+    message = refusal(tmp_path, [make_callback(tmp_path)])
+    assert message.startswith(
+        "environment variable LIGHTNING_MODELPROF: expected one of 0, false, off, no to"
+    )
+    assert "got 'maybe'. Set it to one of them, or unset it." in message
 
 
 def test_switched_off_nothing_is_checked(tmp_path, monkeypatch):

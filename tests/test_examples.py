@@ -19,6 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
+from tests.fits import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -75,7 +76,8 @@ def test_cifar10_profiles_by_default(tmp_path):
     assert "Model Summary" in printed
     assert "tensorboard --logdir lightning_logs" in printed
     folder = Path("lightning_logs") / "version_0" / "modelprof"
-    assert f"The files of this run are in {folder}" in printed
+    assert printed.count(f"Files: {folder}") == 1
+    assert printed.count(str(folder)) == 1  # said once
     check_files(tmp_path / folder, profiled=True)
     assert list((tmp_path / folder.parent).glob("events.out.tfevents.*"))
 
@@ -161,6 +163,32 @@ def test_gain_is_honest(monkeypatch, before, after, drift, expected):
     text = gain(*figures, drift)
     for part in expected:
         assert part in text
+
+
+WITHOUT = """
+import runpy, sys
+from pathlib import Path
+missing, script = sys.argv[1:3]
+sys.modules[missing] = None  # as if it were not installed
+sys.path.insert(0, str(Path(script).parent))
+sys.argv = [script]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@needs_images
+@pytest.mark.parametrize(
+    ("script", "missing"),
+    [("minimal.py", "sklearn"), ("cifar10.py", "PIL"), ("cli.py", "jsonargparse")],
+)
+def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, script, missing):
+    result = run_script(WITHOUT, missing, ROOT / "examples" / script, cwd=tmp_path)
+    assert result.returncode == 1
+    error = result.stderr.strip().split("\n")[-1]
+    assert error.startswith("lightning_modelprof.errors.MissingExtraError: examples/")
+    assert f"got no {missing}. Install them: pip install 'lightning-modelprof[examples]'" in error.replace(
+        '"', "'"
+    )
 
 
 @needs_images

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -359,3 +360,10 @@ def test_contract_with_kineto(tmp_path):
     assert both.num_steps == 2
     assert np.all(trace.end_ns >= trace.begin_ns)
     assert {phase.key for phase in PHASES} >= set(keys)
+
+
+def test_a_window_of_any_length_is_named_without_counting_it_out():
+    asked = replace(window(status=WindowStatus.PARTIAL), first_step=0, last_step=10**15)
+    summary, _ = summarize(paddle_demo())
+    table = model_summary_table(asked, summary)
+    assert any(f"steps 0 to {10**15} were requested" in note for note in table.notes)

@@ -18,7 +18,6 @@ from lightning_modelprof.show.tensorboard import (
     markdown_table,
     write_layout,
     write_report,
-    write_scalars,
 )
 from tests.golden_support import check_golden
 from tests.sample_reports import (
@@ -128,7 +127,9 @@ def test_a_long_table_is_cut_and_says_so():
 
 
 def test_an_absent_table_says_why():
-    assert "the profiler window was never reached" in markdown_table(gpu_report().tables[-1])
+    text = markdown_table(gpu_report().tables[-1])
+    assert "the profiler window was never reached" in text
+    assert text.endswith("\n\n- A note of a table that has no rows.\n")
 
 
 def test_escaping():
@@ -154,20 +155,30 @@ def test_a_real_writer_and_back(tmp_path, name):
     with SummaryWriter(tmp_path) as writer:
         write_report(writer, report, 99)
     events = read_back(tmp_path)
-    assert read_text(events, "modelprof/summary") == markdown_summary(report)
-    for table in report.tables:
-        assert read_text(events, f"modelprof/{table.id}") == markdown_table(table)
+    assert read_text(events, "modelprof/1_summary") == markdown_summary(report)
+    for number, table in enumerate(report.tables, 2):
+        assert read_text(events, f"modelprof/{number}_{table.id}") == markdown_table(table)
 
 
-def test_scalars_and_their_layout(tmp_path):
-    scalars = {"modelprof/reader_ratio": 0.3875, "modelprof/ips (steps/s)": 78.125}
+def test_tags_in_the_order_of_the_dashboard_are_the_reading_order(tmp_path):
+    report = gpu_report()
     with SummaryWriter(tmp_path) as writer:
-        write_scalars(writer, scalars, 5)
+        write_report(writer, report, 99)
+    tags = [tag.removesuffix("/text_summary") for tag in read_back(tmp_path).Tags()["tensors"]]
+    assert sorted(tags) == [
+        "modelprof/1_summary",
+        "modelprof/2_perf_summary",
+        "modelprof/3_phases",
+        "modelprof/4_model_summary",
+        "modelprof/5_memory",
+        "modelprof/6_kernel_summary",
+    ]
+
+
+def test_layout(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
         write_layout(writer, {"Speed": ["modelprof/ips (steps/s)"]})
     events = read_back(tmp_path)
-    for tag, value in scalars.items():
-        [event] = events.Scalars(tag)
-        assert (event.step, event.value) == (5, pytest.approx(value))
     [event] = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     [category] = layout.category

@@ -54,6 +54,11 @@ def test_fits_the_terminal(name, width, monkeypatch):
     assert "\x1b" not in ESCAPE_SEQUENCE.sub("", text), "only colours"
 
 
+def test_an_absent_table_keeps_its_notes(monkeypatch):
+    text = without_colour(printed(cpu_report(), 120, monkeypatch))
+    assert "· A note of a table that has no rows." in text
+
+
 @pytest.mark.parametrize("name", ALL_REPORTS)
 def test_a_sliver_of_a_terminal_does_not_raise(name, monkeypatch):
     assert printed(ALL_REPORTS[name](), 10, monkeypatch)

@@ -118,6 +118,12 @@ def test_an_absent_table_is_one_line():
     assert "\nKernel Summary: the profiler window was never reached" in render_text(gpu_report())
 
 
+def test_an_absent_table_keeps_its_notes():
+    lines = render_text(gpu_report()).split("\n")
+    at = next(index for index, line in enumerate(lines) if line.startswith("Kernel Summary: "))
+    assert lines[at + 1 : at + 3] == ["Note:", "A note of a table that has no rows."]
+
+
 def test_time_unit_follows_the_durations():
     columns = (Column("name", "Name"), Column("ns", "Total", Unit.DURATION_NS))
     short, long = (Table(id="t", title="T", columns=columns, rows=(("a", ns),)) for ns in (1_500, 2 * 10**12))

@@ -240,7 +240,7 @@ def test_window_that_is_never_reached(tmp_path):
     assert not window.recorded_steps
     table = table_of(callback.report, "model_summary")
     assert table.rows == ()
-    assert table.absent_reason == "training ended first"
+    assert table.absent_reason == "not recorded: training ended before step 30"
     assert any("not reached" in note and "steps 30 to 39" in note for note in callback.report.notes)
     assert "not reached" in (tmp_path / "modelprof" / "report.txt").read_text()
     assert report_of(tmp_path)["windows"][0]["status"] == "not_reached"
@@ -260,7 +260,10 @@ def test_training_ends_in_warmup(tmp_path):
     assert window.status is WindowStatus.EMPTY
     assert window.trace_file is None
     assert any("empty" in note and "training ended first" in note for note in callback.report.notes)
-    assert table_of(callback.report, "model_summary").absent_reason == "training ended first"
+    assert (
+        table_of(callback.report, "model_summary").absent_reason
+        == "not recorded: training ended before the end of step 8"
+    )
     assert steps_of(callback).tags[2:].tolist() == [StepTag.PROFILER_WARMUP] * 2
 
 

@@ -84,8 +84,8 @@ class Exclusion:
 
 
 _REASONS: Final = (
-    (StepTag.FIRST_OF_EPOCH, "first of an epoch"),
     (StepTag.SKIP_FIRST, "skip_first"),
+    (StepTag.FIRST_OF_EPOCH, "first of an epoch"),
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
     (StepTag.PROFILER_STOP, "window closed or archive saved"),

@@ -62,29 +62,29 @@ def check_writeable(directory: Path) -> None:
             f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
             " a local path. Give a local dirpath=..., or set files=False."
         )
-    existing, problem = _nearest_existing(directory)
-    if problem is None and not existing.is_dir():
-        problem = "is a file"
-    elif problem is None and not os.access(existing, os.W_OK | os.X_OK):
-        problem = "is not writeable"
-    if problem is not None:
+    problem = _problem(directory)
+    if problem:
         raise ConfigError(
             f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
-            f" {existing} {problem}. Give dirpath=..., change the logger's folder, or set files=False."
+            f" {problem}. Give dirpath=..., change the logger's folder, or set files=False."
         )
 
 
-def _nearest_existing(directory: Path) -> tuple[Path, str | None]:
-    """The folder itself or the nearest one above it that is there, and why nobody can tell if so."""
-    place = directory
-    while True:
-        try:
-            place.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            if place == place.parent:
-                return place, "does not exist"
-            place = place.parent
-        except OSError as error:  # a folder on the way to it may not be entered, a link leads to itself, ...
-            return place, f"cannot be looked at: {error.strerror or error}"
-        else:
-            return place, None
+def _problem(directory: Path) -> str:
+    """Why a folder cannot be made or written to, ``""`` when it can."""
+    try:
+        existing = next((place for place in (directory, *directory.parents) if _exists(place)), directory)
+        if not existing.is_dir():
+            return f"{existing} is a file"
+    except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
+        return f"{error.filename or directory} cannot be looked at: {error.strerror or error}"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writeable"
+
+
+def _exists(place: Path) -> bool:
+    """Unlike ``Path.exists``, the same in every Python: raises when it cannot be told."""
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

@@ -10,6 +10,7 @@ from pathlib import Path
 from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.fit.outputs import Outputs, trace_name
+from lightning_modelprof.report.tables.model_summary import NO_STEPS
 from lightning_modelprof.run.chrome import parse_trace
 from lightning_modelprof.run.records import Window, WindowStatus
 
@@ -73,7 +74,7 @@ class WindowResults:
             reason = f"torch could not write the trace: {error.strerror or error}"
             self._warn(f"window {window.index}: {reason}")
             self.trace_notes[window.index] = reason
-            return window
+            return replace(window, note="; ".join(filter(None, (window.note, reason))))
         self._summarize(window, raw)
         return replace(window, trace_file=self._outputs.save_trace(window, raw))
 
@@ -85,6 +86,6 @@ class WindowResults:
             self.trace_notes[window.index] = str(error)
             return
         if summary is None:
-            self.trace_notes[window.index] = "the trace holds none of the recorded steps"
+            self.trace_notes[window.index] = NO_STEPS
         else:
             self.summaries[window.index] = summary

@@ -50,6 +50,8 @@ class SampleCounter:
         part = batch
         try:
             for key in self._path:
+                if isinstance(part, torch.Tensor):  # its parts have other sizes than itself
+                    return self._search(batch)
                 part = part[key]
             if part.__class__ is torch.Tensor:
                 size: int = part.shape[0]

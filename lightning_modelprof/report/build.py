@@ -31,7 +31,6 @@ def build_report(analysis: Analysis, tables: Sequence[TableBuilder] = TABLES) ->
             "flops": None,
             "findings": None,
         },
-        last_step=analysis.num_steps - 1,
     )
 
 
@@ -67,10 +66,13 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
                 f"Profiler window {window.index} (steps {window.first_step} to {window.last_step}):"
                 f" {window.status.value.replace('_', ' ')}: {window.note}."
             )
-    if analysis.unfinished_steps:
+    unfinished = analysis.unfinished_steps
+    if unfinished:
+        batches, are = ("batch", "is") if unfinished == 1 else ("batches", "are")
         notes.append(
-            f"{analysis.unfinished_steps} batch(es) began and did not end (a skipped epoch, an exception, or"
-            " an iterator that ran out inside training_step); they are in no figure."
+            f"{unfinished} {batches} began and did not end, and {are} in no figure. That is normal once per"
+            " epoch where training_step takes a dataloader_iter, which runs out inside it; otherwise an epoch"
+            " was skipped, or an exception ended training."
         )
     return tuple(notes)
 

@@ -54,7 +54,8 @@ class Table:
         rows: one tuple of cells per row, as many as there are columns.
         depths: indentation level of each row's name; empty when all are 0.
         row_units: unit of the ``BY_ROW`` columns for each row; empty when no column is ``BY_ROW``.
-        notes: sentences under the table: definitions, caveats, why a column is empty.
+        notes: sentences under the table, or under its reason to be absent: definitions, caveats, why a
+            column is empty.
         absent_reason: why there are no rows; ``None`` when there are.
 
     Raises:
@@ -96,7 +97,6 @@ class Report:
         notes: what was not measured and why; what was left out.
         sections: the machine-readable part of report.json besides the tables
             (``run``, ``benchmark``, ``phases``, ``windows``, ...), plain JSON values only.
-        last_step: number of the last finished step, the x-coordinate of what is logged; -1 without one.
     """
 
     title: str
@@ -104,4 +104,3 @@ class Report:
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     sections: Mapping[str, Any]
-    last_step: int = -1

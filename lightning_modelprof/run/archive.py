@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, SCHEMA_VERSION, Run, StepTimings
+from lightning_modelprof.run.records import NOT_MEASURED, RUN_SCHEMA_VERSION, Run, StepTimings
 
 RUN_FILE: Final = "run.json"
+DEFAULT_FOLDER: Final = "modelprof"
+"""Name of a run's folder beside the logger's files."""
 
 _FLAT_COLUMNS: Final = ("step", "duration_ns", "samples", "tags")
 # Phase matrix → the value that every step has in a phase that is not saved.
@@ -59,14 +61,22 @@ def save_run(run: Run, path: Path) -> None:
     write_atomically(path, msgspec.json.encode(run, enc_hook=_encode_steps))
 
 
+def find_run(path: str | Path) -> Path:
+    """The archive that is meant: a file, the folder that holds it, or a logger's folder above that."""
+    path = Path(path)
+    if path.is_dir():
+        inside = path / DEFAULT_FOLDER / RUN_FILE
+        return inside if inside.exists() and not (path / RUN_FILE).exists() else path / RUN_FILE
+    return path.with_name(RUN_FILE) if path.name == "report.json" else path
+
+
 def load_run(path: str | Path) -> Run:
-    """Read a run from its file, or from the folder that holds it.
+    """Read a run from its file, or from a folder (see :func:`find_run`).
 
     Raises:
         ArchiveError: when there is no such file, or it is no saved run of a known version.
     """
-    path = Path(path)
-    file = path / RUN_FILE if path.is_dir() else path
+    file = find_run(path)
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -76,9 +86,9 @@ def load_run(path: str | Path) -> Run:
         ) from error
     try:
         version = msgspec.json.decode(raw, type=_Versioned).schema_version
-        if version > SCHEMA_VERSION:
+        if version > RUN_SCHEMA_VERSION:
             raise ArchiveError(
-                f"{file}: expected schema_version {SCHEMA_VERSION} or lower, got {version}."
+                f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}."
                 " It was saved by a newer lightning-modelprof: update this one."
             )
         run = msgspec.json.decode(raw, type=Run, dec_hook=_decode_steps)

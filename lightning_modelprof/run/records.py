@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.run.phases import PHASES
 
-SCHEMA_VERSION: Final = 1
-"""Version of the saved run and of report.json; raised when a reader of the old one would go wrong."""
+RUN_SCHEMA_VERSION: Final = 1
+"""Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
 
 NOT_MEASURED: Final = -1
 """How "not measured" is stored in integer columns, where ``None`` cannot be."""
@@ -152,7 +152,8 @@ class Window:
         recorded_steps: numbers of the steps recorded from start to end.
         status: how it ended.
         trace_file: path of the trace relative to the run's folder, ``None`` if none was written.
-        note: why the status is not complete, ``""`` otherwise.
+        note: why the status is not complete, or why there is no trace though there should be one; ``""``
+            otherwise.
         close_ns: host time spent to stop, export, read and pack the window, without writing the report;
             ``None`` if it was not closed.
     """
@@ -254,4 +255,4 @@ class Run:
     info: RunInfo
     ranks: tuple[RankRecord, ...]
     all_ranks: AllRanks | None = None
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = RUN_SCHEMA_VERSION

@@ -88,6 +88,11 @@ class Block:
         labels = SEPARATOR.join(strip.label for strip in self.strips)
         return f"{self.group} {labels}" if self.group else labels
 
+    @property
+    def is_empty_group(self) -> bool:
+        """Whether it is a group of which nothing was measured."""
+        return self.group is not None and all(strip.is_empty for strip in self.strips)
+
     def packed(self, *, align: bool) -> tuple[str, ...]:
         """One string per row, ``138.99 / 12.64 / 17.91``; a single dash where nothing was measured.
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from lightning_modelprof.report.model import Report, Table
 
-SCHEMA_VERSION = 1
+REPORT_SCHEMA_VERSION = 1
+"""Version of report.json; raised when a reader of the old one would go wrong. run.json has its own."""
 
 _RESERVED = ("schema_version", "tables", "notes")
 
@@ -36,7 +37,7 @@ def render_json(report: Report) -> bytes:
             raise ValueError(f"report section {name!r}: this name is reserved; rename the section")
     _check_unique("table ids", [table.id for table in report.tables])
     document = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": REPORT_SCHEMA_VERSION,
         **report.sections,
         "tables": {table.id: _table(table) for table in report.tables},
         "notes": report.notes,

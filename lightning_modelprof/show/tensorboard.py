@@ -1,4 +1,4 @@
-r"""The report in TensorBoard, with what every TensorBoard can show: scalars and markdown text.
+r"""The report in TensorBoard, with what every TensorBoard can show: markdown text, and charts of scalars.
 
 Its Text dashboard squeezes tables of more than six columns until words break, so a wider table is continued
 in further tables below, and each group of columns is one column.
@@ -29,9 +29,6 @@ _ESCAPED |= {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord("~"): "&
 class Writer(Protocol):
     """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
-        """Write one point of a curve."""
-
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> Any:
         """Write one markdown text."""
 
@@ -43,29 +40,20 @@ class Writer(Protocol):
 
 
 def write_report(writer: Writer, report: Report, step: int) -> None:
-    """Write one text per table under ``modelprof/<table id>`` and the rest under ``modelprof/summary``.
+    """Write the summary as ``modelprof/1_summary`` and each table as ``modelprof/<number>_<table id>``.
+
+    The Text dashboard sorts by tag, numbers by their value, so the numbers keep the reading order.
 
     Args:
         writer: a SummaryWriter or something like it.
         report: what to write.
         step: the x-coordinate.
     """
-    writer.add_text(f"{TAG_PREFIX}/summary", markdown_summary(report), step)
-    for table in report.tables:
-        writer.add_text(f"{TAG_PREFIX}/{table.id}", markdown_table(table), step)
+    texts = [("summary", markdown_summary(report))]
+    texts += [(table.id, markdown_table(table)) for table in report.tables]
+    for number, (name, text) in enumerate(texts, 1):
+        writer.add_text(f"{TAG_PREFIX}/{number}_{name}", text, step)
     writer.flush()
-
-
-def write_scalars(writer: Writer, scalars: Mapping[str, float], step: int) -> None:
-    """Write one point of each curve; the tags are taken as they are.
-
-    Args:
-        writer: a SummaryWriter or something like it.
-        scalars: tag → value.
-        step: the x-coordinate.
-    """
-    for tag, value in scalars.items():
-        writer.add_scalar(tag, value, step)
 
 
 def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
@@ -99,7 +87,8 @@ def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
     """
     lines = [f"### {escape_markdown(table.title)}", ""]
     if table.absent_reason is not None and not table.rows:
-        return "\n".join([*lines, escape_markdown(table.absent_reason)]) + "\n"
+        lines += [escape_markdown(table.absent_reason), "", *_bullets(table.notes)]
+        return "\n".join(lines).rstrip() + "\n"
     grid = build_grid(table, max_rows=max_rows)
     if grid.time_unit is not None:
         lines += [f"Time unit: {grid.time_unit}", ""]

@@ -88,6 +88,7 @@ def _table(table: Table, width: int, max_rows: int) -> Iterator[RenderableType]:
     title = Text(one_line(table.title), style="bold")
     if table.absent_reason is not None and not table.rows:
         yield title.append(f": {one_line(table.absent_reason)}", style="not bold dim")
+        yield from _notes(table.notes, width)
         return
     grid = build_grid(table, max_rows=max_rows)
     if grid.time_unit is not None:
@@ -134,6 +135,8 @@ def _panels(grid: Grid, width: int) -> Iterator[RenderableType]:
         is_too_wide = sum(column.width for column in columns) > free
         for piece in [[column] for column in columns] if is_too_wide else [columns]:
             if panel and sum(column.width for column in (*panel, *piece)) > free:
+                if block.is_empty_group:
+                    continue  # a table of dashes says nothing that the table's notes do not
                 yield _draw([first, *panel], grid.depths)
                 yield ""
                 panel = []
@@ -143,7 +146,7 @@ def _panels(grid: Grid, width: int) -> Iterator[RenderableType]:
 
 def _columns(block: Block, free: int) -> list[_Column]:
     group = block.group or ""
-    if group and all(strip.is_empty for strip in block.strips):
+    if block.is_empty_group:
         # One column of dashes says as much as five.
         return [_Column(group, "", block.strips[0].cells, is_number=True)]
     return [

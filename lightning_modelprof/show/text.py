@@ -62,12 +62,14 @@ def _head(report: Report) -> list[str]:
 def _table(table: Table, max_rows: int) -> list[str]:
     title = one_line(table.title)
     if table.absent_reason is not None and not table.rows:
-        return [f"{title}: {one_line(table.absent_reason)}"]
+        return [f"{title}: {one_line(table.absent_reason)}", *_notes(table.notes)]
     grid = build_grid(table, max_rows=max_rows)
     lines = _box(title, grid) if table.id == PERF_SUMMARY else _ruled(title, grid)
-    if grid.notes:
-        lines += ["Note:", *_prose(grid.notes)]
-    return lines
+    return [*lines, *_notes(grid.notes)]
+
+
+def _notes(notes: tuple[str, ...]) -> list[str]:
+    return ["Note:", *_prose(notes)] if notes else []
 
 
 def _ruled(title: str, grid: Grid) -> list[str]:

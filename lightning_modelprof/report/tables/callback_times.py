@@ -8,6 +8,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
 
 _MIN_SHARE: Final = 1e-3
+_NOTE: Final = "Time inside the hook with all it calls, over the whole fit. Ratio: to the steps' wall time."
 
 
 def callback_times(analysis: Analysis) -> tuple[Table, ...]:
@@ -41,9 +42,7 @@ def callback_times(analysis: Analysis) -> tuple[Table, ...]:
                 Column("ratio", "Ratio(%)", Unit.RATIO),
             ),
             rows=tuple(rows),
-            notes=(
-                "Time inside the hook with all it calls, over the whole fit. Ratio: to the steps' wall time.",
-            ),
+            notes=(_NOTE,) if rows else (),
             absent_reason=None if rows else "no other callback was called",
         ),
     )

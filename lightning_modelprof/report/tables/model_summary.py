@@ -35,6 +35,10 @@ _GPU_NOTES: Final = (
 )
 
 
+NO_STEPS: Final = "the trace holds none of the recorded steps"
+"""Why there is no Model Summary though there is a trace that can be read."""
+
+
 def model_summary_table(window: Window, summary: ModelSummary | None, reason: str = "") -> Table:
     """The Model Summary of one window.
 
@@ -51,7 +55,7 @@ def model_summary_table(window: Window, summary: ModelSummary | None, reason: st
             title=f"Model Summary ({requested})",
             columns=_COLUMNS,
             rows=(),
-            absent_reason=reason or window.note or "No requested step is in the trace from start to end.",
+            absent_reason=reason or _why_absent(window),
         )
     return Table(
         id=table_id,
@@ -63,6 +67,18 @@ def model_summary_table(window: Window, summary: ModelSummary | None, reason: st
         depths=tuple(row.depth for row in summary.rows),
         notes=(*_notes(window, summary), *([reason] if reason else [])),
     )
+
+
+def _why_absent(window: Window) -> str:
+    """In words, from what became of the window."""
+    event = window.note.removesuffix(" first")
+    if event == window.note:
+        return event or NO_STEPS
+    if window.status is WindowStatus.NOT_REACHED:
+        return f"not recorded: {event} before step {window.first_step}"
+    if window.status is WindowStatus.EMPTY:
+        return f"not recorded: {event} before the end of step {window.first_step}"
+    return window.note
 
 
 def _notes(window: Window, summary: ModelSummary) -> tuple[str, ...]:
@@ -82,6 +98,6 @@ def _steps_text(numbers: Sequence[int]) -> str:
     """Steps in words: ``step 7``, ``steps 3 to 5`` or ``steps 3, 4, 8``."""
     if len(numbers) == 1:
         return f"step {numbers[0]}"
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+    if numbers[-1] - numbers[0] + 1 == len(numbers):  # they are in order, and none comes twice
         return f"steps {numbers[0]} to {numbers[-1]}"
     return "steps " + ", ".join(map(str, numbers))

@@ -14,6 +14,20 @@ _COLUMNS: Final = (
     *(Column(key, "std. error" if key == "standard_error" else key, Unit.BY_ROW) for key in _STATISTICS),
 )
 
+_FEW: Final = 10
+"""With fewer clean steps a single slow one decides the figures."""
+
+_LONGER: Final = "train for longer"
+_ADVICE: Final = {
+    "skip_first": "train for longer, or lower skip_first",
+    "first of an epoch": "give an epoch more batches",
+    "recorded by torch.profiler": "train for longer, or record fewer steps (active, repeat)",
+    "profiler warm-up": "train for longer, or lower warmup or repeat",
+    "window closed or archive saved": "train for longer, or open fewer windows (repeat)",
+    "validation inside": "validate less often (the Trainer's val_check_interval)",
+}
+"""Reason to leave a step out → how to get more clean steps."""
+
 
 def perf_summary(analysis: Analysis) -> tuple[Table, ...]:
     """How fast the run was without profiling, and how much of a step waited for data.
@@ -33,7 +47,13 @@ def perf_summary(analysis: Analysis) -> tuple[Table, ...]:
         ("Reader Ratio", figures.reader_ratio, Unit.RATIO),
     )
     rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
-    notes = [f"Over {figures.num_steps} clean steps of {analysis.num_steps}.", *_left_out(analysis)]
+    plural = "" if figures.num_steps == 1 else "s"
+    notes = [f"Over {figures.num_steps} clean step{plural} of {analysis.num_steps}.", *_left_out(analysis)]
+    if figures.num_steps < _FEW:
+        notes.append(
+            f"Fewer than {_FEW} clean steps: these figures are of little worth. To get more,"
+            f" {_advice(analysis)}."
+        )
     if figures.samples_per_s is None:
         notes.append(f"{unit}/s is not known: the number of {unit} in a batch could not be counted.")
     if analysis.num_not_stepping:
@@ -68,13 +88,18 @@ def _left_out(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     reasons = ", ".join(f"{e.reason} {e.num_steps}" for e in analysis.exclusions)
-    return (f"Steps left out: {reasons}.",)
+    once = "; a step with several reasons counts once, at the first of them" * (len(analysis.exclusions) > 1)
+    return (f"Steps left out: {reasons}{once}.",)
 
 
 def _no_clean_steps(analysis: Analysis) -> str:
     if analysis.num_steps == 0:
         return "no training step ran to its end"
-    return (
-        f"none of the {analysis.num_steps} steps is clean; train for longer, or lower skip_first or the"
-        " number of profiled steps"
-    )
+    return f"none of the {analysis.num_steps} steps is clean; {_advice(analysis)}"
+
+
+def _advice(analysis: Analysis) -> str:
+    """How to get more clean steps: against what took most of them, and all else that took a third."""
+    by_size = sorted(analysis.exclusions, key=lambda exclusion: -exclusion.num_steps)
+    large = [e for e in by_size if e is by_size[0] or 3 * e.num_steps >= analysis.num_steps]
+    return "; ".join(_ADVICE.get(exclusion.reason, _LONGER) for exclusion in large) or _LONGER

@@ -45,7 +45,7 @@ def phase_times_table(analysis: Analysis) -> tuple[Table, ...]:
             title="Phases",
             columns=columns,
             rows=rows,
-            notes=tuple(notes),
+            notes=tuple(notes) if rows else (),
             absent_reason=None if rows else "no training step ran to its end",
         ),
     )
