@@ -21,7 +21,7 @@ from lightning_modelprof.fit.checks import check_trainer, check_writeable
 from lightning_modelprof.fit.session import FitSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.samples import SampleCounter, check_count
+from lightning_modelprof.measure.samples import SampleCounter, make_counter
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.archive import DEFAULT_FOLDER
 from lightning_modelprof.run.records import NOT_MEASURED, Run
@@ -119,7 +119,7 @@ class ModelProfCallback(Callback):
         self.report: Report | None = None
         self.run: Run | None = None
         self._clock = host_clock
-        self._count: Callable[[Any], int] = SampleCounter() if samples_fn is None else samples_fn
+        self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
         self._session: FitSession | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures
         self._is_awaited = False  # whether the other ranks count on us when training ends
@@ -157,8 +157,7 @@ class ModelProfCallback(Callback):
         if stage != "fit" or is_switched_off():
             return
         self.config.check()
-        samples_fn = self.config.samples_fn
-        self._count = SampleCounter() if samples_fn is None else samples_fn
+        self._count = make_counter(self.config.samples_fn)
         check_trainer(self.config, trainer, ModelProfCallback)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
         directory = Path(self.config.dirpath or Path(log_dir) / DEFAULT_FOLDER)
@@ -189,13 +188,11 @@ class ModelProfCallback(Callback):
         ledger = self._ledger
         if ledger is None:
             return
-        if ledger.needs_batch_start and self._session is not None:
+        # Spelled out, as is done at every step: ledger.needs_batch_start
+        if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
             self._guard(self._session.begin_batch)
         try:
-            count = self._count(batch)
-            if self._count is self.config.samples_fn:  # our own counter can be trusted
-                count = check_count(count)
-            ledger.samples = count
+            ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
 

@@ -28,7 +28,7 @@ class Action:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         pass
 
 
@@ -58,7 +58,7 @@ class PhaseAction(Action):
         ledger.last_ns = now
         ledger.current = self.phase
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         ledger = self.ledger
         now = ledger.clock()
         ledger.self_ns[ledger.current] += now - ledger.last_ns
@@ -83,7 +83,7 @@ class CallbackAction(PhaseAction):
         self.begin_ns = ledger.last_ns = now
         ledger.current = CALLBACKS
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         ledger = self.ledger
         now = ledger.clock()
         ledger.self_ns[ledger.current] += now - ledger.last_ns
@@ -145,7 +145,7 @@ class FetchAction(PhaseAction):
         if ledger.ranges is not None:
             ledger.ranges.push(DATALOADER)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         ledger = self.ledger
         if self.has_range and ledger.ranges is not None:
             ledger.ranges.pop()
@@ -166,7 +166,7 @@ class BatchEndAction(Action):
     def __enter__(self) -> None:
         self.action.__enter__()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         ledger = self.ledger
         now = ledger.clock()
         ledger.self_ns[ledger.current] += now - ledger.last_ns
@@ -186,8 +186,8 @@ class EpochAction(Action):
     def __enter__(self) -> None:
         self.ledger.begin_epoch()
 
-    def __exit__(self, *error: object) -> None:
-        if any(error):
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        if error is not None:
             self.ledger.charge()
             self.ledger.discard()  # broken off: what would have come before the next fetch is missing
         else:
@@ -224,7 +224,7 @@ class ValidationEndAction(Action):
     def __init__(self, ledger: PhaseLedger) -> None:
         self.ledger = ledger
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         ledger = self.ledger
         if ledger.in_validation:
             ledger.charge()
@@ -239,7 +239,7 @@ class ManualBackwardStartAction(PhaseAction):
 
     __slots__ = ()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         super().__exit__()
         ledger = self.ledger
         ledger.backward_outer = ledger.current
@@ -287,7 +287,7 @@ class DeviceMarkedAction(Action):
         if self.ledger.device is not None:
             self.ledger.device.mark(self.action.phase)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         self.action.__exit__()
         if self.ledger.device is not None:
             self.ledger.device.mark(self.ledger.current)
@@ -310,7 +310,7 @@ class TracedAction(Action):
         if self.ledger.ranges is not None:
             self.ledger.ranges.push(self.phase)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         if self.has_range and self.ledger.ranges is not None:
             self.ledger.ranges.pop()
         self.action.__exit__()

@@ -210,8 +210,8 @@ class ForwardedAction(Action):
         self.profiler.inner.start(self.name)
         self._charge(PROFILER)
 
-    def __exit__(self, *error: object) -> None:
-        self.action.__exit__(*error)
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        self.action.__exit__(kind, error, trace)
         self._charge()
         self.profiler.inner.stop(self.name)
         self._charge(PROFILER)

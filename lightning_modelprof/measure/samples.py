@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from typing import Any, Final
 
@@ -32,6 +32,13 @@ def check_count(count: Any) -> int:
     if not 0 <= number <= MAX_COUNT:
         raise ValueError(f"expected a number of samples from 0 to 2**63 - 1, got {number}")
     return number
+
+
+def make_counter(samples_fn: Callable[[Any], Any] | None) -> Callable[[Any], int]:
+    """What counts a batch: the user's function with its results checked, or ours."""
+    if samples_fn is None:
+        return SampleCounter()
+    return lambda batch: check_count(samples_fn(batch))
 
 
 class SampleCounter:
