@@ -13,18 +13,26 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import lightning
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.profilers import Profiler
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import RankRecord, StepTag
+
+LIGHTNING = Version(lightning.__version__)
+HAS_SAVE_ACTION = Version("2.5") <= LIGHTNING
+"""Before 2.5 Lightning did not tell its profiler of checkpoints: they are part of the callback that saves."""
+MIXES_PACKAGES = Version("2.6") <= LIGHTNING
+"""Before 2.6 a Trainer of pytorch_lightning refused callbacks of lightning.pytorch."""
 
 MS = 1_000_000
 
