@@ -1,4 +1,4 @@
-"""The command line: show a saved run again. Needs neither torch nor lightning."""
+"""The command line: show a saved run again, analyze anybody's traces. Needs neither torch nor lightning."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.errors import ModelProfError, TraceError
 from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.tables.model_summary import NO_STEPS
 from lightning_modelprof.run.archive import find_run, load_run, write_atomically
@@ -25,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 1 after one line on what went wrong."""
     options = _parser().parse_args(arguments)
     try:
-        report = read_report(Path(options.path))
+        if options.command == "report":
+            report = read_report(Path(options.path))
+        else:
+            report = analyze_files([Path(path) for path in options.paths])
         if options.json is None:
             print_report(report)
         elif options.json == "-":
@@ -53,6 +58,31 @@ def read_report(path: Path) -> Report:
     run = load_run(path)
     summaries, notes = _read_windows(run, find_run(path).parent)
     return build_report(analyze(run, summaries, notes))
+
+
+def analyze_files(paths: Sequence[Path]) -> Report:
+    """The report of trace files that anybody recorded.
+
+    Args:
+        paths: Chrome traces of torch.profiler, or folders with some.
+
+    Raises:
+        TraceError: when a file is no trace, or a folder holds none.
+    """
+    files = [file for path in paths for file in _trace_files(path)]
+    return build_trace_report([analyze_trace(read_trace(file)) for file in files])
+
+
+def _trace_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*.json*") if "trace" in file.name)
+    if not files:
+        raise TraceError(
+            f"{path}: expected a folder with trace files (*trace*.json or *.json.gz), got none. Give the file"
+            " itself, or the folder that torch.profiler wrote to."
+        )
+    return files
 
 
 def _read_windows(run: Run, folder: Path) -> tuple[dict[int, ModelSummary], dict[int, str]]:
@@ -90,7 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="show the report of a saved run")
     report.add_argument("path", help="the run's folder or one above it, e.g. lightning_logs/version_0")
-    report.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+    analyze_command = commands.add_parser("analyze", help="analyze trace files of torch.profiler")
+    analyze_command.add_argument(
+        "paths", nargs="+", metavar="TRACE", help="a trace file, or a folder of them"
+    )
+    for command in (report, analyze_command):
+        command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
     return parser
 
 

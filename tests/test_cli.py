@@ -85,3 +85,62 @@ def test_a_run_is_found_from_its_folder_or_the_one_above(tmp_path, capsys, asked
     run_fit(tmp_path, active=0)
     assert main(["report", str(tmp_path / asked), "--json", "-"]) == 0
     assert capsys.readouterr().out.encode() == (tmp_path / "modelprof" / "report.json").read_bytes()
+
+
+# Traces of anybody
+
+
+def test_a_trace_of_ours_gives_the_live_figures(tmp_path, capsys):
+    callback = run_fit(tmp_path, steps=(3, 6))
+    (window,) = callback.run.ranks[0].windows
+    assert main(["analyze", str(tmp_path / "modelprof" / window.trace_file), "--json", "-"]) == 0
+    offline = json.loads(capsys.readouterr().out)
+    live = report_of(tmp_path)
+    assert offline["tables"]["model_summary"]["rows"] == live["tables"]["model_summary"]["rows"]
+    assert offline["traces"][0]["steps"] == [3, 4, 5]
+    breakdown = offline["tables"]["step_breakdown"]
+    steps = [row for row in breakdown["rows"] if row["name"].startswith("step ")]
+    assert len(steps) == 3
+    for row in steps:
+        parts = [row[column["key"]] for column in breakdown["columns"][2:]]
+        assert sum(part for part in parts if part is not None) == row["total_ns"]
+        assert row["kernel_ns"] is None  # no device
+
+
+def test_several_traces_of_a_folder_are_told_apart(tmp_path, capsys):
+    run_fit(tmp_path, active=2, wait=1, warmup=0, repeat=2)
+    assert main(["analyze", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Model Summary of trace 0 (steps 1 to 2)" in shown
+    assert "Model Summary of trace 1 (steps 4 to 5)" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.json", None, "cannot be opened"),
+        ("empty.json", b"", "empty file"),
+        ("text.json", b"hello", "expected a Chrome trace in JSON"),
+        ("other.json", b'{"a": 1}', "traceEvents"),
+        ("cut.json.gz", b"\x1f\x8b\x08", "cut off or damaged"),
+        (".", None, "expected a folder with trace files"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path, capsys, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert main(["analyze", str(tmp_path / name)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("lightning-modelprof: ")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_trace_without_steps_says_so(tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    trace.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2}]}'
+    )
+    assert main(["analyze", str(trace)]) == 0
+    assert "the trace has no ProfilerStep ranges" in capsys.readouterr().out

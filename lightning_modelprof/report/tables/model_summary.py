@@ -57,15 +57,36 @@ def model_summary_table(window: Window, summary: ModelSummary | None, reason: st
             rows=(),
             absent_reason=reason or _why_absent(window),
         )
+    return summary_table(summary, table_id, notes=(*_window_notes(window), *([reason] if reason else [])))
+
+
+def summary_table(
+    summary: ModelSummary, table_id: str, title_suffix: str = "", notes: tuple[str, ...] = ()
+) -> Table:
+    """A Model Summary as a table.
+
+    Args:
+        summary: what the table shows.
+        table_id: key of the table in files.
+        title_suffix: what follows the title, with its own space.
+        notes: more notes, after those on what the figures mean.
+    """
+    steps = _steps_text(summary.step_numbers)
     return Table(
         id=table_id,
-        title=f"Model Summary ({_steps_text(summary.step_numbers)})",
+        title=f"Model Summary{title_suffix} ({steps})",
         columns=_COLUMNS,
         rows=tuple(
             (row.label, *(getattr(row, column.key) for column in _COLUMNS[1:])) for row in summary.rows
         ),
         depths=tuple(row.depth for row in summary.rows),
-        notes=(*_notes(window, summary), *([reason] if reason else [])),
+        notes=(
+            f"The rows cover {steps} ({summary.num_steps} in total).",
+            _CPU_NOTE,
+            *(_GPU_NOTES if summary.has_device else ()),
+            *summary.notes,
+            *notes,
+        ),
     )
 
 
@@ -81,17 +102,13 @@ def _why_absent(window: Window) -> str:
     return window.note
 
 
-def _notes(window: Window, summary: ModelSummary) -> tuple[str, ...]:
-    """What the figures mean and what to keep in mind about this window."""
-    notes = [f"The rows cover {_steps_text(summary.step_numbers)} ({summary.num_steps} in total)."]
-    if window.status is WindowStatus.PARTIAL:
-        requested = _steps_text(range(window.first_step, window.last_step + 1))
-        because = f": {window.note}" if window.note else "."
-        notes.append(f"The window is partial, {requested} were requested{because}")
-    notes.append(_CPU_NOTE)
-    if summary.has_device:
-        notes.extend(_GPU_NOTES)
-    return (*notes, *summary.notes)
+def _window_notes(window: Window) -> tuple[str, ...]:
+    """What to keep in mind about this window."""
+    if window.status is not WindowStatus.PARTIAL:
+        return ()
+    requested = _steps_text(range(window.first_step, window.last_step + 1))
+    because = f": {window.note}" if window.note else "."
+    return (f"The window is partial, {requested} were requested{because}",)
 
 
 def _steps_text(numbers: Sequence[int]) -> str:
