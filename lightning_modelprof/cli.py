@@ -17,7 +17,7 @@ from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.tables.model_summary import NO_STEPS
 from lightning_modelprof.run.archive import find_run, load_run, write_atomically
-from lightning_modelprof.run.chrome import read_trace
+from lightning_modelprof.run.chrome import MAX_TRACE_BYTES, read_trace
 from lightning_modelprof.run.records import Run, Window, WindowStatus
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal import print_report
@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "report":
             report = read_report(Path(options.path))
         else:
-            report = analyze_files([Path(path) for path in options.paths])
+            max_bytes = int(options.max_gib * 2**30)
+            report = analyze_files([Path(path) for path in options.paths], max_bytes)
         if options.json is None:
             print_report(report)
         elif options.json == "-":
@@ -60,17 +61,18 @@ def read_report(path: Path) -> Report:
     return build_report(analyze(run, summaries, notes))
 
 
-def analyze_files(paths: Sequence[Path]) -> Report:
+def analyze_files(paths: Sequence[Path], max_bytes: int = MAX_TRACE_BYTES) -> Report:
     """The report of trace files that anybody recorded.
 
     Args:
         paths: Chrome traces of torch.profiler, or folders with some.
+        max_bytes: largest uncompressed trace to read.
 
     Raises:
-        TraceError: when a file is no trace, or a folder holds none.
+        TraceError: when a file is no trace or is too large, or a folder holds none.
     """
     files = [file for path in paths for file in _trace_files(path)]
-    return build_trace_report([analyze_trace(read_trace(file)) for file in files])
+    return build_trace_report([analyze_trace(read_trace(file, max_bytes)) for file in files])
 
 
 def _trace_files(path: Path) -> list[Path]:
@@ -123,6 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     analyze_command = commands.add_parser("analyze", help="analyze trace files of torch.profiler")
     analyze_command.add_argument(
         "paths", nargs="+", metavar="TRACE", help="a trace file, or a folder of them"
+    )
+    analyze_command.add_argument(
+        "--max-gib",
+        type=float,
+        default=MAX_TRACE_BYTES / 2**30,
+        metavar="N",
+        help="largest uncompressed trace to read (default: %(default)g)",
     )
     for command in (report, analyze_command):
         command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")

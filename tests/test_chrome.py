@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.errors import TraceError
+from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.run.chrome import parse_trace, read_trace
 from lightning_modelprof.run.trace import Category
+from lightning_modelprof.show.text import render_text
 
 
 def event(ts="1", dur="1", name="op", cat="cpu_op", more=""):
@@ -171,3 +174,48 @@ def test_names_are_not_cut_or_changed():
     name = "void kernel<4, at::native::(λ)>(int)"
     raw = json.dumps({"traceEvents": [json.loads(event()) | {"name": name}]}).encode()
     assert parse_trace(raw, "x").names == (name,)
+
+
+def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * 5_000_000))
+    with pytest.raises(TraceError, match="GiB of JSON, got more"):
+        read_trace(path, max_bytes=1_000_000)
+    path.write_bytes(b"[" + b" " * 2_000_000 + b"]")  # not compressed
+    with pytest.raises(TraceError, match="raise the limit"):
+        read_trace(path, max_bytes=1_000_000)
+    assert len(read_trace(path)) == 0
+
+
+@pytest.mark.parametrize("nested", [b"[", b'{"a":', b'{"traceEvents":[{"ph":"X","args":{"a":'])
+def test_a_million_deep_nesting_is_refused(nested):
+    with pytest.raises(TraceError):
+        parse_trace(nested * 1_000_000, "deep.json")
+
+
+ODD_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=5),
+    st.just([]),
+    st.sampled_from(["X", "kernel", "cuda_runtime", "cpu_op", "ProfilerStep#3", "ProfilerStep#\u00bd"]),
+)
+FIELDS = st.sampled_from(["ph", "cat", "name", "ts", "dur", "pid", "tid"])
+ODD_EVENTS = st.builds(
+    lambda usual, odd, arguments: {**usual, **odd, **({} if arguments is None else {"args": arguments})},
+    st.just({"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#1", "ts": 1.5, "dur": 2, "pid": 1, "tid": 1}),
+    st.dictionaries(FIELDS, ODD_VALUES, max_size=2),
+    st.one_of(st.none(), st.dictionaries(st.sampled_from(["correlation", "bytes"]), ODD_VALUES)),
+)
+
+
+@given(st.lists(ODD_EVENTS, max_size=6), st.dictionaries(st.just("modelprof"), ODD_VALUES))
+def test_odd_traces_give_a_report_or_a_trace_error(events, metadata):
+    raw = json.dumps({"traceEvents": events, **metadata}).encode()
+    try:
+        trace = parse_trace(raw, "odd.json")
+    except TraceError:
+        return
+    render_text(build_trace_report([analyze_trace(trace)]))

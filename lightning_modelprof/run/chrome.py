@@ -9,6 +9,7 @@ torch 2.4 they count from ``baseTimeNanoseconds`` and are small, before that the
 from __future__ import annotations
 
 import gc
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Context, Decimal, localcontext
@@ -23,6 +24,10 @@ from numpy.typing import NDArray
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.run.trace import Category, Trace
 
+MAX_TRACE_BYTES: Final = 4 * 2**30
+"""Largest uncompressed trace that is read unless asked otherwise."""
+
+_CHUNK_BYTES: Final = 4 * 2**20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 _EXACT_IN_DOUBLE_US: Final = 2.0**43
@@ -77,23 +82,33 @@ _ANY_DECODER: Final = msgspec.json.Decoder()
 _T = TypeVar("_T")
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
     """Read a Chrome trace file, plain or gzip-compressed (told apart by content, not by name).
 
+    Args:
+        path: the file.
+        max_bytes: largest uncompressed JSON to read; a few kilobytes of gzip can hold gigabytes.
+
     Raises:
-        TraceError: when the file cannot be opened, is empty or cut off, or is not a trace.
+        TraceError: when the file cannot be opened, is empty, cut off or too large, or is not a trace.
     """
     source = str(path)
     try:
-        raw = Path(path).read_bytes()
+        is_too_large = Path(path).stat().st_size > max_bytes
+        raw = b"" if is_too_large else Path(path).read_bytes()
     except OSError as error:
         raise TraceError(
             f"{source}: expected a trace file, but it cannot be opened: {error.strerror}. Check the path"
             " and the permissions."
         ) from None
-    if raw.startswith(_GZIP_MAGIC):
-        raw = _decompress(raw, source)
-    return parse_trace(raw, source)
+    packed = raw.startswith(_GZIP_MAGIC)
+    text = _decompress(raw, source, max_bytes) if packed else raw
+    if is_too_large or len(text) > max_bytes:
+        raise TraceError(
+            f"{source}: expected at most {max_bytes / 2**30:g} GiB of JSON, got more. If it is a trace, and"
+            " memory for about three times its size is there, raise the limit (max_bytes, --max-gib)."
+        )
+    return parse_trace(text, source)
 
 
 def parse_trace(raw: bytes, source: str) -> Trace:
@@ -133,16 +148,21 @@ def parse_trace(raw: bytes, source: str) -> Trace:
         )
 
 
-def _decompress(raw: bytes, source: str) -> bytes:
-    """Inflate a gzip file."""
+def _decompress(raw: bytes, source: str, max_bytes: int) -> bytes:
+    """Inflate a gzip file; stops soon after ``max_bytes``."""
+    chunks: list[bytes] = []
+    num_bytes = 0
     try:
-        data: bytes = igzip.decompress(raw)  # type: ignore[no-untyped-call]
+        with igzip.IGzipFile(fileobj=io.BytesIO(raw)) as file:  # type: ignore[no-untyped-call]
+            while num_bytes <= max_bytes and (chunk := file.read(_CHUNK_BYTES)):
+                chunks.append(chunk)
+                num_bytes += len(chunk)
     except (EOFError, OSError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # wrong in its stubs
         raise TraceError(
             f"{source}: expected a complete gzip file, got one that is cut off or damaged ({error})."
             " Copy or record the trace again."
         ) from None
-    return data
+    return b"".join(chunks)
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], text: bytes | msgspec.Raw, source: str, place: str) -> _T:
