@@ -28,7 +28,7 @@ from lightning_modelprof.run.records import NOT_MEASURED, Run
 
 
 class ModelProfCallback(Callback):
-    """Shows where the time of a training run goes, at less cost than an empty callback.
+    """Shows where the time of a training run goes, at about the cost of an empty callback or less.
 
     Args:
         active: steps that each torch.profiler window records; 0 means timing only.

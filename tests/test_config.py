@@ -299,7 +299,10 @@ def test_steps_in_yaml(tmp_path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_shipped_configurations_are_valid(path):
-    ModelProfCallback.from_yaml(path).config.check()
+    config = ModelProfCallback.from_yaml(path).config
+    config.check()
+    written = yaml.safe_load(path.read_text())
+    assert {name: getattr(config, name) for name in written} == written
 
 
 def test_default_yaml_lists_every_argument_with_its_default():
