@@ -1,0 +1,50 @@
+"""Hand-made traces: Chrome-trace events through the real reader."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.analysis.step_breakdown import StepBreakdown, summarize_step_breakdown
+from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.run.chrome import parse_trace, read_trace
+from lightning_modelprof.run.trace import Trace
+
+FOLDER = Path(
+    os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[1].parent / "shared" / "traces"
+)
+"""Where the real traces are, if they are here."""
+
+
+def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
+    """A trace of these events, which are written to JSON and read back.
+
+    Args:
+        events: as in a Chrome trace: ph, cat, name, pid, tid, ts and dur in microseconds, args.
+        metadata: the file's other entries.
+    """
+    return parse_trace(json.dumps({**metadata, "traceEvents": events}).encode(), "hand-made")
+
+
+def load(name: str) -> Trace:
+    """One of the real traces."""
+    return read_trace(FOLDER / f"{name}.pt.trace.json.gz")
+
+
+def reference(name: str, kind: str) -> Any:
+    """Numbers that others derived from a real trace; times in microseconds."""
+    return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
+
+
+def summarize(trace: Trace) -> ModelSummary | Absent:
+    """The Model Summary of a trace."""
+    return summarize_model(build_timeline(trace))
+
+
+def break_down(trace: Trace) -> StepBreakdown | Absent:
+    """The step time breakdown of a trace."""
+    return summarize_step_breakdown(build_timeline(trace))
