@@ -57,6 +57,15 @@ class ModelProfCallback(Callback):
         dirpath: that folder; None means the folder modelprof beside the logger's files, or in the
             Trainer's default_root_dir. A folder that holds an earlier run is not touched: _1, _2, ... is
             appended.
+        views: which tables of the traces the report has, out of device, overview, model, distributed,
+            operator, kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch and
+            dataloader; None means all. Here and in sorted_by, Paddle's names mean the same: KernelView.
+        sorted_by: order of operators, kernels and ranges: cpu_ or gpu_ with total, avg, max or min, or
+            calls; None means GPU total where there are device events, else CPU total.
+        time_unit: unit of the durations in text: s, ms, us or ns; None means one that fits each table.
+        thread_sep: show operators and ranges by host thread.
+        op_detail: show below each operator what it calls and launches.
+        row_limit: most rows of a table in text, and most below any one row; report.json has all.
 
     Attributes:
         report: the newest report; ``None`` before the first.
@@ -93,6 +102,12 @@ class ModelProfCallback(Callback):
         tensorboard: bool = DEFAULTS.tensorboard,
         files: bool = DEFAULTS.files,
         dirpath: str | Path | None = DEFAULTS.dirpath,
+        views: list[str] | str | None = None,
+        sorted_by: str | None = DEFAULTS.sorted_by,
+        time_unit: str | None = DEFAULTS.time_unit,
+        thread_sep: bool = DEFAULTS.thread_sep,
+        op_detail: bool = DEFAULTS.op_detail,
+        row_limit: int = DEFAULTS.row_limit,
     ) -> None:
         self.config = ProfileConfig(
             active=active,
@@ -115,6 +130,12 @@ class ModelProfCallback(Callback):
             tensorboard=tensorboard,
             files=files,
             dirpath=dirpath,
+            views=views,
+            sorted_by=sorted_by,
+            time_unit=time_unit,
+            thread_sep=thread_sep,
+            op_detail=op_detail,
+            row_limit=row_limit,
         )
         self.report: Report | None = None
         self.run: Run | None = None

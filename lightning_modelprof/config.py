@@ -15,6 +15,13 @@ import yaml
 
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.measure.schedule import Schedule
+from lightning_modelprof.report.options import (
+    DEFAULT_OPTIONS,
+    ReportOptions,
+    parse_sort_key,
+    parse_time_unit,
+    parse_views,
+)
 
 Activity = Literal["cpu", "cuda", "xpu"]
 
@@ -33,6 +40,7 @@ _SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,12 @@ class ProfileConfig:
     tensorboard: bool = True
     files: bool = True
     dirpath: str | Path | None = None
+    views: Sequence[str] | str | None = DEFAULT_OPTIONS.views
+    sorted_by: str | None = DEFAULT_OPTIONS.sorted_by
+    time_unit: str | None = DEFAULT_OPTIONS.time_unit
+    thread_sep: bool = DEFAULT_OPTIONS.thread_sep
+    op_detail: bool = DEFAULT_OPTIONS.op_detail
+    row_limit: int = DEFAULT_OPTIONS.row_limit
 
     @property
     def schedule(self) -> Schedule:
@@ -73,14 +87,30 @@ class ProfileConfig:
             repeat=self.repeat,
         )
 
+    @property
+    def report_options(self) -> ReportOptions:
+        """How the tables are chosen, sorted and cut, by our names.
+
+        Raises:
+            ConfigError: when that cannot be meant.
+        """
+        return self._parse_options(WHERE)
+
     def as_plain(self) -> dict[str, Any]:
-        """Field → plain JSON value, for the archive."""
+        """Field → plain JSON value, for the archive.
+
+        Raises:
+            ConfigError: when the arguments of the report cannot be meant.
+        """
         # Not asdict: it would copy what samples_fn is bound to, a model perhaps.
         plain = {name: getattr(self, name) for name in _FIELDS}
         plain["steps"] = None if self.steps is None else list(self.steps)
         plain["activities"] = None if self.activities is None else list(self.activities)
         plain["dirpath"] = None if self.dirpath is None else str(self.dirpath)
         plain["samples_fn"] = None if self.samples_fn is None else _name_of(self.samples_fn)
+        options = self.report_options  # Paddle's names are enums, perhaps
+        plain["views"] = None if options.views is None else list(options.views)
+        plain["sorted_by"], plain["time_unit"] = options.sorted_by, options.time_unit
         return plain
 
     def check(self, where: str = WHERE) -> None:
@@ -109,6 +139,8 @@ class ProfileConfig:
         if not isinstance(self.unit, str) or not self.unit:
             raise _refusal(where, "unit", "the name of what samples_fn counts, such as 'tokens'", self.unit)
         self._check_dirpath(where)
+        _check_int(where, "row_limit", self.row_limit, 1)
+        self._parse_options(where)
         if self.stop_after_profile:
             self._check_stop(where)
 
@@ -174,6 +206,16 @@ class ProfileConfig:
             "a path or None",
             path,
             "Leave it out, or give None, for the folder modelprof beside the logger's files.",
+        )
+
+    def _parse_options(self, where: str) -> ReportOptions:
+        return ReportOptions(
+            views=_parse(where, "views", self.views, parse_views),
+            sorted_by=_parse(where, "sorted_by", self.sorted_by, parse_sort_key),
+            time_unit=_parse(where, "time_unit", self.time_unit, parse_time_unit),
+            thread_sep=self.thread_sep,
+            op_detail=self.op_detail,
+            row_limit=self.row_limit,
         )
 
     def _check_stop(self, where: str) -> None:
@@ -300,6 +342,13 @@ def _check_int(where: str, name: str, value: Any, least: int) -> None:
         if name == "active" and type(value) is int:
             hint = "active=0 means timing only."
         raise _refusal(where, name, f"an integer of at least {least}", value, hint)
+
+
+def _parse(where: str, name: str, value: object, parse: Callable[[object], T]) -> T | None:
+    try:
+        return None if value is None else parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {name}: {error}") from None
 
 
 def _refusal(where: str, name: str, expected: str, got: Any, hint: str = "") -> ConfigError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit, apply_options
+from lightning_modelprof.report.options import ReportOptions
 
 HOSTILE_NAMES = (
     "[Callback]EarlyStopping{'monitor': None}.on_train_batch_end",
@@ -227,10 +228,78 @@ def long_report() -> Report:
     return Report(title="10 000 rows", facts=(), tables=(table,), notes=(), sections={})
 
 
+_KERNELS = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "at::detail::Array<char*, 3> >(int, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::MulFunctor<float>, "
+    "at::detail::Array<char*, 3> >(int, at::native::MulFunctor<float>, at::detail::Array<char*, 3>)",
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x32_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+)
+
+
+def operators() -> Table:
+    """Operator Summary in detail: the widest table, with a tree of operators, children and kernels."""
+    rows: list[tuple[Cell, ...]] = []
+    depths = []
+    for number, operator in enumerate(("aten::convolution_backward", "aten::linear", "aten::add_")):
+        for depth, name in enumerate((operator, "cudaLaunchKernel", _KERNELS[number])):
+            host = _group(40, 12.5 / (number + 1), 138.99, 0.92, 0.0013) if depth < 2 else (None,) * 5
+            device = _group(40, 1.9 / (number + 1), 8.81, 0.061, 0.0475) if depth != 1 else (None,) * 5
+            flops = 3_500_000_000 if depth == 0 and number < 2 else None
+            module = f"model.encoder.layers.{number}.self_attention.out_proj" if depth == 0 else None
+            rows.append((name, 40, *host, *device, flops, module))
+            depths.append(depth)
+    return Table(
+        id="operator",
+        title="Operator Summary",
+        columns=(
+            Column("name", "Name"),
+            Column("calls", "Calls", Unit.COUNT),
+            *(Column(f"cpu_{key}", label, unit, "CPU") for key, label, unit in _STATISTICS),
+            *(Column(f"gpu_{key}", label, unit, "GPU") for key, label, unit in _STATISTICS),
+            Column("flops", "FLOPs", Unit.FLOPS),
+            Column("module", "Module"),
+        ),
+        rows=tuple(rows),
+        depths=tuple(depths),
+        notes=("A child's ratio is of its operator.",),
+    )
+
+
+def copies() -> Table:
+    return Table(
+        id="memory_manipulation",
+        title="Memory Manipulation Summary",
+        columns=(
+            Column("name", "Name"),
+            Column("calls", "Calls", Unit.COUNT),
+            Column("bytes", "Size", Unit.BYTES),
+            Column("bytes_per_s", "Bandwidth", Unit.BYTES_PER_S),
+        ),
+        rows=(
+            ("Memcpy HtoD (Pageable -> Device)", 22, 17_301_504, 2.94e9),
+            ("Memcpy DtoD (Device -> Device)", 11, 1_048_576, 1.234e12),
+            ("Memset (Device)", 33, 512, None),
+        ),
+    )
+
+
+def wide_report() -> Report:
+    options = ReportOptions(time_unit="us", row_limit=2)
+    return Report(
+        title="1 trace",
+        facts=(),
+        tables=(apply_options(operators(), options), copies()),
+        notes=(),
+        sections={},
+    )
+
+
 ALL_REPORTS: dict[str, Callable[[], Report]] = {
     "empty": empty_report,
     "cpu": cpu_report,
     "gpu": gpu_report,
     "hostile": hostile_report,
     "long": long_report,
+    "wide": wide_report,
 }

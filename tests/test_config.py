@@ -19,6 +19,7 @@ import yaml
 from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
 from lightning_modelprof.fit.checks import check_writeable
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TIME_UNITS, VIEWS, ReportOptions
 from tests.fits import ROOT, Net, fit_quietly, loader, make_callback, make_trainer, run_fit, steps_of
 
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.name != "lightning_cli.yaml")
@@ -93,6 +94,33 @@ def bad(argument, value, *parts):
         bad("activities", ["gpu"], "unknown activity 'gpu'", "Did you mean 'cuda'?"),
         bad("activities", ["GPU"], "unknown activity 'GPU'", "Did you mean 'cuda'?"),
         bad("activities", [None], "unknown activity None"),
+        bad(
+            "views",
+            ["kernal"],
+            "views: unknown view 'kernal'. Did you mean 'kernel'?",
+            "Expected one of device",
+        ),
+        bad("views", "all", "views: unknown view 'all'.", "Leave it out for all of them."),
+        bad("views", [], "views: expected a list out of device, overview, model", "got []"),
+        bad("views", 7, "views: expected a list out of", "got 7"),
+        bad(
+            "views", ["model", "ModelView"], "views: expected each view once, got 'model' twice", "Remove one"
+        ),
+        bad("views", [None], "views: unknown view None"),
+        bad("sorted_by", "GPUTotl", "sorted_by: unknown sort key 'GPUTotl'. Did you mean 'gpu_total'?"),
+        bad(
+            "sorted_by",
+            0,
+            "sorted_by: unknown sort key 0. Expected one of cpu_total, cpu_avg",
+            "Leave it out",
+        ),
+        bad("time_unit", "parsec", "time_unit: unknown time unit 'parsec'. Expected one of s, ms, us, ns."),
+        bad("thread_sep", "yes", "thread_sep: expected true or false, got 'yes'"),
+        bad("op_detail", None, "op_detail: expected true or false, got None"),
+        *(
+            bad("row_limit", value, "row_limit: expected an integer of at least 1", f"got {value!r}", "is 20")
+            for value in (0, -1, None, True, 2.0, "3")
+        ),
         bad("samples_fn", 4, "samples_fn: expected a function that takes a batch", "got 4"),
         bad("unit", "", "unit: expected the name of what samples_fn counts"),
         bad("unit", 3, "unit: expected", "got 3"),
@@ -132,6 +160,8 @@ def test_refuses_in_setup(tmp_path, arguments, parts):
         {"steps": (2, 4), "skip_first": 3},
         {"active": 0, "wait": 0, "warmup": 0, "skip_first": 0},
         {"unit": "tokens", "samples_fn": len},
+        {"views": "KernelView", "sorted_by": "SortedKeys.GPUTotal", "time_unit": "US", "row_limit": 1},
+        {"views": ("memory", "udfview"), "thread_sep": True, "op_detail": True},
     ],
     ids=str,
 )
@@ -266,6 +296,11 @@ def test_a_name_like_no_other_gets_no_guess():
         pytest.param("activities: [gpu]\n", "Did you mean 'cuda'?", id="activity"),
         pytest.param("terminal: 1\n", "terminal: expected true or false", id="no boolean"),
         pytest.param("unit: 3\n", "unit: expected the name", id="unit"),
+        pytest.param(
+            "views: [kernel, op]\n", "views: unknown view 'op'. Did you mean 'operator'?", id="view"
+        ),
+        pytest.param("time_unit: 1\n", "time_unit: unknown time unit 1. Expected", id="time unit"),
+        pytest.param("row_limit: 0\n", "row_limit: expected an integer of at least 1, got 0", id="rows"),
         pytest.param("dirpath: ''\n", "dirpath: expected a path or None, got ''", id="no path"),
         pytest.param("stop_after_profile: true\nactive: 0\n", "needs a window to stop after", id="no window"),
     ],
@@ -295,6 +330,42 @@ def test_steps_in_yaml(tmp_path):
     callback = ModelProfCallback.from_yaml(str(tmp_path / "config.yaml"))
     assert callback.config.steps == (3, 14)
     callback.config.check()
+
+
+def test_paddles_names_in_yaml(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "views: [OverView, KernelView]\nsorted_by: GPUTotal\ntime_unit: us\nop_detail: true\nrow_limit: 5\n"
+    )
+    config = ModelProfCallback.from_yaml(tmp_path / "config.yaml").config
+    assert config.report_options == ReportOptions(
+        views=("overview", "kernel"), sorted_by="gpu_total", time_unit="us", op_detail=True, row_limit=5
+    )
+    plain = config.as_plain()
+    assert (plain["views"], plain["sorted_by"], plain["time_unit"]) == (
+        ["overview", "kernel"],
+        "gpu_total",
+        "us",
+    )
+
+
+def test_default_options_are_those_of_the_report():
+    assert DEFAULTS.report_options == DEFAULT_OPTIONS
+
+
+@pytest.mark.parametrize("name", ["views", "sorted_by", "time_unit"])
+def test_every_name_is_in_the_documentation(name):
+    """Who reads the class or the YAML file can write the argument without reading more."""
+    known = {"views": VIEWS, "sorted_by": SORT_KEYS, "time_unit": TIME_UNITS}[name]
+    [documented] = re.findall(
+        rf"^    {name}: (.*(?:\n     .*)*)", inspect.getdoc(ModelProfCallback), re.MULTILINE
+    )
+    [written] = re.findall(
+        rf"^{name}:(.*(?:\n +#.*)*)", (ROOT / "configs/default.yaml").read_text(), re.MULTILINE
+    )
+    for value in known:
+        assert re.search(rf"\b{value}\b", written), value
+        for part in value.split("_") if name == "sorted_by" else [value]:
+            assert re.search(rf"(\b|_){part}(\b|_)", documented), value
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -414,6 +485,10 @@ CLI_VALUES = {
     "samples_fn": "builtins.len",
     "unit": "tokens",
     "dirpath": "somewhere",
+    "views": ["kernel", "OverView"],
+    "sorted_by": "GPUTotal",
+    "time_unit": "us",
+    "row_limit": 50,
 }
 
 
@@ -436,7 +511,19 @@ def test_cli_accepts_text(parser):
     assert (config.active, config.steps, config.with_stack) == (3, (3, 14), True)
 
 
-@pytest.mark.parametrize("argument", ["activ=3", "activities=[gpu]", "active=often", "steps=[1,2,3]"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("[kernel, OverView]", ("overview", "kernel")), ("KernelView", ("kernel",)), ("null", None)],
+)
+def test_cli_accepts_views(parser, text, expected):
+    parsed = parser.parse_args([f"--callback.views={text}", "--callback.sorted_by=CPUTotal"])
+    options = instantiate(parser, parsed).config.report_options
+    assert (options.views, options.sorted_by) == (expected, "cpu_total")
+
+
+@pytest.mark.parametrize(
+    "argument", ["activ=3", "activities=[gpu]", "active=often", "steps=[1,2,3]", "row_limit=all"]
+)
 def test_cli_rejects(parser, argument):
     with pytest.raises(argparse.ArgumentError):
         parser.parse_args([f"--callback.{argument}"])

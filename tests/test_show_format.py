@@ -15,6 +15,7 @@ from lightning_modelprof.show.format import (
     heading,
     one_line,
     shorten,
+    without_signature,
 )
 
 TIME_UNITS = ("s", "ms", "us", "ns")
@@ -46,10 +47,23 @@ TIME_UNITS = ("s", "ms", "us", "ns")
         (8_181_000_000_000, Unit.COUNT, "8.18 T"),
         (6_120_000_000_000_000, Unit.COUNT, "6.12 P"),
         (10**400, Unit.COUNT, "1.00e+400"),
+        (3_499_000_000, Unit.FLOPS, "3.50 GFLOP"),
+        (12_000_000_000_000.0, Unit.FLOPS, "12.0 TFLOP"),
+        (999_999_999, Unit.FLOPS, "1000 MFLOP"),
+        (5 * 10**20, Unit.FLOPS, "500 EFLOP"),
+        (4_096, Unit.FLOPS, "4.10 kFLOP"),
+        (24, Unit.FLOPS, "24 FLOP"),
+        (0, Unit.FLOPS, "0"),
         (512, Unit.BYTES, "512 B"),
         (1536, Unit.BYTES, "1.50 KiB"),
         (3 * 2**30, Unit.BYTES, "3.00 GiB"),
         (1500 * 2**50, Unit.BYTES, "1500.00 PiB"),
+        (12_345_678_901, Unit.BYTES_PER_S, "12.3 GB/s"),
+        (999_600_000_000.0, Unit.BYTES_PER_S, "1000 GB/s"),
+        (3.35e12, Unit.BYTES_PER_S, "3.35 TB/s"),
+        (1_000, Unit.BYTES_PER_S, "1.00 kB/s"),
+        (12.5, Unit.BYTES_PER_S, "12.5 B/s"),
+        (0, Unit.BYTES_PER_S, "0 B/s"),
         (2026, Unit.TEXT, "2026"),
         (0.5, Unit.TEXT, "0.500"),
         ("name", Unit.COUNT, "name"),
@@ -136,7 +150,91 @@ def test_escape_sequences_do_not_reach_the_terminal():
 def test_shortened_names_keep_both_ends(text, limit):
     short = shorten(text, limit)
     assert len(short) <= limit
-    assert short == text or (short[0] == text[0] and short[-1] == text[-1])
+    is_cpp = "<" in text or "::" in text
+    assert short == text or is_cpp or (short[0] == text[0] and short[-1] == text[-1])
+
+
+@given(st.text("a<>:,…( )"), st.integers(3, 40))
+def test_anything_like_a_template_fits_too(text, limit):
+    short = shorten(text, limit)
+    assert len(short) <= limit
+    assert short == text or len(text) > limit
+    assert text.endswith(">") == short.endswith(">") or not text
+
+
+KERNEL = "at::native::elementwise<4, at::native::Add<float>, at::detail::Array<char*, 3> >"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (80, KERNEL),
+        (79, "elementwise<4, Add<float>, Array<char*, 3>>"),
+        (43, "elementwise<4, Add<float>, Array<char*, 3>>"),
+        (42, "elementwise<4, Add<…>, Array<…>>"),
+        (31, "elementwise<4, …d<…>, Array<…>>"),
+        (21, "elementwise<…>"),
+        (13, "elemen…ise<…>"),
+    ],
+)
+def test_long_kernels_lose_first_what_says_least(limit, expected):
+    assert shorten(KERNEL, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("at::native::(anonymous namespace)::softmax_kernel", "softmax_kernel"),
+        ("ns::operator<<::operator->::run", "operator<<::…ator->::run"),
+        ("Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>", "Kernel2<cutl…_nn_align4>"),
+        ("a < b and c > d and so on < and on", "a < b and c …on < and on"),
+        ("aten::_scaled_dot_product_flash_attention", "aten::_scale…h_attention"),
+    ],
+)
+def test_names_that_are_no_templates(name, expected):
+    """The angles of operators are not brackets; one ``::`` may be the namespace of an operator."""
+    assert shorten(name, 24) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("void f<int>(int, T<g(1)>)", "f<int>"),
+        ("void at::native::(anonymous namespace)::k(int)", "at::native::(anonymous namespace)::k"),
+        ("std::vector<int> ns::f(int) const [clone .isra.0]", "std::vector<int> ns::f"),
+        ("ns::A::operator()(int)", "ns::A::operator()"),
+        ("ns::f()::{lambda(int)#1}::operator()(int) const", "ns::f()::{lambda(int)#1}::operator()"),
+    ],
+)
+def test_a_function_is_named_without_its_arguments(name, expected):
+    assert without_signature(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memset (Device)",
+        "epoch::validate (part 2)",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        "f(x)",
+        "train.py(12): step(batch)",
+        "void ",
+        "void (a)",
+        "a::)",
+        "::(a)",
+        "(a::b)",
+        "ns::(a)(b",
+        "",
+    ],
+)
+def test_what_is_no_signature_stays(name):
+    assert without_signature(name) == name
+
+
+@given(st.text("ab:(){}<> "))
+def test_a_signature_is_only_cut_at_its_ends(name):
+    assert without_signature(name) in name
 
 
 def test_headings_say_the_unit_once():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.show.json import render_json
 from tests.golden_support import check_golden
-from tests.sample_reports import ALL_REPORTS, cpu_report, gpu_report, hostile_report
+from tests.sample_reports import ALL_REPORTS, cpu_report, gpu_report, hostile_report, operators, wide_report
 
 
 def report_of(*tables: Table, **sections) -> Report:
@@ -47,6 +47,14 @@ def test_every_cell_round_trips(name):
             column.unit.value for column in table.columns
         ]
         assert written["absent_reason"] == table.absent_reason
+
+
+def test_what_a_person_is_shown_changes_nothing():
+    """Neither the rows, nor the units, nor the names."""
+    asked, plain = (parse(render_json(report_of(table))) for table in (wide_report().tables[0], operators()))
+    assert asked == plain
+    assert len(asked["tables"]["operator"]["rows"]) == 9
+    assert asked["tables"]["operator"]["rows"][2]["name"].startswith("void at::native::vectorized")
 
 
 def test_sections_stand_beside_the_tables():

@@ -12,6 +12,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.show.format import one_line
+from lightning_modelprof.show.grid import shown_rows
 from lightning_modelprof.show.tensorboard import (
     escape_markdown,
     markdown_summary,
@@ -27,6 +28,7 @@ from tests.sample_reports import (
     hostile_report,
     long_report,
     model_summary,
+    wide_report,
 )
 
 SummaryWriter = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
@@ -82,7 +84,7 @@ def test_tensorboard_shows_at_most_six_columns_and_every_row(name):
         for rows in shown:
             assert {len(row) for row in rows} == {len(rows[0])}
             assert len(rows[0]) <= 6
-            assert len(rows) == 1 + min(100, len(table.rows))
+            assert len(rows) == 1 + len(shown_rows(table, table.row_limit or 100))
 
 
 def test_hostile_names_are_shown_as_they_are():
@@ -124,6 +126,14 @@ def test_a_long_table_is_cut_and_says_so():
     text = markdown_table(long_report().tables[0], max_rows=3)
     assert "Shows the first 3 of 10,000 rows" in text
     assert text.count("aten::operator") == 3
+
+
+def test_the_unit_and_the_number_of_rows_that_were_asked_for():
+    text = markdown_table(wide_report().tables[0])
+    assert "\nTime unit: us\n" in text
+    assert "Shows 6 of 9 rows" in text
+    [rows] = shown_tables(text)
+    assert [row[0].strip("\xa0") for row in rows[1::3]] == ["aten::convolution_backward", "aten::linear"]
 
 
 def test_an_absent_table_says_why():

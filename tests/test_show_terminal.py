@@ -2,16 +2,25 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 
-from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.model import Report, apply_options
+from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from tests.golden_support import check_golden
-from tests.sample_reports import ALL_REPORTS, cpu_report, gpu_report, hostile_report, long_report
+from tests.sample_reports import (
+    ALL_REPORTS,
+    cpu_report,
+    gpu_report,
+    hostile_report,
+    long_report,
+    wide_report,
+)
 
 ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -44,6 +53,21 @@ def without_colour(text: str) -> str:
 def test_golden(name, width, monkeypatch):
     text = without_colour(printed(ALL_REPORTS[name](), width, monkeypatch))
     check_golden(f"terminal/{name}_{width}.txt", text)
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_golden_of_a_wide_table(width, monkeypatch):
+    check_golden(f"terminal/wide_{width}.txt", without_colour(printed(wide_report(), width, monkeypatch)))
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_names_of_a_wide_table_can_be_read(width, monkeypatch):
+    lines = without_colour(printed(wide_report(), width, monkeypatch)).split("\n")
+    operators = lines[: next(index for index, line in enumerate(lines) if line.startswith("Memory"))]
+    kernels = {line[4:].split("  ")[0] for line in operators if line.startswith("    vectorized")}
+    assert min(map(len, kernels)) >= 24
+    assert len([line for line in operators if line.startswith("aten::linear")]) >= 2, "continued below"
+    assert "Memcpy HtoD (Pageable -> Device)" in "\n".join(lines), "there is room"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
@@ -94,6 +118,15 @@ def test_a_long_table_is_cut_and_says_so(monkeypatch):
     text = printed(long_report(), 80, monkeypatch, max_rows=3)
     assert text.count("aten::operator") == 3
     assert "Shows the first 3 of 10,000 rows" in text
+
+
+def test_the_number_of_rows_that_was_asked_for(monkeypatch):
+    report = long_report()
+    table = apply_options(report.tables[0], ReportOptions(row_limit=5, time_unit="s"))
+    text = without_colour(printed(replace(report, tables=(table,)), 100, monkeypatch))
+    assert text.count("aten::operator") == 5
+    assert "time in s\n" in text
+    assert "more with row_limit or --row-limit" in text
 
 
 def test_colour_where_wanted(monkeypatch):

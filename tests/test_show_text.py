@@ -5,18 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.report.model import Column, Report, Table, Unit, apply_options
+from lightning_modelprof.report.options import TIME_UNITS, ReportOptions
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.text import render_text
 from tests.golden_support import GOLDEN_DIR, check_golden
-from tests.sample_reports import ALL_REPORTS, gpu_report, hostile_report, long_report, model_summary, phases
+from tests.sample_reports import (
+    ALL_REPORTS,
+    copies,
+    gpu_report,
+    hostile_report,
+    long_report,
+    model_summary,
+    operators,
+    phases,
+)
 
 
 def report_of(*tables: Table) -> Report:
     return Report(title="t", facts=(), tables=tables, notes=(), sections={})
 
 
-@pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile"])
+@pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile", "wide"])
 def test_golden(name):
     check_golden(f"text/{name}.txt", render_text(ALL_REPORTS[name]()))
 
@@ -131,6 +141,68 @@ def test_time_unit_follows_the_durations():
     assert "Time unit: s\n" in render_text(report_of(long))
 
 
+@pytest.mark.parametrize("unit", TIME_UNITS)
+def test_the_time_unit_that_was_asked_for(unit):
+    """From 12.5 ms to 1.3 us in one table: in no unit does a number become zero."""
+    scale = {"s": 1e-9, "ms": 1e-6, "us": 1e-3, "ns": 1.0}[unit]
+    table = apply_options(operators(), ReportOptions(time_unit=unit))
+    text = render_text(report_of(table))
+    assert f"\nTime unit: {unit}\n" in text
+    for (_, _, group, *_), row in zip(parse_ruled(text, table.title), table.rows, strict=True):
+        if row[2] is None:
+            assert group.strip() == DASH
+            continue
+        for part, raw in zip(group.split("/")[:4], row[2:6], strict=True):
+            assert read_number(part) == pytest.approx(raw * scale, rel=0.005)
+            assert read_number(part) > 0
+
+
+def test_the_number_of_rows_that_was_asked_for():
+    [table] = long_report().tables
+    text = render_text(report_of(apply_options(table, ReportOptions())), max_rows=7)
+    assert "aten::operator_19 " in text
+    assert "aten::operator_20 " not in text
+    note = "Shows the first 20 of 10,000 rows; more with row_limit or --row-limit, all of them in the JSON"
+    assert note in " ".join(text.split())
+    whole = render_text(report_of(apply_options(table, ReportOptions(row_limit=10_000))))
+    assert "aten::operator_9999 " in whole
+    assert "Note" not in whole
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_a_tree_is_cut_below_each_row(limit):
+    """ProfileStep alone at the top is no table: it has the first of its phases, an operator its children."""
+    table = apply_options(model_summary(gpu=True), ReportOptions(row_limit=limit))
+    names = [row[0].strip() for row in parse_ruled(render_text(report_of(table)), table.title)]
+    assert names == ["ProfileStep", "Dataloader", "Forward", "Backward", "Optimization"][: 1 + limit]
+    detail = apply_options(operators(), ReportOptions(row_limit=limit))
+    names = [row[0] for row in parse_ruled(render_text(report_of(detail)), detail.title)]
+    assert sum(name.startswith("aten::") for name in names) == min(limit, 3)
+    assert sum(name.startswith("  cuda") for name in names) == min(limit, 3), "each with its child"
+
+
+def test_bandwidth_is_in_powers_of_1000():
+    rows = parse_ruled(render_text(report_of(copies())), copies().title)
+    assert [row[3].strip() for row in rows] == ["2.94 GB/s", "1.23 TB/s", DASH]
+    assert [row[2].strip() for row in rows] == ["16.50 MiB", "1.00 MiB", "512 B"]
+
+
+def test_kernels_are_named_without_what_every_kernel_has():
+    names = [row[0].strip() for row in parse_ruled(render_text(report_of(operators())), operators().title)]
+    assert names[2::3] == [
+        "vectorized_elementwise_kernel<4, CUDAFunctor_add<…>, Array<…>>",
+        "vectorized_elementwise_kernel<4, MulFunctor<…>, Array<…>>",
+        "sm90_xmma_gemm_f32f32_tf32f32_f3…x1_execute_segment_k_off_kernel",
+    ]
+
+
+def test_arguments_stay_where_they_tell_functions_apart():
+    names = ("void sum(int)", "void sum(float)", "void only(int)", "void sum(int)", "fn (a, b)")
+    table = Table(id="t", title="T", columns=(Column("name", "Name"),), rows=tuple((name,) for name in names))
+    shown = [row[0].strip() for row in parse_ruled(render_text(report_of(table)), "T")]
+    assert shown == ["void sum(int)", "void sum(float)", "only", "void sum(int)", "fn (a, b)"]
+
+
 def test_a_table_of_names_only_and_groups_that_do_not_touch():
     names = Table(id="names", title="Names", columns=(Column("name", "Name"),), rows=(("a",), (None,)))
     split = Table(
@@ -151,7 +223,7 @@ def test_a_table_of_names_only_and_groups_that_do_not_touch():
 
 def test_long_names_are_cut_in_the_middle():
     text = render_text(hostile_report())
-    assert "void at::native::vectorized_elem…" in text
+    assert "__init__ *args **kwargs `code` ~… [link](http://example.com) {x}" in text
 
 
 def test_golden_files_have_no_escape_sequences():

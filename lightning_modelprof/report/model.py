@@ -6,9 +6,12 @@ Nothing here is rounded, cut, escaped or given a unit suffix; that is the busine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TimeUnit as TimeUnit  # noqa: PLC0414  # outputs take it from here
 
 Cell = str | int | float | None
 """A raw value; ``None`` is *not measured* and prints as a dash, never as zero."""
@@ -24,7 +27,11 @@ class Unit(Enum):
     """A fraction of 1, shown as a percentage."""
     RATE = "rate"
     """Something per second; the row's or column's label says what."""
+    FLOPS = "flops"
+    """Floating-point operations, shown in powers of 1000: GFLOP."""
     BYTES = "bytes"
+    BYTES_PER_S = "bytes_per_s"
+    """A bandwidth, shown in powers of 1000 as hardware is sold: GB/s."""
     BY_ROW = "by_row"
     """The unit stands in ``Table.row_units``."""
 
@@ -57,6 +64,10 @@ class Table:
         notes: sentences under the table, or under its reason to be absent: definitions, caveats, why a
             column is empty.
         absent_reason: why there are no rows; ``None`` when there are.
+        time_unit: unit that its durations are to be shown in; ``None`` lets the output choose one that fits.
+        row_limit: most rows that a person is to be shown, and most below any one row; ``None`` leaves it to
+            the output. Files for machines have all.
+        is_detail: whether a short report may leave it out.
 
     Raises:
         ValueError: when rows, depths or units do not fit the columns.
@@ -70,6 +81,9 @@ class Table:
     row_units: tuple[Unit, ...] = ()
     notes: tuple[str, ...] = ()
     absent_reason: str | None = None
+    time_unit: TimeUnit | None = None
+    row_limit: int | None = None
+    is_detail: bool = False
 
     def __post_init__(self) -> None:
         keys = ", ".join(column.key for column in self.columns)
@@ -84,6 +98,11 @@ class Table:
                 raise ValueError(f"table {self.id!r}: expected {len(self.rows)} {label}, got {len(extra)}")
         if not self.rows and self.absent_reason is None:
             raise ValueError(f"table {self.id!r}: a table without rows needs an absent_reason")
+
+
+def apply_options(table: Table, options: ReportOptions) -> Table:
+    """The same table, to be shown in the unit and to the length that were asked for."""
+    return replace(table, time_unit=options.time_unit, row_limit=options.row_limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +123,13 @@ class Report:
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     sections: Mapping[str, Any]
+
+    def without_details(self) -> Report:
+        """A short form of the report, which names the tables that it leaves out."""
+        left_out = [table.title for table in self.tables if table.is_detail and table.absent_reason is None]
+        note = f"More tables in the files and in TensorBoard: {', '.join(left_out)}."
+        return replace(
+            self,
+            tables=tuple(table for table in self.tables if not table.is_detail),
+            notes=(*self.notes, note) if left_out else self.notes,
+        )

@@ -7,25 +7,34 @@ else is, so ``0.00`` is never printed; and a name stays on one line whatever it 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Literal
 
-from lightning_modelprof.report.model import Cell, Unit
+from lightning_modelprof.report.model import Cell, TimeUnit, Unit
 
 DASH = "–"
 """A value that was not measured."""
 
 ELLIPSIS = "…"
 
-TimeUnit = Literal["s", "ms", "us", "ns"]
-
 _POWER_OF_NS: dict[TimeUnit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 
 _LARGE_COUNTS = ((18, "E"), (15, "P"), (12, "T"))
-"""From a million millions on (FLOPs) the digits of a count are noise; below, every digit is printed."""
+"""From a million millions on the digits of a count are noise; below, every digit is printed."""
+
+_FLOP_UNITS = ((18, "EFLOP"), (15, "PFLOP"), (12, "TFLOP"), (9, "GFLOP"), (6, "MFLOP"), (3, "kFLOP"))
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+_BANDWIDTH_UNITS = ((15, "PB/s"), (12, "TB/s"), (9, "GB/s"), (6, "MB/s"), (3, "kB/s"))
+
+_AFTER_ARGUMENTS = re.compile(r"(?: const)?(?: \[clone [^\]]*\])*$")
+"""What a demangled C++ function may have behind its arguments."""
+
+_NAMESPACE = re.compile(r"(?:\w+|\(anonymous namespace\))::")
+
+_TEMPLATE = re.compile(r"\w<")
 
 _PROSE_DURATIONS = (
     # Minutes and hours start at two, because "75.2 s" is easier to compare than "1.25 min".
@@ -111,12 +120,65 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut the middle out of a long name: kernels and modules differ at both ends."""
+    """Shorten a long name: cut out its middle, because kernels and modules differ at both ends.
+
+    What C++ adds goes first, as far as is needed: namespaces, then the arguments of template arguments, then
+    all of them: ``at::sum<at::Add<float>, 4>``, ``sum<Add<float>, 4>``, ``sum<Add<…>, 4>``, ``sum<…>``.
+    """
+    if len(text) > limit and (text.count("::") > 1 or _TEMPLATE.search(text)):
+        text = _NAMESPACE.sub("", text).replace("> >", ">>")
+        if len(text) > limit:
+            text = _without_templates(text, 2)
+        # Much too long still: the whole name of the function says more than one end of its arguments.
+        if len(text) > 1.5 * limit and text.find("<") > limit // 2:
+            text = _without_templates(text, 1)
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
     head = limit - 1 - tail
     return text[:head] + ELLIPSIS + text[len(text) - tail :]
+
+
+def without_signature(name: str) -> str:
+    """The name of a C++ function without its return type ``void`` and its arguments; other names as they are.
+
+    ``void at::native::sum<float>(int, float*)`` becomes ``at::native::sum<float>``: a kernel returns nothing,
+    and its arguments repeat what the template says.
+    """
+    if not name.startswith("void ") and "::" not in name:
+        return name
+    text = name[: _AFTER_ARGUMENTS.search(name).start()]  # type: ignore[union-attr]  # it may match nothing
+    start = _last_parenthesis(text)
+    # Words before a parenthesis with a space between are a sentence, not a function: "Memcpy (a::b -> c)".
+    if start <= 0 or not (text[start - 1].isalnum() or text[start - 1] in "_>)]}"):
+        return name
+    return text[:start].removeprefix("void ")
+
+
+def _last_parenthesis(text: str) -> int:
+    """Where the parenthesis opens that closes at the very end; -1 when there is none."""
+    depth = 0
+    for index in range(len(text) - 1, -1, -1):
+        depth += (text[index] == ")") - (text[index] == "(")
+        if depth == 0:
+            return index if text[index] == "(" else -1
+    return -1
+
+
+def _without_templates(name: str, level: int) -> str:
+    """Cut what is in ``level`` or more pairs of angle brackets; other uses of ``<`` and ``>`` cut nothing."""
+    parts = []
+    depth = 0
+    for char in name:
+        depth -= char == ">"
+        if depth < 0:
+            return name
+        if depth < level:
+            parts.append(char)
+        depth += char == "<"
+        if char == "<" and depth == level:
+            parts.append(ELLIPSIS)
+    return "".join(parts) if depth == 0 else name
 
 
 def _escape(char: str) -> str:
@@ -169,11 +231,30 @@ def _bytes(number: Decimal) -> str:
     return f"{text} {_BYTE_UNITS[power]}"
 
 
+def _flops(number: Decimal) -> str:
+    return "0" if number == 0 else _scaled(number, _FLOP_UNITS) or f"{_count(number)} FLOP"
+
+
+def _bandwidth(number: Decimal) -> str:
+    return _scaled(number, _BANDWIDTH_UNITS) or f"{_measured(number, decimals=0)} B/s"
+
+
+def _scaled(number: Decimal, units: Iterable[tuple[int, str]]) -> str | None:
+    """Three digits and the largest of the units that the number reaches; ``None`` when it reaches none."""
+    # Operations are counted and copies timed no better than that.
+    for power, suffix in units:
+        if number.adjusted() >= power:
+            return f"{_measured(number.scaleb(-power), decimals=0)} {suffix}"
+    return None
+
+
 _WRITERS: dict[Unit, Callable[[Decimal], str]] = {
     Unit.TEXT: _plain,
     Unit.BY_ROW: _plain,
     Unit.COUNT: _count,
     Unit.RATIO: _ratio,
     Unit.RATE: _rate,
+    Unit.FLOPS: _flops,
     Unit.BYTES: _bytes,
+    Unit.BYTES_PER_S: _bandwidth,
 }

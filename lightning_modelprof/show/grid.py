@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 from lightning_modelprof.show.format import (
     DASH,
-    TimeUnit,
     choose_time_unit,
     format_cell,
     heading,
     one_line,
     shorten,
+    without_signature,
 )
 
 NAME_LIMIT = 64
@@ -131,31 +132,58 @@ class Grid:
 
 
 def build_grid(table: Table, *, max_rows: int) -> Grid:
-    """Write every cell of the first ``max_rows`` rows; the time unit is one for the whole table."""
-    rows = table.rows[:max_rows]
-    time_unit = choose_time_unit(
+    """Write every cell of the rows that are shown; the time unit is one for the whole table.
+
+    Args:
+        table: what to write.
+        max_rows: most rows of a table that does not say itself how many; see ``shown_rows``.
+    """
+    limit = max_rows if table.row_limit is None else table.row_limit
+    shown = shown_rows(table, limit)
+    time_unit = table.time_unit or choose_time_unit(
         value
-        for index, row in enumerate(rows)
-        for column, value in zip(table.columns, row, strict=True)
-        if _unit(table, index, column) is Unit.DURATION_NS and isinstance(value, int | float)
+        for row in shown
+        for column, value in zip(table.columns, table.rows[row], strict=True)
+        if _unit(table, row, column) is Unit.DURATION_NS and isinstance(value, int | float)
     )
     strips = [
         Strip(
             label=one_line(heading(column.label, column.unit)),
             unit=column.unit,
-            cells=tuple(
-                _text(row[position], _unit(table, index, column), time_unit) for index, row in enumerate(rows)
+            cells=_texts(
+                [table.rows[row][position] for row in shown],
+                [_unit(table, row, column) for row in shown],
+                time_unit,
             ),
         )
         for position, column in enumerate(table.columns)
     ]
     return Grid(
-        names=Strip(strips[0].label, strips[0].unit, _row_names(table, strips[0].cells, time_unit)),
-        depths=table.depths[:max_rows] or (0,) * len(rows),
+        names=Strip(strips[0].label, strips[0].unit, _row_names(table, shown, strips[0].cells, time_unit)),
+        depths=tuple(table.depths[row] if table.depths else 0 for row in shown),
         blocks=_blocks(table.columns[1:], strips[1:]),
         time_unit=time_unit if any(column.unit is Unit.DURATION_NS for column in table.columns) else None,
-        notes=(*_hidden_note(len(rows), len(table.rows)), *table.notes),
+        notes=(*_hidden_note(table, len(shown), limit), *table.notes),
     )
+
+
+def shown_rows(table: Table, limit: int) -> Sequence[int]:
+    """The rows that a person sees: the first ``limit``, and in a tree the first ``limit`` below each row.
+
+    So a row that is shown has its children, a single row at the top does not use up the limit, and of every
+    thread or operator there is something.
+    """
+    if not table.depths:
+        return range(min(limit, len(table.rows)))
+    shown = []
+    num_siblings: list[int] = []  # by depth, below the rows that the current one is in
+    for row, depth in enumerate(table.depths):
+        num_siblings[depth + 1 :] = []
+        num_siblings += [0] * (depth + 1 - len(num_siblings))
+        num_siblings[depth] += 1
+        if max(num_siblings) <= limit:  # nor is it below a row that is hidden
+            shown.append(row)
+    return shown
 
 
 def display_width(text: str) -> int:
@@ -192,10 +220,20 @@ def center(text: str, width: int, fill: str = " ") -> str:
     return fill * left + text + fill * (missing - left)
 
 
-def _hidden_note(num_shown: int, num_rows: int) -> tuple[str, ...]:
+def _hidden_note(table: Table, num_shown: int, limit: int) -> tuple[str, ...]:
+    num_rows = len(table.rows)
     if num_shown == num_rows:
         return ()
-    return (f"Shows the first {num_shown:,} of {num_rows:,} rows; the JSON report has all of them.",)
+    is_tree = any(table.depths)
+    what = (
+        f"{num_shown:,} of {num_rows:,} rows: the first {limit:,}, and the first {limit:,} below each"
+        if is_tree
+        else ""
+    )
+    what = what or f"the first {num_shown:,} of {num_rows:,} rows"
+    if table.row_limit is None:
+        return (f"Shows {what}; the JSON report has all of them.",)
+    return (f"Shows {what}; more with row_limit or --row-limit, all of them in the JSON report.",)
 
 
 def _unit(table: Table, row: int, column: Column) -> Unit:
@@ -204,18 +242,28 @@ def _unit(table: Table, row: int, column: Column) -> Unit:
     return column.unit
 
 
-def _text(value: Cell, unit: Unit, time_unit: TimeUnit) -> str:
-    text = format_cell(value, unit, time_unit=time_unit)
-    return shorten(text, NAME_LIMIT) if isinstance(value, str) else text
+def _texts(values: Sequence[Cell], units: Sequence[Unit], time_unit: TimeUnit) -> tuple[str, ...]:
+    """The cells of one column; C++ functions lose their arguments unless these tell two of them apart."""
+    names = {value: without_signature(value) for value in values if isinstance(value, str)}
+    uses = Counter(names.values())
+    plain = {value: name if uses[name] == 1 else value for value, name in names.items()}
+    return tuple(
+        shorten(format_cell(plain[value], unit), NAME_LIMIT)
+        if isinstance(value, str)
+        else format_cell(value, unit, time_unit=time_unit)
+        for value, unit in zip(values, units, strict=True)
+    )
 
 
-def _row_names(table: Table, names: tuple[str, ...], time_unit: TimeUnit) -> tuple[str, ...]:
+def _row_names(
+    table: Table, shown: Sequence[int], names: tuple[str, ...], time_unit: TimeUnit
+) -> tuple[str, ...]:
     """Where units change by row, the row's name says its unit: ``batch_cost (ms)``."""
     if not table.row_units or not any(column.unit is Unit.BY_ROW for column in table.columns):
         return names
-    # The units are as long as the whole table, the names may have been cut.
     return tuple(
-        heading(name, unit, time_unit=time_unit) for name, unit in zip(names, table.row_units, strict=False)
+        heading(name, table.row_units[row], time_unit=time_unit)
+        for name, row in zip(names, shown, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.format import DASH, ELLIPSIS, one_line, shorten
-from lightning_modelprof.show.grid import Block, Grid, align_right, build_grid, display_width
+from lightning_modelprof.show.grid import NAME_LIMIT, Block, Grid, align_right, build_grid, display_width
 from lightning_modelprof.show.text import render_text
 
 _MAX_ROWS = 40
@@ -26,6 +26,7 @@ _FIVE_NUMBERS = 52
 """What Total, Avg, Max, Min and Ratio need beside the names, so that the group stays in one piece."""
 
 _FACT_LIMIT = 24
+_MIN_NAME = 24
 _MIN_COLUMN = 16
 
 
@@ -124,7 +125,9 @@ class _Column:
 
 def _panels(grid: Grid, width: int) -> Iterator[RenderableType]:
     """The table, continued below with its names repeated where it is wider than the terminal."""
-    limit = max(24, min(48, width - _FIVE_NUMBERS))
+    # The names take what is free when all columns stand side by side, else leave room for one group.
+    beside = sum(column.width for block in grid.blocks for column in _columns(block, width))
+    limit = max(_MIN_NAME, min(48, width - _FIVE_NUMBERS), min(NAME_LIMIT, width - beside - _GAP))
     names = tuple(shorten(name, limit) for name in grid.indented_names())
     first = _Column("", grid.names.label, names, is_number=False)
     free = max(width - first.width, _MIN_COLUMN)

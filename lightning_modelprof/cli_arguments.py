@@ -1,0 +1,112 @@
+"""The arguments of the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from lightning_modelprof import __version__
+from lightning_modelprof.report.options import (
+    DEFAULT_OPTIONS,
+    SORT_KEYS,
+    TIME_UNITS,
+    VIEWS,
+    ReportOptions,
+    parse_row_limit,
+    parse_sort_key,
+    parse_time_unit,
+    parse_views,
+)
+from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
+
+T = TypeVar("T")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-modelprof", description="Shows where PyTorch Lightning training time goes."
+    )
+    parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser("report", help="show the report of a saved run")
+    report.add_argument("path", help="the run's folder or one above it, e.g. lightning_logs/version_0")
+    analyze_command = commands.add_parser("analyze", help="analyze trace files of torch.profiler")
+    analyze_command.add_argument(
+        "paths", nargs="+", metavar="TRACE", help="a trace file, or a folder of them"
+    )
+    analyze_command.add_argument(
+        "--max-gib",
+        type=float,
+        default=MAX_TRACE_BYTES / 2**30,
+        metavar="N",
+        help="largest uncompressed trace to read (default: %(default)g)",
+    )
+    for command in (report, analyze_command):
+        command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+        _add_report_options(command)
+    return parser
+
+
+def _add_report_options(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``ReportOptions``; what is not given is ``None``, to be told from a default."""
+    group = command.add_argument_group("what is shown of a trace")
+    group.add_argument(
+        "--views",
+        type=_checked(lambda text: parse_views(text.split(","))),
+        metavar="NAME,...",
+        help=f"which tables: {', '.join(VIEWS)} (default: all)",
+    )
+    group.add_argument(
+        "--sorted-by",
+        type=_checked(parse_sort_key),
+        metavar="KEY",
+        help=f"order of operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_total where there"
+        " are device events, else cpu_total)",
+    )
+    group.add_argument(
+        "--time-unit",
+        type=_checked(parse_time_unit),
+        metavar="UNIT",
+        help=f"unit of durations: {', '.join(TIME_UNITS)} (default: one that fits each table)",
+    )
+    group.add_argument(
+        "--thread-sep", action=argparse.BooleanOptionalAction, help="show operators and ranges by host thread"
+    )
+    group.add_argument(
+        "--op-detail",
+        action=argparse.BooleanOptionalAction,
+        help="show below each operator what it calls and launches",
+    )
+    group.add_argument(
+        "--row-limit",
+        type=_checked(parse_row_limit),
+        metavar="N",
+        help="most rows of a table, and most below any one row; JSON has all"
+        f" (default: {DEFAULT_OPTIONS.row_limit})",
+    )
+
+
+def report_options(arguments: argparse.Namespace, default: ReportOptions = DEFAULT_OPTIONS) -> ReportOptions:
+    """What was asked for on the command line.
+
+    Args:
+        arguments: as parsed.
+        default: what holds where nothing was asked for.
+    """
+    asked = {field.name: getattr(arguments, field.name) for field in fields(ReportOptions)}
+    return replace(default, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser whose message argparse shows; of another ValueError it tells only the function's name."""
+
+    def checked(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked

@@ -1,0 +1,207 @@
+"""What a reader asks of the tables: the arguments of Paddle's ``summary``, by our names or Paddle's."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
+
+View = Literal[
+    "device",
+    "overview",
+    "model",
+    "distributed",
+    "operator",
+    "kernel",
+    "memory_manipulation",
+    "userdefined",
+    "memory",
+    "step_breakdown",
+    "idle",
+    "launch",
+    "dataloader",
+]
+SortKey = Literal[
+    "cpu_total", "cpu_avg", "cpu_max", "cpu_min", "gpu_total", "gpu_avg", "gpu_max", "gpu_min", "calls"
+]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+VIEWS: Final[tuple[View, ...]] = get_args(View)
+"""The trace tables in reading order, Paddle's nine first."""
+
+SORT_KEYS: Final[tuple[SortKey, ...]] = get_args(SortKey)
+TIME_UNITS: Final[tuple[TimeUnit, ...]] = get_args(TimeUnit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """How the trace tables are chosen, sorted and cut.
+
+    Attributes:
+        views: which tables, in reading order; ``None`` means all.
+        sorted_by: order of the rows of Operator, Kernel and UserDefined Summary: largest first, but smallest
+            first for the two minima. ``None`` means GPU total where the trace has device events, else CPU
+            total. Kernels have no CPU time: there a CPU key counts as the GPU's.
+        time_unit: unit of the durations that a person reads; ``None`` means one that fits each table.
+        thread_sep: one section per host thread in Operator and UserDefined Summary.
+        op_detail: operators with rows for what they call and launch.
+        row_limit: most rows of a table, and most rows below any one row, that a person reads; JSON always
+            has all.
+    """
+
+    views: tuple[View, ...] | None = None
+    sorted_by: SortKey | None = None
+    time_unit: TimeUnit | None = None
+    thread_sep: bool = False
+    op_detail: bool = False
+    row_limit: int = 20
+
+
+DEFAULT_OPTIONS: Final = ReportOptions()
+
+
+def parse_views(value: object) -> tuple[View, ...]:
+    """Views in reading order, from one name or a list of names.
+
+    Args:
+        value: our names, or Paddle's as text or enum: ``kernel``, ``KernelView``, ``SummaryView.KernelView``.
+            Upper and lower case are the same.
+
+    Raises:
+        ValueError: when that is no list of different views, with what to do.
+    """
+    names = [value] if isinstance(value, str | Enum) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise ValueError(f"expected a list out of {', '.join(VIEWS)}, got {value!r}. {_VIEW.default}")
+    asked: dict[View, object] = {}
+    for name in names:
+        view = _VIEW.find(name)
+        if view in asked:
+            raise ValueError(
+                f"expected each view once, got {view!r} twice: {asked[view]!r} and {name!r}. Remove one."
+            )
+        asked[view] = name
+    return tuple(view for view in VIEWS if view in asked)
+
+
+def parse_sort_key(value: object) -> SortKey:
+    """A sort key by our name or Paddle's: ``gpu_total``, ``GPUTotal``, ``SortedKeys.GPUTotal``.
+
+    Raises:
+        ValueError: when it is none, with the nearest.
+    """
+    return _SORT_KEY.find(value)
+
+
+def parse_time_unit(value: object) -> TimeUnit:
+    """A time unit: ``s``, ``ms``, ``us`` or ``ns``; ``µs`` is ``us``.
+
+    Raises:
+        ValueError: when it is none, with the nearest.
+    """
+    return _TIME_UNIT.find(value)
+
+
+def parse_row_limit(value: object) -> int:
+    """A number of rows, also as text.
+
+    Raises:
+        ValueError: when that is no whole number of at least 1.
+    """
+    text = str(value).strip()
+    if not re.fullmatch("[0-9]+", text, re.ASCII) or int(text) < 1:
+        raise ValueError(
+            f"expected an integer of at least 1, got {value!r}. The default is {DEFAULT_OPTIONS.row_limit}."
+        )
+    return int(text)
+
+
+def saved_options(configuration: Mapping[str, object]) -> ReportOptions:
+    """The options among the arguments of a saved run; an older version saved none of them.
+
+    Raises:
+        ValueError: when somebody made of them what cannot be meant.
+    """
+    parsers: dict[str, Callable[[object], Any]] = {
+        "views": parse_views,
+        "sorted_by": parse_sort_key,
+        "time_unit": parse_time_unit,
+        "thread_sep": bool,
+        "op_detail": bool,
+        "row_limit": parse_row_limit,
+    }
+    saved = {name: configuration.get(name) for name in parsers}
+    return ReportOptions(**{name: parsers[name](value) for name, value in saved.items() if value is not None})
+
+
+T = TypeVar("T", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice(Generic[T]):
+    """What an argument may be.
+
+    Attributes:
+        kind: what a value is called.
+        names: plain name → what it is.
+        like: plain name → the nearest that there is; refused, because it means something else or nothing
+            exact.
+        default: what to do instead.
+    """
+
+    kind: str
+    names: Mapping[str, T]
+    like: Mapping[str, T]
+    default: str
+
+    def find(self, value: object) -> T:
+        name = value.name if isinstance(value, Enum) else value
+        plain = _plain(name) if isinstance(name, str) else ""
+        if plain in self.names:
+            return self.names[plain]
+        meant = {**self.names, **self.like}
+        near = difflib.get_close_matches(plain, meant, n=1, cutoff=0.5)
+        guess = f" Did you mean {meant[near[0]]!r}?" if near else ""
+        known = ", ".join(dict.fromkeys(self.names.values()))
+        raise ValueError(f"unknown {self.kind} {value!r}.{guess} Expected one of {known}. {self.default}")
+
+
+def _plain(name: str) -> str:
+    """``SortedKeys.CPUTotal`` and ``cpu_total`` are the same name."""
+    member = re.sub(r"^(.*\.)?(summaryview|sortedkeys)\.", "", name.strip().casefold())
+    return re.sub(r"[\s_-]", "", member)
+
+
+_VIEW: Final[_Choice[View]] = _Choice(
+    "view",
+    {
+        **{_plain(view): view for view in VIEWS},
+        **{_plain(view) + "view": view for view in VIEWS},
+        "udf": "userdefined",
+        "udfview": "userdefined",
+    },
+    {"op": "operator", "communication": "distributed", "memcpy": "memory_manipulation"},
+    "Leave it out for all of them.",
+)
+_SORT_KEY: Final[_Choice[SortKey]] = _Choice(
+    "sort key",
+    {_plain(key): key for key in SORT_KEYS},
+    {
+        "cpu": "cpu_total",
+        "cputimetotal": "cpu_total",
+        "gpu": "gpu_total",
+        "cudatimetotal": "gpu_total",
+        "devicetimetotal": "gpu_total",
+        "count": "calls",
+    },
+    "Leave it out for GPU total where there are device events, else CPU total.",
+)
+_TIME_UNIT: Final[_Choice[TimeUnit]] = _Choice(
+    "time unit",
+    {**{unit: unit for unit in TIME_UNITS}, "μs": "us"},
+    {"seconds": "s", "milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"},
+    "Leave it out for one that fits each table.",
+)
