@@ -9,6 +9,7 @@ times slower than the C++ export.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.cpu_usage import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.schedule import Schedule
 from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import StepTag, Window, WindowStatus
@@ -108,6 +110,7 @@ class Capture:
         self._clock = clock
         self._rank = rank
         self._profiler: Any = None
+        self._cpu_at_start: CpuReading | None = None
         self._recorded: list[int] = []
         self._upcoming = schedule.window(0)
         self.ranges: TraceRanges | None = None
@@ -189,6 +192,7 @@ class Capture:
             self._profiler = None
             self._refuse("another torch profiler began to record during this window's warm-up")
             return
+        self._cpu_at_start = read_cpu()
         try:
             self._profiler.start_trace()
         except RuntimeError as error:
@@ -222,8 +226,15 @@ class Capture:
         path: Path | None = None
         try:
             if ranges is not None:
-                steps = {"rank": self._rank, "window": window.index, "recorded_steps": self._recorded}
-                profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(steps))
+                ranges.close_all()  # what follows is in nobody's phase
+                metadata = {
+                    "rank": self._rank,
+                    "window": window.index,
+                    "recorded_steps": self._recorded,
+                    "cpu": self._cpu_use(),
+                }
+                # torch writes only what it is told before it stops.
+                profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(metadata))
             _stop(profiler, ranges)
             if ranges is not None and self._recorded:
                 path = self._export_path(window)
@@ -233,6 +244,28 @@ class Capture:
             return
         self._next_window()
         self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
+
+    def _cpu_use(self) -> dict[str, int | None] | None:
+        """CPU times since the window started; ``None`` if they could not be read.
+
+        Read by a thread of its own: with stacks, torch would record each of the many Python calls, but only
+        in threads that there were when it started.
+        """
+        start, self._cpu_at_start = self._cpu_at_start, None
+        result: list[dict[str, int | None]] = []
+
+        def read() -> None:
+            stop = read_cpu()
+            if start is not None and stop is not None:
+                result.append(cpu_use_between(start, stop))
+
+        reader = threading.Thread(target=read, name="modelprof-cpu")
+        try:
+            reader.start()
+        except RuntimeError:  # the system has no more threads
+            return None
+        reader.join()
+        return result[0] if result else None
 
     def _record(self, status: WindowStatus, note: str = "") -> Window:
         assert self._upcoming is not None

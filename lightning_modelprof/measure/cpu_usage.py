@@ -1,0 +1,203 @@
+"""CPU time of this process, of its descendants (DataLoader workers) and of the machine in a profiler window.
+
+Read when a window opens and when it closes, never in between: finding the descendants means reading the list
+of all processes, about 20 µs for each process on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+try:
+    import psutil
+except (ImportError, NotImplementedError):  # the latter is what psutil raises on a platform it does not know
+    psutil = None
+
+Answer = TypeVar("Answer")
+
+BUSY_FIELDS: Final = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Where a CPU works. Linux counts ``guest`` within ``user`` and ``guest_nice`` within ``nice``."""
+
+NUM_ATTEMPTS: Final = 3
+"""How often the descendants are read anew when one of them ended meanwhile."""
+
+ROUNDING_NS: Final = 20_000_000
+"""How much a process's CPU time may be too small: user and system time, each cut to ticks of 10 ms."""
+
+RANK_VARIABLE: Final = "LOCAL_RANK"
+
+
+class Instant(NamedTuple):
+    """What can be read within microseconds; CPU times count from an arbitrary zero, in ns.
+
+    Attributes:
+        clock_ns: the host clock.
+        process_ns: user and system time of all threads of this process.
+        system_ns: busy and waiting time of all CPUs together; ``None`` if psutil cannot tell.
+    """
+
+    clock_ns: int
+    process_ns: int
+    system_ns: tuple[int, int] | None
+
+
+class ProcessTimes(NamedTuple):
+    """CPU time that a process has used itself, and that its ended and awaited children had used, in ns."""
+
+    own_ns: int
+    reaped_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuReading:
+    """CPU times at one moment.
+
+    Attributes:
+        begin: read first; where a window ends, so that the rest of the reading does not count for it.
+        end: read last; where a window begins, for the same reason.
+        family: psutil's process → its times, for this process (its own time left out: ``process_ns`` is
+            finer) and all its descendants; ``None`` if psutil cannot tell. psutil's processes are equal if
+            number and creation time are.
+        num_cpus: logical CPUs of the machine; ``None`` if psutil cannot tell.
+    """
+
+    begin: Instant
+    end: Instant
+    family: Mapping[Any, ProcessTimes] | None
+    num_cpus: int | None
+
+
+def read_cpu() -> CpuReading | None:
+    """Read the CPU times of now; never raises, and is ``None`` without psutil."""
+    if psutil is None:
+        return None
+    begin = _read_instant()
+    num_cpus = _ask(psutil.cpu_count)
+    family = _ask(_read_family)
+    return CpuReading(begin=begin, end=_read_instant(), family=family, num_cpus=num_cpus)
+
+
+def cpu_use_between(start: CpuReading, stop: CpuReading) -> dict[str, int | None]:
+    """CPU time used from the end of one reading to the beginning of a later one.
+
+    ``None`` is what could not be read; nothing is ever negative.
+
+    Returns:
+        ``elapsed_ns``: time by the host clock.
+        ``process_ns``: CPU time of all threads of this process.
+        ``workers_ns``: CPU time of all its descendants, those that began or ended meanwhile included; other
+        ranks of the job, which Lightning's rank 0 starts, and their workers are left out.
+        ``system_busy_ns``: time that CPUs of the machine worked, for any process, summed over CPUs.
+        ``system_total_ns``: the same and the time that they were idle or waited for a disk.
+        ``num_cpus``: logical CPUs of the machine.
+    """
+    begin, end = start.end, stop.begin
+    busy_ns = total_ns = None
+    if begin.system_ns is not None and end.system_ns is not None:
+        # Linux may correct idle and iowait downwards.
+        busy_ns, waiting_ns = (max(0, b - a) for a, b in zip(begin.system_ns, end.system_ns, strict=True))
+        total_ns = busy_ns + waiting_ns
+    workers_ns = None
+    if start.family is not None and stop.family is not None:
+        workers_ns = _used_by_workers(start.family, stop.family)
+    return {
+        "elapsed_ns": max(0, end.clock_ns - begin.clock_ns),
+        "process_ns": max(0, end.process_ns - begin.process_ns),
+        "workers_ns": workers_ns,
+        "system_busy_ns": busy_ns,
+        "system_total_ns": total_ns,
+        "num_cpus": stop.num_cpus,
+    }
+
+
+def _used_by_workers(start: Mapping[Any, ProcessTimes], stop: Mapping[Any, ProcessTimes]) -> int | None:
+    """CPU time that the descendants used between two readings; ``None`` if one of them got out of sight.
+
+    When a process ends and its parent has waited for it, its whole time (its own, and that of the children
+    it had waited for) goes over to the parent's ``reaped_ns``. So a descendant that ended meanwhile is there,
+    with what it had used before the first reading, and that is taken off again. One that lives at both
+    readings is in its own time only, and one that both began and ended meanwhile is in ``reaped_ns`` only.
+    """
+    nothing = ProcessTimes(0, 0)
+    alive_ns = reaped_ns = 0
+    for process, now in stop.items():
+        before = start.get(process, nothing)
+        alive_ns += max(0, now.own_ns - before.own_ns)
+        reaped_ns += now.reaped_ns - before.reaped_ns
+    ended_ns = reaped_ns - sum(sum(times) for process, times in start.items() if process not in stop)
+    if ended_ns < -ROUNDING_NS * len(stop):
+        # Somebody is gone and on nobody's account: the parent ended first, or ignores its children's end
+        # (SIGCHLD), or the system keeps no such account (macOS, Windows).
+        return None
+    return alive_ns + max(0, ended_ns)
+
+
+def _read_family() -> dict[Any, ProcessTimes] | None:
+    """The times of this process and its descendants; ``None`` if they kept ending while they were read."""
+    for _ in range(NUM_ATTEMPTS):
+        with suppress(psutil.NoSuchProcess):  # whether its time is on its parent's account nobody can tell
+            return _read_family_once()
+    return None
+
+
+def _read_family_once() -> dict[Any, ProcessTimes]:
+    # Parents are read before their children (psutil's order). Then a child that could be read was not yet in
+    # its parent's reaped time, and one that could not raises NoSuchProcess: none counts twice or not at all.
+    me = psutil.Process()
+    descendants = me.children(recursive=True)
+    family = {me: ProcessTimes(0, _process_times(me).reaped_ns)}
+    other_ranks = _find_other_ranks(me, descendants)
+    family.update((process, _process_times(process)) for process in descendants if process not in other_ranks)
+    return family
+
+
+def _process_times(process: Any) -> ProcessTimes:
+    times = process.cpu_times()
+    return ProcessTimes(
+        _to_ns(times.user + times.system), _to_ns(times.children_user + times.children_system)
+    )
+
+
+def _find_other_ranks(me: Any, descendants: list[Any]) -> set[Any]:
+    """The descendants that belong to another rank of the job.
+
+    Lightning's rank 0 starts the other ranks of its node as its children, each with its own ``LOCAL_RANK``,
+    which their workers inherit. Our own workers have ours, or what we had ourselves when we began.
+    """
+    if RANK_VARIABLE not in os.environ or not descendants:
+        return set()
+    ours = {None, os.environ[RANK_VARIABLE], _environment_of(me).get(RANK_VARIABLE)}
+    return {process for process in descendants if _environment_of(process).get(RANK_VARIABLE) not in ours}
+
+
+def _environment_of(process: Any) -> dict[str, str]:
+    """The environment that a process began with; empty if hidden, as another user's or an ended one's is."""
+    return _ask(process.environ) or {}
+
+
+def _read_instant() -> Instant:
+    # The process clock of the operating system is exact, where psutil's times come in ticks of 10 ms.
+    return Instant(time.perf_counter_ns(), time.process_time_ns(), _ask(_read_system))
+
+
+def _read_system() -> tuple[int, int]:
+    times = psutil.cpu_times()
+    waiting = times.idle + getattr(times, "iowait", 0.0)
+    return _to_ns(sum(getattr(times, field, 0.0) for field in BUSY_FIELDS)), _to_ns(waiting)
+
+
+def _ask(question: Callable[[], Answer]) -> Answer | None:
+    """The answer; ``None`` whatever psutil raises (also what it does not promise: odd lines in /proc)."""
+    try:
+        return question()
+    except Exception:
+        return None
+
+
+def _to_ns(seconds: float) -> int:
+    return round(seconds * 1e9)
