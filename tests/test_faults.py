@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from lightning_modelprof.analysis import model_summary
+from lightning_modelprof.analysis import trace_facts
 from lightning_modelprof.fit import live, outputs, session, windows
 from lightning_modelprof.fit.session import FitSession
 from lightning_modelprof.measure.capture import Capture
@@ -91,7 +91,7 @@ def harmless(tmp_path, weights, monkeypatch):
         pytest.param(Capture, "_start", 3, id="window starts"),
         pytest.param(Capture, "_close", 6, id="window closes"),
         pytest.param(windows, "parse_trace", 6, id="trace is read"),
-        pytest.param(windows, "summarize_model", 6, id="trace is summarized"),
+        pytest.param(windows, "analyze_trace", 6, id="trace is analyzed"),
         pytest.param(session, "analyze", 6, id="run is analyzed"),
         pytest.param(session, "build_report", 6, id="report is built"),
         pytest.param(BenchmarkMetric, "update", 32, id="metric is updated"),
@@ -342,7 +342,7 @@ def test_samples_fn_has_another_chance_in_the_next_fit(tmp_path):
 
 def test_the_broken_parts_are_used_at_all(tmp_path):
     """The faults above are thrown into functions that a good fit calls."""
-    assert windows.summarize_model is model_summary.summarize_model
+    assert windows.analyze_trace is trace_facts.analyze_trace
     assert {path.name for path in tmp_path.iterdir()} == set()
     callback = make_callback(tmp_path, steps=(3, 6))
     train(tmp_path, callback)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import lightning_modelprof
+from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report import tables
+from lightning_modelprof.report.options import VIEWS
 from tests.fits import ROOT
 
 PACKAGE = "lightning_modelprof"
@@ -24,14 +27,15 @@ LAWS = {
     "report": ("report", "analysis", "run", "errors"),
     "show": ("show", "report.model", "errors"),
     "measure": ("measure", "run", "errors"),
-    "config": ("measure.schedule", "errors"),
+    "config": ("measure.schedule", "report.options", "errors"),
     "fit": ("fit", "config", "measure", "report", "show", "analysis", "run", "errors", "__version__"),
     "callback": ("fit", "config", "measure", "report.model", "run", "errors"),
-    "cli": ("show", "report", "analysis", "run", "errors", "__version__"),
+    "cli": ("cli_arguments", "show", "report", "analysis", "run", "errors"),
+    "cli_arguments": ("report.options", "run.chrome", "__version__"),
     "__main__": ("cli",),
     "__init__": ("callback", "errors"),
 }
-# config may import measure.schedule, which imports nothing but the standard library.
+# config may import measure.schedule and report.options, which import nothing but the standard library.
 
 # Library → the only parts and files that may import it.
 LIBRARIES = {
@@ -40,19 +44,16 @@ LIBRARIES = {
     "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),
     "pytorch_lightning": (),
     "yaml": ("config",),
-    "rich": ("show.terminal",),
+    "rich": ("show.terminal", "show.progress"),
     "tensorboard": (),
     "tabulate": (),
-    "msgspec": ("run.archive", "run.chrome", "show.json"),
-    "isal": ("run.archive", "run.chrome"),
+    "msgspec": ("run.archive", "run.chrome", "run.damaged", "run.trace_json", "show.json"),
+    "isal": ("run.archive", "run.trace_text"),
+    "psutil": ("measure.cpu_usage",),
 }
 
-# Each pair is about the same table: of a window, of all windows, of a trace without a run.
-TABLES_THAT_MEET = {
-    ("report.tables.window_summaries", "report.tables.model_summary"),
-    ("report.tables.trace_tables", "report.tables.model_summary"),
-    ("report.tables.trace_tables", "report.tables.step_breakdown"),
-}
+# Where the tables meet; they know nothing of each other.
+MEETING_POINTS = ("report.tables", "report.tables.trace_tables", "report.tables.window_summaries")
 
 
 def module_name(path):
@@ -113,12 +114,11 @@ def test_libraries_enter_by_their_own_files(library):
     assert not wrong, f"{library} is imported by {wrong}"
 
 
-def test_config_imports_no_library_by_way_of_the_schedule():
-    assert OWN["measure.schedule"] == set()
-    assert OWN["measure"] == set()
-    assert {imported.partition(".")[0] for imported in IMPORTS["measure.schedule"]} <= set(
-        sys.stdlib_module_names
-    )
+@pytest.mark.parametrize("name", ["measure.schedule", "report.options"])
+def test_config_imports_no_library_by_way_of(name):
+    for part in (name, name.partition(".")[0]):
+        assert OWN[part] == set()
+        assert {imported.partition(".")[0] for imported in IMPORTS[part]} <= set(sys.stdlib_module_names)
 
 
 def test_nobody_below_imports_a_door():
@@ -150,20 +150,59 @@ def test_nothing_goes_in_circles():
 TABLE_FILES = [name for name in FILES if name.startswith("report.tables.")]
 
 
-@pytest.mark.parametrize("name", TABLE_FILES)
-def test_tables_do_not_import_each_other(name):
-    others = {imported for imported in OWN[name] if imported.startswith("report.tables")}
-    assert {(name, other) for other in others} <= TABLES_THAT_MEET
+@pytest.mark.parametrize("name", [name for name in FILES if name not in MEETING_POINTS])
+def test_tables_are_imported_only_where_they_meet(name):
+    found = {imported for imported in OWN[name] if imported.startswith("report.tables")}
+    assert not found if name in TABLE_FILES else found <= set(MEETING_POINTS)
+
+
+def builders():
+    """Every function that a tuple says is a table's."""
+    return (*tables.TABLES, *(entry.build for entry in tables.TRACE_TABLES))
 
 
 @pytest.mark.parametrize("name", TABLE_FILES)
-def test_every_table_is_in_the_tuple(name):
+def test_every_table_is_in_a_tuple(name):
     """A file in the folder that no entry of the tuples leads to would never be seen."""
-    builders = (*tables.TABLES, *tables.TRACE_TABLES)
-    seen = {builder.__module__.removeprefix(f"{PACKAGE}.") for builder in builders}
-    reachable = seen | {imported for table in seen for imported in OWN[table]}
-    assert name in reachable
-    assert OWN["report.tables"] >= seen
+    seen = {builder.__module__.removeprefix(f"{PACKAGE}.") for builder in builders()}
+    assert name in seen | {"report.tables.trace_tables"}
+
+
+def test_every_fact_of_a_trace_has_its_table():
+    """And the other way round; what is no fact describes the trace itself."""
+    facts = {field.name for field in fields(TraceFacts) if "Absent" in str(field.type)}
+    described = {"source", "rank", "begin_ns", "num_events", "step_numbers", "checks"}
+    assert {field.name for field in fields(TraceFacts)} == facts | described
+    assert {entry.fact for entry in tables.TRACE_TABLES} == facts
+
+
+def derives_a_fact(name):
+    """Whether the file has a function from a timeline to a fact."""
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and [ast.unparse(argument.annotation) for argument in node.args.args] == ["Timeline"]
+        and ast.unparse(node.returns).endswith("| Absent")
+        for node in ast.parse(FILES[name].read_text()).body
+    )
+
+
+FACT_FILES = [name for name in FILES if name.startswith("analysis.") and derives_a_fact(name)]
+
+
+@pytest.mark.parametrize("name", FACT_FILES)
+def test_every_file_with_a_fact_is_derived_and_shown(name):
+    assert name in OWN["analysis.trace_facts"]
+    shown = [entry.build.__module__.removeprefix(f"{PACKAGE}.") for entry in tables.TRACE_TABLES]
+    assert any(name in OWN[table] for table in shown)
+
+
+def test_there_are_files_with_facts():
+    assert {"analysis.model_summary", "analysis.operators"} <= set(FACT_FILES)
+
+
+def test_the_views_stand_in_the_order_of_the_tables():
+    """The options list the views in reading order, and each has a table."""
+    assert tuple(dict.fromkeys(entry.view for entry in tables.TRACE_TABLES)) == VIEWS
 
 
 LIGHT = [
@@ -172,11 +211,15 @@ LIGHT = [
     "run.archive",
     "run.chrome",
     "analysis.analyze",
+    "analysis.trace_facts",
+    "report.options",
     "report.build",
+    "report.build_trace",
     "show.json",
     "show.terminal",
+    "show.progress",
 ]
-LIGHT += ["show.text", "show.tensorboard", "cli", "config"]
+LIGHT += ["show.text", "show.tensorboard", "cli_arguments", "cli", "config"]
 
 # One after the other in one process, as each must leave the heavy ones out.
 WEIGH = """

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_modelprof.analysis.intervals import length, union
-from lightning_modelprof.analysis.model_summary import summarize_model
-from lightning_modelprof.run.chrome import read_trace
+from lightning_modelprof.analysis.model_summary import NO_RANGES
+from lightning_modelprof.cli import analyze_files
 from lightning_modelprof.run.trace import DEVICE_WORK, Category
+from tests.traces import FOLDER, load, reference, summarize
 
-FOLDER = Path(
-    os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[1].parent / "shared" / "traces"
-)
 pytestmark = pytest.mark.skipif(
     not FOLDER.is_dir(),
     reason="the real traces are not here; set MODELPROF_TRACES to their folder",
@@ -32,14 +28,6 @@ WITH_REFERENCE = (
     "v100_ns_resolution",
 )
 RESNETS = ("v100_resnet50_workers0", "v100_resnet50_workers4")
-
-
-def load(name):
-    return read_trace(FOLDER / f"{name}.pt.trace.json.gz")
-
-
-def reference(name, kind):
-    return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
 
 
 def durations(trace, category):
@@ -74,7 +62,7 @@ def test_counts_and_durations(name):
 @pytest.mark.parametrize("name", WITH_REFERENCE)
 def test_step_walls(name):
     trace, truth = load(name), reference(name, "stdlib")
-    summary = summarize_model(trace)
+    summary = summarize(trace)
     assert list(summary.step_numbers) == [step["step"] for step in truth["profiler_steps"]]
     walls = [step["wall_us"] for step in truth["profiler_steps"]]
     row = summary.rows[0]
@@ -86,7 +74,7 @@ def test_step_walls(name):
 @pytest.mark.parametrize("name", [*WITH_REFERENCE, *RESNETS])
 def test_every_device_event_is_in_one_row_or_noted(name):
     trace = load(name)
-    summary = summarize_model(trace)
+    summary = summarize(trace)
     assert summary.phase_source == "torch ranges"
     everything = sum(int(durations(trace, category).sum()) for category in DEVICE_WORK)
     rows = {row.key: row for row in summary.rows}
@@ -110,14 +98,14 @@ def test_resnet_against_the_removed_plugin(name):
     ):
         chosen = trace.category == category
         assert length(union(trace.begin_ns[chosen], trace.end_ns[chosen])) == truth[key] * 1000
-    rows = {row.key: row for row in summarize_model(trace).rows}
+    rows = {row.key: row for row in summarize(trace).rows}
     assert rows["dataloader"].calls == rows["profile_step"].calls == rows["optimizer"].calls == 6
     assert rows["dataloader"].host_total_ns == truth["DataLoader"] * 1000
 
 
 def test_more_workers_shrink_the_dataloader():
     share = [
-        next(row.host_ratio for row in summarize_model(load(name)).rows if row.key == "dataloader")
+        next(row.host_ratio for row in summarize(load(name)).rows if row.key == "dataloader")
         for name in RESNETS
     ]
     assert share == [pytest.approx(0.396, abs=1e-3), pytest.approx(0.010, abs=1e-3)]
@@ -139,4 +127,33 @@ def test_every_stamp_is_what_the_file_says(name):
 
 
 def test_trace_without_steps():
-    assert summarize_model(load("a100_alexnet")) is None
+    assert summarize(load("a100_alexnet")) == NO_RANGES
+
+
+def test_two_ranks_of_a_job_are_pooled():
+    """Sums over both ranks' files, and a row per rank where a sum would say nothing."""
+    names = ("sampled_2rank_rank0", "sampled_2rank_rank1")
+    files = [FOLDER / f"{name}.pt.trace.json.gz" for name in names]
+    pooled = {table.id: table for table in analyze_files(files).tables}
+    alone = [{table.id: table for table in analyze_files([file]).tables} for file in files]
+    assert pooled.keys() == alone[0].keys() == alone[1].keys()  # one set of tables
+    truths = [reference(name, "stdlib") for name in names]
+
+    def column(table, name, key):
+        index = [column.key for column in table.columns].index(key)
+        return [row[index] for row in table.rows if row[0] == name]
+
+    walls = [[step["wall_us"] for step in truth["profiler_steps"]] for truth in truths]
+    summary = pooled["model_summary"]
+    assert column(summary, "ProfileStep", "calls") == [sum(map(len, walls))]
+    assert column(summary, "ProfileStep", "host_total_ns") == [ns(sum(map(sum, walls)))]
+    assert column(summary, "ProfileStep", "host_max_ns") == [ns(max(map(max, walls)))]
+    assert column(summary, "ProfileStep", "host_min_ns") == [ns(min(map(min, walls)))]
+    for row in summary.rows:
+        parts = [column(tables["model_summary"], row[0], "device_total_ns") for tables in alone]
+        assert [row[7]] == [sum(part for (part,) in parts)]
+
+    breakdown = pooled["step_breakdown"]
+    assert [row[0] for row in breakdown.rows] == ["Mean", "Share", "rank 0 mean", "rank 1 mean"]
+    for row, tables in zip(breakdown.rows[2:], alone, strict=True):
+        assert row[1:] == tables["step_breakdown"].rows[0][1:]

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.benchmark import _REASONS
 from lightning_modelprof.errors import require
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.tables.model_summary import model_summary_table
+from lightning_modelprof.report.tables.model_summary import window_model_summary
 from lightning_modelprof.report.tables.perf_summary import _ADVICE
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
@@ -140,10 +140,10 @@ def test_few_steps_of_which_none_was_left_out():
 )
 def test_why_there_is_no_model_summary(status, note, expected):
     window = Window(index=0, first_step=12, last_step=14, status=status, note=note)
-    table = model_summary_table(window, None)
+    table = window_model_summary(window, None)
     assert table.absent_reason == expected
     assert table.title == "Model Summary (steps 12 to 14)"
-    assert model_summary_table(window, None, "a reason of its own").absent_reason == "a reason of its own"
+    assert window_model_summary(window, None, "a reason of its own").absent_reason == "a reason of its own"
 
 
 def test_a_window_that_is_not_reached(tmp_path):

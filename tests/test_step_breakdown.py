@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.intervals import length, union
-from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, break_down_steps
+from lightning_modelprof.analysis.step_breakdown import NO_STEP, STEP_CATEGORIES, pool_breakdowns
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.tables.step_breakdown import NO_STEP, step_breakdown_table
-from lightning_modelprof.run.chrome import parse_trace, read_trace
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.tables.step_breakdown import step_breakdown_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.trace import DEVICE_WORK, Category
+from tests.traces import FOLDER, break_down, load, make_trace, reference
 
 US = 1000
+OPTIONS = ReportOptions()
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -38,7 +37,7 @@ def make(*events, **metadata):
         }
         for cat, name, begin, end, *more in events
     ]
-    return parse_trace(json.dumps({"traceEvents": written} | metadata).encode(), "made.json")
+    return make_trace(written, **metadata)
 
 
 def step(number, begin, end):
@@ -66,7 +65,7 @@ def test_fully_covered_step():
         ("gpu_memcpy", "m", 2, 4, None, "s8"),
         ("cpu_op", "o", 1, 9),
     )
-    assert parts_us(break_down_steps(made)) == [(0, 10, {"kernel": 10})]
+    assert parts_us(break_down(made)) == [(0, 10, {"kernel": 10})]
 
 
 def test_each_category_takes_what_is_left():
@@ -84,7 +83,7 @@ def test_each_category_takes_what_is_left():
         ("python_function", "train.py(1): main", 0, 100),
     )
     expected = dict(zip(STEP_CATEGORIES, (10, 10, 10, 10, 10, 10, 20, 20), strict=True))
-    breakdown = break_down_steps(made)
+    breakdown = break_down(made)
     assert parts_us(breakdown) == [(0, 100, expected)]
     assert breakdown.shares == (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.2)
 
@@ -92,7 +91,7 @@ def test_each_category_takes_what_is_left():
 @pytest.mark.parametrize("name", [NCCL, "ncclKernel_AllReduce_RING_LL_Sum_float", "void RcclGeneric()"])
 def test_communication_kernel_by_its_name(name):
     made = make(step(0, 0, 10), ("kernel", name, 2, 8, None, "s40"), ("kernel", "gemm", 2, 5, None, "s7"))
-    assert parts_us(break_down_steps(made)) == [(0, 10, {"kernel": 3, "communication": 3, "other": 4})]
+    assert parts_us(break_down(made)) == [(0, 10, {"kernel": 3, "communication": 3, "other": 4})]
 
 
 @pytest.mark.parametrize(
@@ -107,12 +106,12 @@ def test_communication_kernel_by_its_name(name):
 )
 def test_ranges_that_are_no_work(name, begin, end):
     made = make(step(0, 10, 20), ("user_annotation", name, begin, end), ("cpu_op", "aten::mm", 12, 15))
-    assert parts_us(break_down_steps(made)) == [(0, 10, {"cpu_exec": 3, "other": 7})]
+    assert parts_us(break_down(made)) == [(0, 10, {"cpu_exec": 3, "other": 7})]
 
 
 def test_annotation_in_a_step_is_work():
     made = make(step(0, 10, 20), ("user_annotation", "## forward ##", 11, 20))
-    assert parts_us(break_down_steps(made)) == [(0, 10, {"cpu_exec": 9, "other": 1})]
+    assert parts_us(break_down(made)) == [(0, 10, {"cpu_exec": 9, "other": 1})]
 
 
 def test_overlapping_streams_count_once():
@@ -122,12 +121,12 @@ def test_overlapping_streams_count_once():
         ("kernel", "b", 4, 12, None, "s9"),
         ("kernel", "c", 5, 6, None, "s11"),
     )
-    assert parts_us(break_down_steps(made)) == [(0, 20, {"kernel": 10, "other": 10})]
+    assert parts_us(break_down(made)) == [(0, 20, {"kernel": 10, "other": 10})]
 
 
 def test_cpu_only_trace():
     made = make(step(3, 0, 10), ("cpu_op", "a", 2, 8), step(4, 10, 30), ("cpu_op", "b", 5, 20, None, 2))
-    breakdown = break_down_steps(made)
+    breakdown = break_down(made)
     assert not breakdown.has_device
     assert parts_us(breakdown) == [
         (3, 10, {"cpu_exec": 8, "other": 2}),
@@ -152,7 +151,7 @@ def three_steps(last_launches):
 
 @pytest.mark.parametrize(("launches", "kept"), [(0, (0, 1)), (3, (0, 1)), (4, (0, 1, 2)), (5, (0, 1, 2))])
 def test_bounds_follow_the_device_and_the_tail_goes(launches, kept):
-    breakdown = break_down_steps(three_steps(launches))
+    breakdown = break_down(three_steps(launches))
     # Step 0 begins after the left-over kernel; each lasts to its last kernel, where the next one begins.
     bounds = {0: 15 - 3, 1: 10, 2: 35 - 25 if launches == 5 else 33 - 25}
     assert [(one.number, one.total_ns) for one in breakdown.steps] == [
@@ -171,7 +170,7 @@ def test_left_over_work_that_touches_the_first_steps_own(left_over_until, begin)
         ("cuda_runtime", "launch", 1, 2, 1),
         ("kernel", "k", 5, 8, 1, "s9"),
     )
-    assert break_down_steps(made).steps[0].total_ns == (10 - begin) * US
+    assert break_down(made).steps[0].total_ns == (10 - begin) * US
 
 
 def test_step_behind_the_device_work_of_the_one_before_is_empty():
@@ -183,7 +182,7 @@ def test_step_behind_the_device_work_of_the_one_before_is_empty():
         ("cuda_runtime", "launch", 11, 12, 2),
         ("kernel", "short", 12, 13, 2, "s9"),
     )
-    breakdown = break_down_steps(made)
+    breakdown = break_down(made)
     assert [(one.number, one.total_ns // US) for one in breakdown.steps] == [(0, 40), (1, 0)]
     assert breakdown.steps[1].parts_ns == (0,) * len(STEP_CATEGORIES)
 
@@ -191,37 +190,84 @@ def test_step_behind_the_device_work_of_the_one_before_is_empty():
 def test_only_the_recorded_steps():
     events = [step(0, 0, 10), step(1, 10, 20), step(2, 20, 30)]
     made = make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [1]}})
-    assert parts_us(break_down_steps(made)) == [(1, 10, {"other": 10})]
-    assert break_down_steps(make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [7]}})) is None
+    assert parts_us(break_down(made)) == [(1, 10, {"other": 10})]
+    assert break_down(make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [7]}})) == NO_STEP
 
 
 def test_without_steps():
     made = make(("cpu_op", "a", 5, 10), ("cpu_op", "b", 12, 20), ("user_annotation", "c", 0, 30))
-    breakdown = break_down_steps(made)
+    breakdown = break_down(made)
     assert parts_us(breakdown) == [(0, 15, {"cpu_exec": 13, "other": 2})]
     assert len(breakdown.notes) == 1
-    assert break_down_steps(make(("kernel", "k", 0, 10, None, "s7"))) is None
-    assert break_down_steps(make(("cpu_op", "empty", 3, 3))) is None
-    assert break_down_steps(make()) is None
+    assert break_down(make(("kernel", "k", 0, 10, None, "s7"))) == NO_STEP
+    assert break_down(make(("cpu_op", "empty", 3, 3))) == NO_STEP
+    assert break_down(make()) == NO_STEP
 
 
 def test_table():
-    breakdown = break_down_steps(three_steps(5))
-    table = step_breakdown_table(breakdown, "breakdown", " (steps 0 to 2)")
-    assert (table.id, table.title) == ("breakdown", "Step time breakdown (steps 0 to 2)")
-    assert [row[0] for row in table.rows] == ["step 0", "step 1", "step 2", "Mean", "Share"]
-    assert table.row_units == (*[Unit.DURATION_NS] * 4, Unit.RATIO)
+    breakdown = break_down(three_steps(5))
+    table = step_breakdown_table({0: breakdown}, OPTIONS)
+    assert (table.id, table.title) == ("step_breakdown", "Step time breakdown")
+    assert [row[0] for row in table.rows] == ["Mean", "Share", "step 0", "step 1", "step 2"]
+    assert table.row_units == (Unit.DURATION_NS, Unit.RATIO, *[Unit.DURATION_NS] * 3)
     assert all(sum(row[2:]) == pytest.approx(row[1]) for row in table.rows)
-    assert table.rows[-1][1] == 1.0
-    assert None not in table.rows[0]
+    assert table.rows[1][1] == 1.0
+    assert not [row for row in table.rows if None in row]
 
 
 def test_table_without_device_and_without_steps():
-    table = step_breakdown_table(break_down_steps(make(step(0, 0, 10))), "breakdown")
+    table = step_breakdown_table({0: break_down(make(step(0, 0, 10)))}, OPTIONS)
     assert all(row[2:5] == (None, None, None) for row in table.rows)
-    assert table.rows[0][1:2] + table.rows[0][5:] == (10 * US, 0, 0, 0, 0, 10 * US)
-    absent = step_breakdown_table(None, "breakdown")
-    assert (absent.rows, absent.absent_reason) == ((), NO_STEP)
+    for name in ("Mean", "step 0"):
+        (row,) = (row for row in table.rows if row[0] == name)
+        assert row[1:2] + row[5:] == (10 * US, 0, 0, 0, 0, 10 * US)
+    absent = step_breakdown_table({0: NO_STEP}, OPTIONS)
+    assert (absent.rows, absent.absent_reason) == ((), NO_STEP.reason)
+
+
+# Several ranks
+
+
+def ranks():
+    """Rank 0 has a device and steps of 10 and 30, rank 1 has none and one step of 20."""
+    return (
+        break_down(make(step(0, 0, 10), step(1, 10, 40), ("kernel", "k", 2, 8, None, "s7"))),
+        break_down(make(step(0, 0, 20), ("cpu_op", "aten::mm", 5, 20))),
+    )
+
+
+def test_pooled_ranks():
+    """Of 60 microseconds 6 are in the kernel, 15 in the operator, 39 in neither."""
+    pooled = pool_breakdowns(ranks())
+    assert [(one.number, one.total_ns // US) for one in pooled.steps] == [(0, 10), (1, 30), (0, 20)]
+    assert pooled.mean_total_ns == 20 * US
+    expected = {"kernel": 6, "cpu_exec": 15, "other": 39}
+    sums = [expected.get(key, 0) for key in STEP_CATEGORIES]
+    assert pooled.mean_parts_ns == pytest.approx([value * US / 3 for value in sums])
+    assert pooled.shares == pytest.approx([value / 60 for value in sums])
+    assert pooled.has_device
+
+
+def test_notes_of_ranks_come_once():
+    without_steps = make(("cpu_op", "a", 5, 10))
+    (note,) = break_down(without_steps).notes
+    assert pool_breakdowns([break_down(without_steps)] * 3).notes == (note,)
+
+
+def test_table_of_ranks():
+    device, host = ranks()
+    table = step_breakdown_table({0: device, 3: host, 7: NO_STEP}, OPTIONS)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert list(rows) == ["Mean", "Share", "rank 0 mean", "rank 3 mean"]
+    assert table.row_units == (Unit.DURATION_NS, Unit.RATIO, Unit.DURATION_NS, Unit.DURATION_NS)
+    assert rows["rank 0 mean"] == (20 * US, 3 * US, 0, 0, 0, 0, 0, 0, 17 * US)
+    # Rank 3 has no device: a dash, not a zero.
+    assert rows["rank 3 mean"] == (20 * US, None, None, None, 0, 0, 0, 15 * US, 5 * US)
+    assert rows["Mean"] == pytest.approx((20 * US, 2 * US, 0, 0, 0, 0, 0, 5 * US, 13 * US))
+    assert rows["Share"] == pytest.approx((1, 0.1, 0, 0, 0, 0, 0, 0.25, 0.65))
+    assert f"Without rank 7: {NO_STEP.reason}." in table.notes
+    absent = step_breakdown_table({0: Absent("why"), 1: NO_STEP}, OPTIONS)
+    assert (absent.rows, absent.absent_reason) == ((), f"why; {NO_STEP.reason}")
 
 
 # The oracle: looks at every microsecond of every step, with nothing but loops.
@@ -314,13 +360,13 @@ def recordings(draw):
     return steps, events
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(recordings())
 @example(([(0, 10)], [("kernel", "gemm", 0, 10, None, "s7"), ("cpu_op", "aten::mm", 1, 9, None, 1)]))
 def test_against_the_oracle(recording):
     steps, events = recording
     made = make(*events, *(step(number, begin, end) for number, (begin, end) in enumerate(steps)))
-    breakdown = break_down_steps(made)
+    breakdown = break_down(made)
     found = [(one.total_ns, dict(zip(STEP_CATEGORIES, one.parts_ns, strict=True))) for one in breakdown.steps]
     assert all(sum(parts.values()) == total for total, parts in found)
     assert found == [
@@ -332,9 +378,6 @@ def test_against_the_oracle(recording):
 
 # Real traces against the removed plugin.
 
-FOLDER = Path(
-    os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[1].parent / "shared" / "traces"
-)
 real = pytest.mark.skipif(
     not FOLDER.is_dir(),
     reason="the real traces are not here; set MODELPROF_TRACES to their folder",
@@ -343,16 +386,15 @@ RESNETS = ("v100_resnet50_workers0", "v100_resnet50_workers4")
 PLUGIN_KEYS = ("Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CpuOp", "Other")
 
 
-def load(name):
-    truth = json.loads((FOLDER / "reference" / f"{name}.tb_plugin.json").read_text())
-    return read_trace(FOLDER / f"{name}.pt.trace.json.gz"), truth
+def load_with_truth(name):
+    return load(name), reference(name, "tb_plugin")
 
 
 @real
 @pytest.mark.parametrize("name", RESNETS)
 def test_resnet_equals_the_plugin(name):
-    trace, truth = load(name)
-    breakdown = break_down_steps(trace)
+    trace, truth = load_with_truth(name)
+    breakdown = break_down(trace)
     assert breakdown.notes == ()
     assert [(one.number, one.total_ns, one.parts_ns) for one in breakdown.steps] == [
         (int(one["name"]), one["Total"] * US, tuple(one[key] * US for key in PLUGIN_KEYS))
@@ -365,8 +407,8 @@ def test_resnet_equals_the_plugin(name):
 @real
 def test_alexnet_equals_the_plugin_but_for_wrapping_annotations():
     """A trace without steps; the plugin counts an annotation around all of it as CPU Exec."""
-    trace, truth = load("a100_alexnet")
-    (only,), (plugin,) = break_down_steps(trace).steps, truth["steps"]
+    trace, truth = load_with_truth("a100_alexnet")
+    (only,), (plugin,) = break_down(trace).steps, truth["steps"]
     assert (only.number, only.total_ns) == (0, plugin["Total"] * US)
     assert only.parts_ns[:6] == tuple(plugin[key] * US for key in PLUGIN_KEYS[:6])
     assert sum(only.parts_ns[6:]) == (plugin["CpuOp"] + plugin["Other"]) * US
@@ -376,8 +418,8 @@ def test_alexnet_equals_the_plugin_but_for_wrapping_annotations():
 @pytest.mark.parametrize(("name", "tolerance_ns"), [("a100_nccl", 1), ("v100_ns_resolution", 250)])
 def test_newer_traces_have_the_plugins_steps(name, tolerance_ns):
     """The plugin's stamps are doubles since 1970, up to 250 ns apart."""
-    trace, truth = load(name)
-    found = [(one.number, one.total_ns) for one in break_down_steps(trace).steps]
+    trace, truth = load_with_truth(name)
+    found = [(one.number, one.total_ns) for one in break_down(trace).steps]
     assert [number for number, _ in found] == [int(one["name"]) for one in truth["steps"]]
     for (_, total_ns), plugin in zip(found, truth["steps"], strict=True):
         assert total_ns == pytest.approx(plugin["Total"] * US, abs=tolerance_ns)
@@ -387,7 +429,7 @@ def test_newer_traces_have_the_plugins_steps(name, tolerance_ns):
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution", "a100_alexnet"])
 def test_device_sums_of_newer_traces(name):
     """With the plugin's own rounding of the stamps; its Kernel has NCCL's kernels in it."""
-    trace, truth = load(name)
+    trace, truth = load_with_truth(name)
     first_ns = trace.base_ns - trace.metadata.get("baseTimeNanoseconds", 0)  # as written in the file
     for key, category in zip(("Kernel", "Memcpy", "Memset"), DEVICE_WORK, strict=True):
         chosen = np.flatnonzero(trace.category == category)
@@ -400,8 +442,8 @@ def test_device_sums_of_newer_traces(name):
 @real
 @pytest.mark.parametrize("name", ["a100_nccl", "sampled_2rank_rank0", "sampled_2rank_rank1"])
 def test_nccl_kernels_are_communication(name):
-    trace = read_trace(FOLDER / f"{name}.pt.trace.json.gz")
-    breakdown = break_down_steps(trace)
+    trace = load(name)
+    breakdown = break_down(trace)
     parts = {
         key: sum(one.parts_ns[index] for one in breakdown.steps) for index, key in enumerate(STEP_CATEGORIES)
     }

@@ -14,12 +14,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
 from lightning_modelprof import ConfigError
-from lightning_modelprof.analysis.model_summary import summarize_model
 from lightning_modelprof.fit import session
+from lightning_modelprof.fit.outputs import Outputs
+from lightning_modelprof.fit.windows import WindowResults
 from lightning_modelprof.measure.capture import CaptureOptions
+from lightning_modelprof.report.tables import TRACE_TABLES
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import StepTag, WindowStatus
+from lightning_modelprof.run.records import StepTag, Window, WindowStatus
 from tests.fits import (
     Fetching,
     Manual,
@@ -40,6 +42,7 @@ from tests.fits import (
     trace_of,
     windows_of,
 )
+from tests.traces import summarize
 
 CORE = ("dataloader", "forward", "backward", "optimizer")
 
@@ -122,7 +125,7 @@ def test_records_exactly_the_asked_steps(tmp_path, arguments, num_batches, expec
         assert [int(name) for name, _, _ in step_ranges(trace)] == recorded
         assert trace.metadata["modelprof"]["recorded_steps"] == recorded
         assert_nested(trace)
-        summary = summarize_model(trace)
+        summary = summarize(trace)
         assert summary.phase_source == "modelprof ranges"
         assert list(summary.step_numbers) == recorded
         assert_sums(summary)
@@ -144,7 +147,7 @@ def test_window_across_an_epoch_boundary(tmp_path):
     assert_nested(trace)
     tags = steps_of(callback).tags
     assert tags[4] == StepTag.PROFILED | StepTag.FIRST_OF_EPOCH
-    summary = summarize_model(trace)
+    summary = summarize(trace)
     assert_sums(summary)
     assert "dataloader_init" in {row.key for row in summary.rows}
 
@@ -189,7 +192,7 @@ def test_model_summary_agrees_with_the_ledger(tmp_path):
     data = torch.utils.data.DataLoader(SlowNumbers(24), batch_size=2)
     callback = run_fit(tmp_path, module=Slow(), data=data, steps=(3, 9))
     (window,) = windows_of(callback)
-    summary = summarize_model(trace_of(tmp_path, window))
+    summary = summarize(trace_of(tmp_path, window))
     steps = steps_of(callback)
     recorded = steps.select((steps.step >= 3) & (steps.step < 9))
     assert (recorded.tags == StepTag.PROFILED).all()
@@ -206,10 +209,32 @@ def test_model_summary_agrees_with_the_ledger(tmp_path):
 
 def test_table_of_the_report_is_the_summary(tmp_path):
     callback = run_fit(tmp_path, steps=(3, 6))
-    summary = summarize_model(trace_of(tmp_path, windows_of(callback)[0]))
+    summary = summarize(trace_of(tmp_path, windows_of(callback)[0]))
     rows = report_of(tmp_path)["tables"]["model_summary"]["rows"]
     assert [row["host_total_ns"] for row in rows] == [row.host_total_ns for row in summary.rows]
     assert table_of(callback.report, "model_summary").title == "Model Summary (steps 3 to 5)"
+
+
+def test_tables_come_in_reading_order(tmp_path):
+    callback = run_fit(tmp_path, active=2, repeat=2)
+    ids = [table.id for table in callback.report.tables]
+    assert ids[:5] == ["perf_summary", "phases", "callbacks", "model_summary", "model_summary_1"]
+    of_newest = callback.report.tables[5:]
+    assert all(table.title.endswith(" of window 1") for table in of_newest)
+    kinds = [kind for kind in TRACE_TABLES if kind.view != "model"]
+    assert len(of_newest) == len(kinds)
+    names = ["device_usage", "overview", "distributed", "collectives", "operators"]
+    assert [table.id for table in of_newest][:5] == names
+
+
+def test_no_window_has_no_tables_of_windows(tmp_path):
+    callback = run_fit(tmp_path, active=0)
+    assert [table.id for table in callback.report.tables] == ["perf_summary", "phases", "callbacks"]
+
+
+def test_one_window_needs_no_number(tmp_path):
+    callback = run_fit(tmp_path, steps=(3, 6))
+    assert not [table.title for table in callback.report.tables if "of window" in table.title]
 
 
 # Windows that end early
@@ -221,7 +246,7 @@ def test_training_ends_inside_the_window(tmp_path):
     assert window.status is WindowStatus.PARTIAL
     assert window.recorded_steps == (3, 4, 5, 6, 7)
     assert len(steps_of(callback)) == 8
-    summary = summarize_model(trace_of(tmp_path, window))
+    summary = summarize(trace_of(tmp_path, window))
     assert summary.step_numbers == window.recorded_steps
     assert_sums(summary)
     (note,) = (note for note in callback.report.notes if "partial" in note)
@@ -252,6 +277,10 @@ def test_second_window_is_not_reached(tmp_path):
     assert first.status is WindowStatus.COMPLETE
     assert second.status is WindowStatus.NOT_REACHED
     assert (second.first_step, second.last_step) == (8, 9)
+    # The tables are of the newest window that has a trace.
+    assert table_of(callback.report, "operators").title == "Operator Summary of window 0"
+    assert table_of(callback.report, "operators").rows
+    assert not table_of(callback.report, "model_summary_1").rows
 
 
 def test_training_ends_in_warmup(tmp_path):
@@ -306,7 +335,7 @@ def test_exception(tmp_path, batch, status, recorded):
     assert report["run"]["num_steps"] == batch
     assert (tmp_path / "modelprof" / "run.json").exists()
     if recorded:
-        summary = summarize_model(trace_of(tmp_path, window))
+        summary = summarize(trace_of(tmp_path, window))
         assert summary.step_numbers == recorded
         assert_sums(summary)
 
@@ -407,7 +436,7 @@ def test_manual_optimization(tmp_path):
     callback = run_fit(tmp_path, module=Manual(), steps=(2, 5))
     trace = trace_of(tmp_path, windows_of(callback)[0])
     assert_nested(trace)
-    summary = summarize_model(trace)
+    summary = summarize(trace)
     assert_sums(summary)
     assert {row.key: row.calls for row in summary.rows if row.key in CORE} == dict.fromkeys(CORE, 3)
 
@@ -419,7 +448,7 @@ def test_dataloader_iter(tmp_path):
     trace = trace_of(tmp_path, window)
     assert [int(name) for name, _, _ in step_ranges(trace)] == [2, 3, 4]
     assert_nested(trace)
-    summary = summarize_model(trace)
+    summary = summarize(trace)
     assert_sums(summary)
     assert {row.key: row.calls for row in summary.rows if row.key in CORE} == dict.fromkeys(CORE, 3)
 
@@ -436,7 +465,7 @@ def test_validation_inside_the_window(tmp_path):
     steps = {name: (begin, end) for name, begin, end in step_ranges(trace)}
     ((_, begin, end),) = (event for event in phase_ranges(trace) if event[0] == "validation")
     assert steps["3"][0] <= begin <= end <= steps["3"][1]
-    summary = summarize_model(trace)
+    summary = summarize(trace)
     assert_sums(summary)
     (row,) = (row for row in summary.rows if row.key == "validation")
     assert row.depth == 2
@@ -647,7 +676,7 @@ def test_the_modules_end_of_batch_is_in_the_trace_as_in_the_ledger(tmp_path):
 def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatch):
     reports = []
     build_report = session.build_report
-    monkeypatch.setattr(session, "build_report", lambda analysis: reports.append(1) or build_report(analysis))
+    monkeypatch.setattr(session, "build_report", lambda *given: reports.append(1) or build_report(*given))
     callback = run_fit(tmp_path, active=1, wait=1, warmup=0, repeat=0, skip_first=0)
     windows = callback.run.ranks[0].windows
     assert len(windows) > 10
@@ -657,3 +686,21 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
     assert len(tables) == 3
     assert f"{len(windows) - 3} earlier windows" in tables[0].notes[-1]
     assert len(callback.report.sections["windows"]) == len(windows)
+
+
+def test_facts_of_the_newest_windows_are_kept(tmp_path):
+    """A long run has thousands of windows, and the facts of each take memory."""
+    warnings = []
+    outputs = Outputs(None, [], use_terminal=False, use_tensorboard=False, rank=0, warn=warnings.append)
+    results = WindowResults(outputs, 0, warnings.append)
+    for index in range(5):
+        raw = tmp_path / "raw.json"
+        raw.write_text("no trace" if index == 3 else '{"traceEvents": []}')
+        steps = {"first_step": index, "last_step": index, "recorded_steps": (index,)}
+        window = Window(index=index, status=WindowStatus.COMPLETE, **steps)
+        results.add(window, raw, lambda: 0)
+        assert not raw.exists()
+    assert list(results.facts) == [1, 2, 4]
+    assert list(results.trace_notes) == [3]
+    assert [window.index for window in results.windows] == [0, 1, 2, 3, 4]
+    assert warnings == []

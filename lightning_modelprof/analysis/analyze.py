@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchmark, exclusions
-from lightning_modelprof.analysis.model_summary import ModelSummary
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
+from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.run.records import (
     AllRanks,
     CallbackTime,
@@ -21,10 +21,10 @@ from lightning_modelprof.run.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowFacts:
-    """One profiler window: what was asked for, and its Model Summary (``None`` without a usable trace)."""
+    """One profiler window: what was asked for, and what its trace says (``None`` without a usable one)."""
 
     window: Window
-    model_summary: ModelSummary | None
+    facts: TraceFacts | None
     trace_note: str = ""
 
 
@@ -58,13 +58,13 @@ class Analysis:
     notes: tuple[str, ...]
 
 
-def analyze(run: Run, summaries: Mapping[int, ModelSummary], trace_notes: Mapping[int, str]) -> Analysis:
+def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int, str]) -> Analysis:
     """Derive the facts of a run's first rank.
 
     Args:
         run: what was measured.
-        summaries: window index → Model Summary, for the windows whose trace was read.
-        trace_notes: window index → why there is no Model Summary, or what is odd about it.
+        facts: window index → what its trace says, for the windows whose trace was read.
+        trace_notes: window index → why there is nothing of it.
     """
     record: RankRecord = run.ranks[0]
     steps = record.steps
@@ -84,7 +84,7 @@ def analyze(run: Run, summaries: Mapping[int, ModelSummary], trace_notes: Mappin
         windows=tuple(
             WindowFacts(
                 window=window,
-                model_summary=summaries.get(window.index),
+                facts=facts.get(window.index),
                 trace_note=trace_notes.get(window.index, ""),
             )
             for window in record.windows

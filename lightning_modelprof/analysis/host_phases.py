@@ -9,6 +9,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.event_names import (
+    AUTOGRAD_PREFIX,
+    DATALOADER_PREFIXES,
+    OPTIMIZER_PREFIX,
+    ZERO_GRAD_PREFIX,
+)
 from lightning_modelprof.analysis.intervals import (
     Intervals,
     innermost,
@@ -24,10 +30,8 @@ from lightning_modelprof.run.trace import Category, Trace
 PhaseSource = Literal["modelprof ranges", "torch ranges", "none"]
 """What the phases are told apart by: this package's ranges, torch's own, or nothing."""
 
-_DATALOADER_PREFIXES: Final = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
-_ZERO_GRAD_PREFIX: Final = "Optimizer.zero_grad#"
-_OPTIMIZER_PREFIX: Final = "Optimizer.step#"
-_AUTOGRAD_PREFIX: Final = "autograd::engine::evaluate_function"
+_MAX_DIGITS: Final = 18
+"""Of the number of a step; more are garbage."""
 
 _PIECED: Final = frozenset({"backward", "forward"})
 """Phases that are pieced together from operators where torch's own ranges are used: they have no calls."""
@@ -41,6 +45,8 @@ class Steps:
     numbers: tuple[int, ...]
     track: int
     notes: tuple[str, ...]
+    has_ranges: bool = True
+    """Whether they are ``ProfilerStep`` ranges; if not, the one step is the span of all operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,8 @@ def _suffix(trace: Trace, index: int, prefix: str = STEP_RANGE_PREFIX) -> str:
 def find_steps(trace: Trace, wanted: Collection[int] | None) -> Steps | None:
     """The wanted steps on the thread that has most of them, ``None`` without any."""
     ranges = _host_ranges(trace, (STEP_RANGE_PREFIX,))
-    numbered = {index: int(text) for index in ranges.tolist() if (text := _suffix(trace, index)).isdecimal()}
+    texts = {index: _suffix(trace, index) for index in ranges.tolist()}
+    numbered = {i: int(text) for i, text in texts.items() if text.isdecimal() and len(text) <= _MAX_DIGITS}
     if not numbered:
         return None
     track = int(np.bincount(trace.track[list(numbered)]).argmax())
@@ -131,9 +138,9 @@ def torch_host_time(trace: Trace, steps: Steps) -> HostTime:
     pieced together from operators: they have time, but no calls. Where they overlap (an optimizer step
     around a closure), the first of ``layers`` owns the time.
     """
-    dataloader = _ranges_on(trace, steps, *_DATALOADER_PREFIXES)
-    zero_grad = _ranges_on(trace, steps, _ZERO_GRAD_PREFIX)
-    optimizer = _ranges_on(trace, steps, _OPTIMIZER_PREFIX)
+    dataloader = _ranges_on(trace, steps, *DATALOADER_PREFIXES)
+    zero_grad = _ranges_on(trace, steps, ZERO_GRAD_PREFIX)
+    optimizer = _ranges_on(trace, steps, OPTIMIZER_PREFIX)
     backward = _autograd_time(trace)
     forward = _forward_time(trace, steps, backward)
     layers = (  # phase, its time, its calls; what is pieced together counts as one
@@ -170,7 +177,7 @@ def _ranges_on(trace: Trace, steps: Steps, *prefixes: str) -> Intervals:
 
 def _autograd_time(trace: Trace) -> Intervals:
     """Time in which any thread is in a node of autograd's graph."""
-    nodes = _host_ranges(trace, (_AUTOGRAD_PREFIX,))
+    nodes = _host_ranges(trace, (AUTOGRAD_PREFIX,))
     if not len(nodes):  # before torch 1.10 the engine had no range; the nodes' own names tell
         names = [i for i, name in enumerate(trace.names) if "Backward" in name or "AccumulateGrad" in name]
         nodes = np.flatnonzero((trace.category == Category.CPU_OP) & np.isin(trace.name, names))
@@ -193,7 +200,7 @@ def _forward_time(trace: Trace, steps: Steps, backward: Intervals) -> Intervals:
     not_operators = np.concatenate(
         [
             trace.name_ids(prefix)
-            for prefix in (STEP_RANGE_PREFIX, *_DATALOADER_PREFIXES, _ZERO_GRAD_PREFIX, _OPTIMIZER_PREFIX)
+            for prefix in (STEP_RANGE_PREFIX, *DATALOADER_PREFIXES, ZERO_GRAD_PREFIX, OPTIMIZER_PREFIX)
         ]
     )
     mask = (trace.category == Category.CPU_OP) & (trace.track == steps.track)

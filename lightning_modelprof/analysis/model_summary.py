@@ -9,18 +9,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.host_phases import (
     HostTime,
     PhaseSource,
     Steps,
-    find_steps,
     own_host_time,
     recorded_steps,
     torch_host_time,
 )
 from lightning_modelprof.analysis.intervals import length, locate
+from lightning_modelprof.analysis.tally import share, sum_by
+from lightning_modelprof.analysis.timeline import Timeline
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.trace import DEVICE_WORK, Category, Trace
 
 _CORE_KEYS: Final = tuple(phase.key for phase in PHASES if phase.is_core)
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
@@ -34,6 +35,10 @@ _DERIVED_NOTE: Final = (
 )
 _NO_PHASES_NOTE: Final = "The trace has no ranges that tell the phases apart, so all time is in Others."
 _NO_DEVICE_NOTE: Final = "The trace has no device events: device figures are not measured and show as a dash."
+
+
+NO_STEPS: Final = Absent("the trace holds none of the recorded steps")
+NO_RANGES: Final = Absent("the trace has no ProfilerStep ranges (profiler.step() was not called)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,26 +100,24 @@ class ModelSummary:
     notes: tuple[str, ...]
 
 
-def summarize_model(trace: Trace, steps: Collection[int] | None = None) -> ModelSummary | None:
+def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
     """Split the profiled steps among the phases.
 
     A phase owns the time in which its range is the innermost one on the steps' thread, and the device
     events that any thread launched during that time.
 
-    Args:
-        trace: one profiler window.
-        steps: numbers of the steps to cover; ``None`` for those that the trace's own metadata lists as
-            complete, or for all when it lists none.
-
     Returns:
-        ``None`` when the trace has none of the steps.
+        Absent when the trace has no ``ProfilerStep`` ranges, or none of those that were to be recorded.
     """
-    found = find_steps(trace, recorded_steps(trace) if steps is None else steps)
+    trace, found = timeline.trace, timeline.steps
     if found is None:
-        return None
+        return NO_RANGES if recorded_steps(trace) is None else NO_STEPS
+    if not found.has_ranges:
+        return NO_RANGES
     host = own_host_time(trace, found) or torch_host_time(trace, found)
-    device_ns, launch_ns = _device_work(trace)
-    has_device = len(device_ns) > 0
+    work = trace.device.event
+    device_ns, launch_ns = trace.end_ns[work] - trace.begin_ns[work], timeline.launch.begin_ns
+    has_device = timeline.has_device
     step_of = locate(launch_ns, found.intervals)
     outside = step_of < 0
     notes = list(found.notes)
@@ -136,27 +139,6 @@ def summarize_model(trace: Trace, steps: Collection[int] | None = None) -> Model
         device_outside_ns=int(device_ns[outside].sum()) if has_device else None,
         notes=tuple(notes),
     )
-
-
-def _device_work(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Duration of every device event and the begin of its launch, -1 where no launch is in the trace."""
-    work = np.flatnonzero(np.isin(trace.category, DEVICE_WORK))
-    launches = np.flatnonzero((trace.category == Category.RUNTIME) & (trace.correlation >= 0))
-    launches = launches[np.argsort(trace.correlation[launches], kind="stable")]
-    correlation = trace.correlation[launches]
-    match = np.searchsorted(correlation, trace.correlation[work])
-    known = match < len(launches)
-    known[known] = correlation[match[known]] == trace.correlation[work[known]]
-    launch_ns = np.full(len(work), -1, np.int64)
-    launch_ns[known] = trace.begin_ns[launches[match[known]]]
-    return trace.end_ns[work] - trace.begin_ns[work], launch_ns
-
-
-def _sums(group: NDArray[np.intp], values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Sum of the values of each group, in integers."""
-    sums = np.zeros(size, np.int64)
-    np.add.at(sums, group, values)
-    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +198,7 @@ def _figures(
     has_device: bool,
 ) -> tuple[_Figures, dict[str, _Figures]]:
     """Figures of the steps, and of each phase in the order of ``PHASES``."""
-    step_device = _sums(locate(launch_ns, steps.intervals), device_ns, len(steps.numbers))
+    step_device = sum_by(locate(launch_ns, steps.intervals), device_ns, len(steps.numbers))
     whole = _Figures(
         host_total_ns=length(steps.intervals),
         host_values_ns=steps.intervals[:, 1] - steps.intervals[:, 0],
@@ -224,10 +206,10 @@ def _figures(
         device_values_ns=step_device if has_device else None,
     )
     num_calls = len(host.phase)
-    call_host = _sums(host.call, host.pieces[:, 1] - host.pieces[:, 0], num_calls)
+    call_host = sum_by(host.call, host.pieces[:, 1] - host.pieces[:, 0], num_calls)
     piece = locate(launch_ns, host.pieces)
     in_phase = piece >= 0
-    call_device = _sums(host.call[piece[in_phase]], device_ns[in_phase], num_calls)
+    call_device = sum_by(host.call[piece[in_phase]], device_ns[in_phase], num_calls)
     begins_in_step = locate(host.begin_ns, steps.intervals) >= 0
     seen = dict.fromkeys(host.phase.tolist())
     if host.source == "modelprof ranges":
@@ -261,12 +243,12 @@ def _row(key: str, label: str, depth: int, figures: _Figures, whole: _Figures) -
         host_avg_ns=host_avg,
         host_max_ns=host_max,
         host_min_ns=host_min,
-        host_ratio=_share(figures.host_total_ns, whole.host_total_ns),
+        host_ratio=share(figures.host_total_ns, whole.host_total_ns),
         device_total_ns=figures.device_total_ns,
         device_avg_ns=device_avg,
         device_max_ns=device_max,
         device_min_ns=device_min,
-        device_ratio=_share(figures.device_total_ns, whole.device_total_ns),
+        device_ratio=share(figures.device_total_ns, whole.device_total_ns),
     )
 
 
@@ -275,7 +257,3 @@ def _per_call(values_ns: NDArray[np.int64] | None) -> tuple[float | None, int | 
     if values_ns is None or not len(values_ns):
         return None, None, None
     return int(values_ns.sum()) / len(values_ns), int(values_ns.max()), int(values_ns.min())
-
-
-def _share(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None

@@ -7,17 +7,18 @@ communication kernels are told by their names, and annotations around a whole st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.host_phases import Steps, find_steps, recorded_steps
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.event_names import is_dataloader, is_place
 from lightning_modelprof.analysis.intervals import Intervals, locate, partition, union
-from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
-from lightning_modelprof.run.trace import DEVICE_WORK, Category, Trace
+from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.run.trace import Category, Trace
 
 STEP_CATEGORIES: Final = (
     "kernel",
@@ -31,14 +32,8 @@ STEP_CATEGORIES: Final = (
 )
 """What a step consists of, from high to low priority: where several run, the first one owns the time."""
 
-_COMMUNICATION_KERNELS: Final = ("nccl", "rccl")
-_COMMUNICATION_OPERATORS: Final = ("nccl:", "gloo:")
-_DATALOADER: Final = "enumerate(DataLoader)#"
-_DATAPIPE: Final = "enumerate(DataPipe)#"
-_NOT_WORK: Final = (STEP_RANGE_PREFIX, RANGE_PREFIX, "[pl]")
-"""Ranges that say where the host is, not that it works: the step's, this package's and Lightning's."""
 
-_NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
+NO_STEP: Final = Absent("the trace holds none of the recorded steps, or neither steps nor operators")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,113 +72,47 @@ class StepBreakdown:
     notes: tuple[str, ...]
 
 
-def break_down_steps(trace: Trace) -> StepBreakdown | None:
+def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown | Absent:
     """Split each step among the categories, over all threads, streams and devices of the process.
 
-    Args:
-        trace: one profiler window. The steps are those that its metadata lists as complete, or all when it
-            lists none; a trace without any step counts as one step from its first to its last operator.
-
     Returns:
-        ``None`` when the trace has none of the listed steps, or neither steps nor operators.
+        Absent when the trace has neither steps nor operators, or none of the steps that were recorded.
     """
-    found = find_steps(trace, recorded_steps(trace))
-    if found is None and find_steps(trace, None) is None:
-        found = _span_of_operators(trace)
-    if found is None:
-        return None
-    bounds, num_device_events = _device_aware_bounds(trace, found.intervals)
-    num_kept = _without_tail(num_device_events)
-    parts_ns = _parts(bounds[:num_kept], _layers(trace, found.intervals))
-    total_ns = bounds[:num_kept, 1] - bounds[:num_kept, 0]
-    whole_ns = int(total_ns.sum())
-    sums_ns = [int(value) for value in parts_ns.sum(axis=0)]
-    return StepBreakdown(
-        steps=tuple(
-            StepParts(number=number, total_ns=int(total), parts_ns=tuple(parts.tolist()))
-            for number, total, parts in zip(found.numbers[:num_kept], total_ns, parts_ns, strict=True)
-        ),
-        mean_total_ns=whole_ns / num_kept,
-        mean_parts_ns=tuple(value / num_kept for value in sums_ns),
-        shares=tuple(value / whole_ns if whole_ns else None for value in sums_ns),
-        has_device=bool(np.isin(trace.category, DEVICE_WORK).any()),
-        notes=(*found.notes, *_tail_note(found.numbers[num_kept:])),
+    steps, bounds = timeline.steps, timeline.bounds
+    if steps is None or bounds is None or not bounds.numbers:
+        return NO_STEP
+    parts_ns = _parts(bounds.intervals, _layers(timeline, steps.intervals))
+    total_ns = bounds.intervals[:, 1] - bounds.intervals[:, 0]
+    return _summarize(
+        [
+            StepParts(number=number, total_ns=total, parts_ns=tuple(parts))
+            for number, total, parts in zip(bounds.numbers, total_ns.tolist(), parts_ns.tolist(), strict=True)
+        ],
+        has_device=timeline.has_device,
+        notes=(*steps.notes, *_tail_note(bounds.dropped)),
     )
 
 
-def _span_of_operators(trace: Trace) -> Steps | None:
-    """One step 0 around all host operators, ``None`` without any."""
-    operators = np.flatnonzero(trace.category == Category.CPU_OP)
-    if not len(operators):
-        return None
-    # An operator of length 0 would give an empty step, which is none.
-    span = union(trace.begin_ns[operators].min(keepdims=True), trace.end_ns[operators].max(keepdims=True))
-    if not len(span):
-        return None
-    track = int(trace.track[operators[0]])
-    return Steps(intervals=span, numbers=(0,), track=track, notes=(_NO_RANGES_NOTE,))
+def pool_breakdowns(ranks: Sequence[StepBreakdown]) -> StepBreakdown:
+    """The breakdown over the steps of all ranks; at least one."""
+    return _summarize(
+        [step for rank in ranks for step in rank.steps],
+        has_device=any(rank.has_device for rank in ranks),
+        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
+    )
 
 
-def _launching_step(trace: Trace, work: NDArray[np.intp], steps: Intervals) -> NDArray[np.intp]:
-    """Index of the step in which any thread launched each device event, -1 without one.
-
-    Args:
-        trace: the trace.
-        work: indices of the device events, shape (n,).
-        steps: the steps on the host, m rows.
-
-    Returns:
-        Shape (n,), values from -1 to m - 1.
-    """
-    launches = np.flatnonzero((trace.category == Category.RUNTIME) & (trace.correlation >= 0))
-    step = locate(trace.begin_ns[launches], steps)
-    inside = (step >= 0) & (trace.end_ns[launches] <= steps[step, 1])  # wholly, as the plugin had it
-    launches, step = launches[inside], step[inside]
-    order = np.argsort(trace.correlation[launches], kind="stable")
-    correlation = trace.correlation[launches[order]]
-    match = np.searchsorted(correlation, trace.correlation[work])
-    known = match < len(launches)
-    known[known] = correlation[match[known]] == trace.correlation[work[known]]
-    launching = np.full(len(work), -1, np.intp)
-    launching[known] = step[order[match[known]]]
-    return launching
-
-
-def _device_aware_bounds(trace: Trace, steps: Intervals) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Extend each step to the end of the device events launched in it; the next one begins there.
-
-    The first step begins after the device events that are left over from before it.
-
-    Returns:
-        Begin and end of each step, shape (m, 2), in order and disjoint, though a step may be empty; and
-        how many device events each step launched, shape (m,).
-    """
-    work = np.flatnonzero(np.isin(trace.category, DEVICE_WORK))
-    launching = _launching_step(trace, work, steps)
-    begin_ns, end_ns = trace.begin_ns[work], trace.end_ns[work]
-    launched = launching >= 0
-    last_ns = steps[:, 1].copy()
-    np.maximum.at(last_ns, launching[launched], end_ns[launched])
-    reached_ns = int(steps[0, 0])
-    if (launching == 0).any():
-        left_over = end_ns[~launched & (end_ns < begin_ns[launching == 0].min())]
-        reached_ns = int(left_over.max(initial=reached_ns))
-    bounds = []
-    for host_begin_ns, end in zip(steps[:, 0].tolist(), last_ns.tolist(), strict=True):
-        begin = max(reached_ns, host_begin_ns)
-        reached_ns = max(end, begin)
-        bounds.append((begin, reached_ns))
-    return np.array(bounds, np.int64), np.bincount(launching[launched], minlength=len(steps))
-
-
-def _without_tail(num_device_events: NDArray[np.intp]) -> int:
-    """How many steps to keep: the profiler may stop before the device events of the last ones are in."""
-    with_work = np.flatnonzero(num_device_events)
-    if not len(with_work):
-        return len(num_device_events)
-    last = int(with_work[-1])
-    is_cut = last > 0 and 5 * num_device_events[last] < 4 * num_device_events[last - 1]  # below 0.8 of it
-    return last if is_cut else last + 1
+def _summarize(steps: Sequence[StepParts], *, has_device: bool, notes: tuple[str, ...]) -> StepBreakdown:
+    whole_ns = sum(step.total_ns for step in steps)
+    sums_ns = [sum(parts) for parts in zip(*(step.parts_ns for step in steps), strict=True)]
+    return StepBreakdown(
+        steps=tuple(steps),
+        mean_total_ns=whole_ns / len(steps),
+        mean_parts_ns=tuple(value / len(steps) for value in sums_ns),
+        shares=tuple(value / whole_ns if whole_ns else None for value in sums_ns),
+        has_device=has_device,
+        notes=notes,
+    )
 
 
 def _tail_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
@@ -197,21 +126,6 @@ def _tail_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
     )
 
 
-def _named(trace: Trace, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Which events have a name that passes the test, shape (n,)."""
-    passes = np.array([test(name) for name in trace.names], np.bool_)
-    return passes[trace.name]
-
-
-def _is_communication_kernel(name: str) -> bool:
-    lower = name.lower()
-    return any(library in lower for library in _COMMUNICATION_KERNELS)
-
-
-def _is_dataloader(name: str) -> bool:
-    return name.startswith(_DATAPIPE) or (name.startswith(_DATALOADER) and name.endswith(".__next__"))
-
-
 def _wraps_a_step(trace: Trace, steps: Intervals) -> NDArray[np.bool_]:
     """Which events are annotations around a whole step, shape (n,)."""
     first = np.searchsorted(steps[:, 0], trace.begin_ns)  # the first step that does not begin before it
@@ -220,29 +134,27 @@ def _wraps_a_step(trace: Trace, steps: Intervals) -> NDArray[np.bool_]:
     return wraps
 
 
-def _layers(trace: Trace, steps: Intervals) -> list[Intervals]:
+def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
     """Time of each category but Other, whatever else runs then.
 
     Args:
-        trace: the trace.
+        timeline: the trace.
         steps: the steps on the host.
     """
+    trace = timeline.trace
     kind = trace.category
-    # Torch 1.9 wrote annotations as operators; the device's twins of annotations are no host ranges.
-    host = (kind == Category.CPU_OP) | (kind == Category.USER_ANNOTATION)
     kernel = kind == Category.KERNEL
-    communication_kernel = kernel & _named(trace, _is_communication_kernel)
-    communication_op = host & _named(trace, lambda name: name.startswith(_COMMUNICATION_OPERATORS))
-    dataloader = host & _named(trace, _is_dataloader)
-    not_work = _named(trace, lambda name: name.startswith(_NOT_WORK)) | _wraps_a_step(trace, steps)
+    communication = timeline.is_communication
+    dataloader = trace.is_named(is_dataloader) & (timeline.is_annotation | timeline.is_operator)
+    not_work = communication | dataloader | trace.is_named(is_place) | _wraps_a_step(trace, steps)
     members = (
-        kernel & ~communication_kernel,
+        kernel & ~communication,
         kind == Category.MEMCPY,
         kind == Category.MEMSET,
-        communication_kernel | communication_op,
+        communication,
         kind == Category.RUNTIME,
         dataloader,
-        host & ~communication_op & ~dataloader & ~not_work,
+        (timeline.is_annotation | timeline.is_operator) & ~not_work,
     )
     return [union(trace.begin_ns[member], trace.end_ns[member]) for member in members]
 

@@ -1,39 +1,108 @@
-"""Everything derived from one trace file, whoever recorded it."""
+"""Everything derived from one trace, whoever recorded it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.copies import Copies, summarize_copies
+from lightning_modelprof.analysis.dataloader import DataloaderTime, summarize_dataloader
+from lightning_modelprof.analysis.device_usage import DeviceUsage, summarize_device_usage
+from lightning_modelprof.analysis.distributed import Distributed, summarize_distributed
+from lightning_modelprof.analysis.idle import Idle, summarize_idle
+from lightning_modelprof.analysis.kernels import Kernels, summarize_kernels
+from lightning_modelprof.analysis.launches import (
+    KernelLaunches,
+    RuntimeCalls,
+    summarize_launches,
+    summarize_runtime_calls,
+)
+from lightning_modelprof.analysis.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
-from lightning_modelprof.analysis.step_breakdown import StepBreakdown, break_down_steps
+from lightning_modelprof.analysis.operators import Operators, summarize_operators
+from lightning_modelprof.analysis.overview import Overview, summarize_overview
+from lightning_modelprof.analysis.step_breakdown import StepBreakdown, summarize_step_breakdown
+from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.trace_checks import check_trace
+from lightning_modelprof.analysis.user_ranges import UserRanges, summarize_user_ranges
+from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFacts:
-    """Derived facts of one trace.
+    """Derived facts of one trace; a fact that the trace has no data for is :class:`Absent`.
 
     Attributes:
         source: the file's name.
+        rank: of the process that recorded it; ``None`` if the trace does not say.
+        begin_ns: time of its first event, since 1970 if the recorder's clock says so.
         num_events: events that were read.
-        num_dropped: events that could not be used.
-        model_summary: ``None`` when the trace has no step.
-        step_breakdown: ``None`` when the trace has neither steps nor operators.
+        step_numbers: the steps it holds.
+        checks: sentences on what speaks against believing it.
     """
 
     source: str
+    rank: int | None
+    begin_ns: int
     num_events: int
-    num_dropped: int
-    model_summary: ModelSummary | None
-    step_breakdown: StepBreakdown | None
+    step_numbers: tuple[int, ...]
+    checks: tuple[str, ...]
+    device_usage: DeviceUsage | Absent
+    overview: Overview | Absent
+    model_summary: ModelSummary | Absent
+    distributed: Distributed | Absent
+    operators: Operators | Absent
+    kernels: Kernels | Absent
+    copies: Copies | Absent
+    user_ranges: UserRanges | Absent
+    memory: Memory | Absent
+    step_breakdown: StepBreakdown | Absent
+    idle: Idle | Absent
+    kernel_launches: KernelLaunches | Absent
+    runtime_calls: RuntimeCalls | Absent
+    dataloader: DataloaderTime | Absent
 
 
 def analyze_trace(trace: Trace) -> TraceFacts:
     """Derive the facts of one trace; of a window of ours only the steps that were recorded to their end."""
+    timeline = build_timeline(trace)
     return TraceFacts(
         source=trace.source,
+        rank=_rank(trace),
+        begin_ns=trace.base_ns,
         num_events=len(trace),
-        num_dropped=trace.num_dropped,
-        model_summary=summarize_model(trace),
-        step_breakdown=break_down_steps(trace),
+        step_numbers=() if timeline.steps is None else timeline.steps.numbers,
+        checks=check_trace(timeline),
+        device_usage=summarize_device_usage(timeline),
+        overview=summarize_overview(timeline),
+        model_summary=summarize_model(timeline),
+        distributed=summarize_distributed(timeline),
+        operators=summarize_operators(timeline),
+        kernels=summarize_kernels(timeline),
+        copies=summarize_copies(timeline),
+        user_ranges=summarize_user_ranges(timeline),
+        memory=summarize_memory(timeline),
+        step_breakdown=summarize_step_breakdown(timeline),
+        idle=summarize_idle(timeline),
+        kernel_launches=summarize_launches(timeline),
+        runtime_calls=summarize_runtime_calls(timeline),
+        dataloader=summarize_dataloader(timeline),
     )
+
+
+def _rank(trace: Trace) -> int | None:
+    """As the callback noted it in the trace, or torch did."""
+    for key in (TRACE_METADATA_KEY, "distributedInfo"):
+        noted: Any = trace.metadata.get(key)
+        if isinstance(noted, str):  # a trace that some tool wrote anew
+            try:
+                noted = json.loads(noted)
+            except (ValueError, RecursionError):
+                continue
+        rank = noted.get("rank") if isinstance(noted, dict) else None
+        if type(rank) is int and rank >= 0:
+            return rank
+    return None

@@ -92,7 +92,7 @@ class Outputs:
         """Print the report and write it to TensorBoard as text."""
         self._to_tensorboard(lambda writer: write_report(writer, report, step))
         if self._use_terminal:
-            self._try("terminal", lambda: print_report(report))
+            self._try("terminal", lambda: print_report(report.without_details()))
             if self.directory is not None:
                 self._try("terminal", lambda: print(f"Files: {self.directory}"))
 

@@ -334,5 +334,6 @@ class FitSession:
         assert self._results is not None
         self.run = self._make_run(status, everybody)
         self._outputs.save_run(self.run)
-        self.report = build_report(analyze(self.run, self._results.summaries, self._results.trace_notes))
+        analysis = analyze(self.run, self._results.facts, self._results.trace_notes)
+        self.report = build_report(analysis, self._config.report_options)
         self._outputs.save_report(self.report)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.fit.outputs import Outputs, trace_name
-from lightning_modelprof.report.tables.model_summary import NO_STEPS
+from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.chrome import parse_trace
 from lightning_modelprof.run.records import Window, WindowStatus
 
@@ -25,8 +25,8 @@ class WindowResults:
 
     Attributes:
         windows: all closed windows, in order.
-        summaries: window index → Model Summary, for those whose trace could be read.
-        trace_notes: window index → why there is none.
+        facts: window index → what its trace says, for the newest of those whose trace could be read.
+        trace_notes: window index → why there is nothing of it.
     """
 
     def __init__(self, outputs: Outputs, rank: int, warn: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class WindowResults:
         self._warn = warn
         self._has_refused = False
         self.windows: list[Window] = []
-        self.summaries: dict[int, ModelSummary] = {}
+        self.facts: dict[int, TraceFacts] = {}
         self.trace_notes: dict[int, str] = {}
 
     def raw_path(self, window: Window) -> Path:
@@ -66,7 +66,7 @@ class WindowResults:
         self.windows.append(window)
 
     def _take_trace(self, window: Window, raw_path: Path) -> Window:
-        """Move the raw trace to its place and summarize it."""
+        """Move the raw trace to its place and analyze it."""
         try:
             raw = raw_path.read_bytes()
             raw_path.unlink()
@@ -75,17 +75,13 @@ class WindowResults:
             self._warn(f"window {window.index}: {reason}")
             self.trace_notes[window.index] = reason
             return replace(window, note="; ".join(filter(None, (window.note, reason))))
-        self._summarize(window, raw)
+        self._analyze(window, raw)
         return replace(window, trace_file=self._outputs.save_trace(window, raw))
 
-    def _summarize(self, window: Window, raw: bytes) -> None:
+    def _analyze(self, window: Window, raw: bytes) -> None:
         try:
-            trace = parse_trace(raw, trace_name(window, self._rank))
-            summary = summarize_model(trace, window.recorded_steps)
+            self.facts[window.index] = analyze_trace(parse_trace(raw, trace_name(window, self._rank)))
         except TraceError as error:
             self.trace_notes[window.index] = str(error)
-            return
-        if summary is None:
-            self.trace_notes[window.index] = NO_STEPS
-        else:
-            self.summaries[window.index] = summary
+        while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
+            del self.facts[next(iter(self.facts))]

@@ -10,16 +10,25 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import TABLES, TableBuilder
 from lightning_modelprof.run.records import Window, WindowStatus
 
 
-def build_report(analysis: Analysis, tables: Sequence[TableBuilder] = TABLES) -> Report:
-    """Tables, notes and machine-readable sections of an analysis."""
+def build_report(
+    analysis: Analysis, options: ReportOptions = DEFAULT_OPTIONS, tables: Sequence[TableBuilder] = TABLES
+) -> Report:
+    """Tables, notes and machine-readable sections of an analysis.
+
+    Args:
+        analysis: what was derived.
+        options: how the tables of traces are cut and sorted.
+        tables: builders of the tables, in reading order.
+    """
     return Report(
         title=_title(analysis),
         facts=_facts(analysis),
-        tables=tuple(table for build in tables for table in build(analysis)),
+        tables=tuple(table for build in tables for table in build(analysis, options)),
         notes=_notes(analysis),
         sections={
             "run": _run_section(analysis),
@@ -66,6 +75,8 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
                 f"Profiler window {window.index} (steps {window.first_step} to {window.last_step}):"
                 f" {window.status.value.replace('_', ' ')}: {window.note}."
             )
+        if facts.facts is not None:
+            notes += [f"Trace of window {window.index}: {check}" for check in facts.facts.checks]
     unfinished = analysis.unfinished_steps
     if unfinished:
         batches, are = ("batch", "is") if unfinished == 1 else ("batches", "are")

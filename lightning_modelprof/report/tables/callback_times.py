@@ -6,12 +6,13 @@ from typing import Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
 
 _MIN_SHARE: Final = 1e-3
 _NOTE: Final = "Time inside the hook with all it calls, over the whole fit. Ratio: to the steps' wall time."
 
 
-def callback_times(analysis: Analysis) -> tuple[Table, ...]:
+def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which callback, and which of its hooks, takes time.
 
     Definition: host time inside the hook with all it calls (a checkpoint's saving too), over the whole fit.

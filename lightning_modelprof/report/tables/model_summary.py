@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.model_summary import ModelSummary
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.model_summary import NO_STEPS, ModelSummary
+from lightning_modelprof.analysis.model_summary_pool import pool_model_summaries
 from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
@@ -35,46 +39,47 @@ _GPU_NOTES: Final = (
 )
 
 
-NO_STEPS: Final = "the trace holds none of the recorded steps"
-"""Why there is no Model Summary though there is a trace that can be read."""
+_TITLE: Final = "Model Summary"
 
 
-def model_summary_table(window: Window, summary: ModelSummary | None, reason: str = "") -> Table:
-    """The Model Summary of one window.
+def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+    """Where the time of the profiled steps went, phase by phase.
+
+    Definition: see the notes; over several ranks calls and totals are summed.
+    """
+    ranks = split_ranks(by_rank)
+    if ranks.absent_reason is not None:
+        return _absent_table("model_summary", "", ranks.absent_reason)
+    return _table(pool_model_summaries(list(ranks.found.values())), "model_summary", ranks.notes)
+
+
+def window_model_summary(window: Window, summary: ModelSummary | Absent | None, reason: str = "") -> Table:
+    """The Model Summary of one window of a run.
 
     Args:
         window: what was asked for and what became of it.
-        summary: ``None`` when the window gave no step to summarize; the table then says why.
-        reason: why there is no summary, ``""`` to take it from the window; a note when there is one.
+        summary: ``None`` when the window has no trace that could be read.
+        reason: why there is none, ``""`` to take it from the window; a note when there is one.
     """
     table_id = "model_summary" if window.index == 0 else f"model_summary_{window.index}"
-    if summary is None:
-        requested = _steps_text(range(window.first_step, window.last_step + 1))
-        return Table(
-            id=table_id,
-            title=f"Model Summary ({requested})",
-            columns=_COLUMNS,
-            rows=(),
-            absent_reason=reason or _why_absent(window),
-        )
-    return summary_table(summary, table_id, notes=(*_window_notes(window), *([reason] if reason else [])))
+    if isinstance(summary, ModelSummary):
+        return _table(summary, table_id, (*_window_notes(window), *([reason] if reason else [])))
+    if isinstance(summary, Absent):
+        reason = summary.reason
+    requested = _steps_text(range(window.first_step, window.last_step + 1))
+    return _absent_table(table_id, f" ({requested})", reason or _why_absent(window))
 
 
-def summary_table(
-    summary: ModelSummary, table_id: str, title_suffix: str = "", notes: tuple[str, ...] = ()
-) -> Table:
-    """A Model Summary as a table.
+def _absent_table(table_id: str, title_suffix: str, reason: str) -> Table:
+    return Table(id=table_id, title=_TITLE + title_suffix, columns=_COLUMNS, rows=(), absent_reason=reason)
 
-    Args:
-        summary: what the table shows.
-        table_id: key of the table in files.
-        title_suffix: what follows the title, with its own space.
-        notes: more notes, after those on what the figures mean.
-    """
+
+def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Table:
+    """A Model Summary as a table, with more notes after those on what the figures mean."""
     steps = _steps_text(summary.step_numbers)
     return Table(
         id=table_id,
-        title=f"Model Summary{title_suffix} ({steps})",
+        title=f"{_TITLE} ({steps})",
         columns=_COLUMNS,
         rows=tuple(
             (row.label, *(getattr(row, column.key) for column in _COLUMNS[1:])) for row in summary.rows
@@ -94,7 +99,7 @@ def _why_absent(window: Window) -> str:
     """In words, from what became of the window."""
     event = window.note.removesuffix(" first")
     if event == window.note:
-        return event or NO_STEPS
+        return event or NO_STEPS.reason
     if window.status is WindowStatus.NOT_REACHED:
         return f"not recorded: {event} before step {window.first_step}"
     if window.status is WindowStatus.EMPTY:

@@ -7,6 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
 _COLUMNS: Final = (
@@ -29,7 +30,7 @@ _ADVICE: Final = {
 """Reason to leave a step out → how to get more clean steps."""
 
 
-def perf_summary(analysis: Analysis) -> tuple[Table, ...]:
+def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """How fast the run was without profiling, and how much of a step waited for data.
 
     Definition: statistics of the clean steps. avg of ips and Reader Ratio is total over total; max, min and

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.step_breakdown import (
+    STEP_CATEGORIES,
+    StepBreakdown,
+    pool_breakdowns,
+)
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.ranks import split_ranks
 
 _LABELS: Final = {
     "kernel": "Kernel",
@@ -36,37 +44,51 @@ _NOTES: Final = (
 )
 _NO_DEVICE_NOTE: Final = "The trace has no device events: Kernel, Memcpy and Memset are not measured."
 
-NO_STEP: Final = "the trace holds none of the recorded steps, or neither steps nor operators"
-"""Why there is no breakdown though there is a trace that can be read."""
 
+def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+    """What each step waited for, with the mean and each column's share of the steps' time.
 
-def step_breakdown_table(breakdown: StepBreakdown | None, table_id: str, title_suffix: str = "") -> Table:
-    """One row per step, their mean, and each column's share of the steps' time.
-
-    Args:
-        breakdown: ``None`` when the trace gave no step to break down; the table then says why.
-        table_id: key of the table in files.
-        title_suffix: what follows the title, with its own space or brackets.
+    Definition: see the notes. With one rank there is a row per step; with several, the mean of each rank.
     """
-    title = f"Step time breakdown{title_suffix}"
-    if breakdown is None:
-        return Table(id=table_id, title=title, columns=_COLUMNS, rows=(), absent_reason=NO_STEP)
-    measured = [breakdown.has_device or key not in _ON_DEVICE for key in STEP_CATEGORIES]
-
-    def row(name: str, total: Cell, parts: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        cells = (part if known else None for part, known in zip(parts, measured, strict=True))
-        return name, total, *cells
-
-    total_share = 1.0 if breakdown.mean_total_ns else None
+    ranks = split_ranks(by_rank)
+    if ranks.absent_reason is not None:
+        return Table(
+            id="step_breakdown",
+            title="Step time breakdown",
+            columns=_COLUMNS,
+            rows=(),
+            absent_reason=ranks.absent_reason,
+        )
+    whole = pool_breakdowns(list(ranks.found.values()))
+    if ranks.are_several:
+        rows = [
+            _row(f"{ranks.prefix(rank)}mean", one.mean_total_ns, one.mean_parts_ns, has_device=one.has_device)
+            for rank, one in ranks.found.items()
+        ]
+    else:
+        rows = [
+            _row(f"step {step.number}", step.total_ns, step.parts_ns, has_device=whole.has_device)
+            for step in whole.steps
+        ]
+    total_share = 1.0 if whole.mean_total_ns else None
     return Table(
-        id=table_id,
-        title=title,
+        id="step_breakdown",
+        title="Step time breakdown",
         columns=_COLUMNS,
         rows=(
-            *(row(f"step {step.number}", step.total_ns, step.parts_ns) for step in breakdown.steps),
-            row("Mean", breakdown.mean_total_ns, breakdown.mean_parts_ns),
-            row("Share", total_share, breakdown.shares),
+            # The mean stands first: it is what most readers want, and long tables are cut at their end.
+            _row("Mean", whole.mean_total_ns, whole.mean_parts_ns, has_device=whole.has_device),
+            _row("Share", total_share, whole.shares, has_device=whole.has_device),
+            *rows,
         ),
-        row_units=(*[Unit.DURATION_NS] * (len(breakdown.steps) + 1), Unit.RATIO),
-        notes=(*_NOTES, *(() if breakdown.has_device else (_NO_DEVICE_NOTE,)), *breakdown.notes),
+        row_units=(Unit.DURATION_NS, Unit.RATIO, *[Unit.DURATION_NS] * len(rows)),
+        notes=(*_NOTES, *(() if whole.has_device else (_NO_DEVICE_NOTE,)), *whole.notes, *ranks.notes),
     )
+
+
+def _row(name: str, total: Cell, parts: Sequence[Cell], *, has_device: bool) -> tuple[Cell, ...]:
+    cells = (
+        part if has_device or key not in _ON_DEVICE else None
+        for key, part in zip(STEP_CATEGORIES, parts, strict=True)
+    )
+    return name, total, *cells

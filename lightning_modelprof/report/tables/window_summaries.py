@@ -1,4 +1,4 @@
-"""A Model Summary for each of the newest profiler windows."""
+"""The profiler windows of a run: a Model Summary for each of the newest, all tables for the very newest."""
 
 from __future__ import annotations
 
@@ -6,19 +6,41 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.report.model import Table
-from lightning_modelprof.report.tables.model_summary import model_summary_table
+from lightning_modelprof.report.model import Table, apply_options
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.tables.model_summary import window_model_summary
+from lightning_modelprof.report.tables.trace_tables import trace_tables
 
 MAX_SHOWN: Final = 3
 """Windows with a table of their own: with one every hundred steps there can be thousands."""
 
+_MAIN_TABLES: Final = frozenset({"device_usage", "step_breakdown"})
+"""Of the trace tables those that a short report has, beside the Model Summary."""
 
-def window_summaries(analysis: Analysis) -> tuple[Table, ...]:
-    """The Model Summary of the newest windows, in order; none when no window was asked for."""
+
+def window_summaries(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
+    """The tables of the newest windows, in order; none when no window was asked for."""
     shown = analysis.windows[-MAX_SHOWN:]
-    tables = [model_summary_table(facts.window, facts.model_summary, facts.trace_note) for facts in shown]
-    num_earlier = len(analysis.windows) - len(shown)
-    if num_earlier:
-        note = f"{num_earlier} earlier windows have their traces, and their place in report.json, alone."
-        tables[0] = replace(tables[0], notes=(*tables[0].notes, note))
-    return tuple(tables)
+    if not shown:
+        return ()
+    tables = []
+    if options.views is None or "model" in options.views:
+        tables = [
+            window_model_summary(one.window, one.facts.model_summary if one.facts else None, one.trace_note)
+            for one in shown
+        ]
+        num_earlier = len(analysis.windows) - len(shown)
+        if num_earlier:
+            note = f"{num_earlier} earlier windows have their traces, and their place in report.json, alone."
+            tables[0] = replace(tables[0], notes=(*tables[0].notes, note))
+        tables = [apply_options(table, options) for table in tables]
+    newest = next((one for one in reversed(shown) if one.facts is not None), None)
+    if newest is None or newest.facts is None:
+        return tuple(tables)
+    suffix = f" of window {newest.window.index}" if len(analysis.windows) > 1 else ""
+    rest = trace_tables(
+        {analysis.rank: newest.facts}, options, title_suffix=suffix, without=frozenset({"model"})
+    )
+    if options.views is None:  # nobody asked for one of them
+        rest = tuple(replace(table, is_detail=table.id not in _MAIN_TABLES) for table in rest)
+    return (*tables, *rest)

@@ -1,0 +1,268 @@
+"""Device Summary: how busy the host's processors and each device were.
+
+Source of the devices' figures: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
+2026).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.event_names import uses_tensor_cores
+from lightning_modelprof.analysis.grouping import by_name
+from lightning_modelprof.analysis.intervals import length, union
+from lightning_modelprof.analysis.kernels import tell_tensor_cores
+from lightning_modelprof.analysis.tally import share
+from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from lightning_modelprof.run.trace import Category, Trace
+
+_ABSENT: Final = Absent(
+    "the trace has neither device events nor the processors' times (ModelProfCallback records those)"
+)
+
+Covers = Literal["steps", "operators", "device events"]
+"""Time from the first of these to the end of the last."""
+
+_FULL: Final = 1 << 40
+"""All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUsage:
+    """How busy the host's processors were from the begin of the window to its end, as fractions.
+
+    Attributes:
+        process: processor time of the training process by elapsed time, so that 1 is one core; ``None`` if it
+            could not be read.
+        workers: the same of its children, such as DataLoader workers; ``None`` if it could not be read.
+        system: busy share of all cores of the machine, whoever used them; ``None`` if it could not be read.
+        num_cpus: cores of the machine; ``None`` if unknown.
+    """
+
+    process: float | None
+    workers: float | None
+    system: float | None
+    num_cpus: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneDevice:
+    """How busy one device was in the window's span, as fractions; ``None`` is not measured.
+
+    Attributes:
+        number: of the device; ``None`` if the file does not say.
+        utilization: share of the span in which a kernel runs; ``None`` in an empty span.
+        busy: share of the span in which a kernel, a copy or a set runs; ``None`` in an empty span.
+        sm_efficiency: mean over the span of the share of multiprocessors that have a thread block: at each
+            instant the smaller of 1 and the sum of the running kernels' blocks per multiprocessor. ``None``
+            when there are kernels and none has that number.
+        sm_unknown: share of the kernels' time without that number; there it counts as 0.
+        occupancy: mean of the profiler's estimate of the achieved occupancy, weighted by the kernels' time in
+            the span; idle time does not count. ``None`` when no kernel has one.
+        occupancy_zero: share of that time for which the estimate is 0. ``None`` when no kernel has one.
+        tensor_cores: share of the kernels' time in the span that is of kernels which use tensor cores, as far
+            as their names tell; ``None`` without kernels, and for other devices than NVIDIA's.
+        name: of the model; ``None`` if the file does not say.
+        memory_bytes: in total; ``None`` if the file does not say.
+        compute_capability: such as ``8.0``; ``None`` if the file does not say.
+    """
+
+    number: int | None
+    utilization: float | None
+    busy: float | None
+    sm_efficiency: float | None
+    sm_unknown: float | None
+    occupancy: float | None
+    occupancy_zero: float | None
+    tensor_cores: float | None
+    name: str | None
+    memory_bytes: int | None
+    compute_capability: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUsage:
+    """How busy the processors and devices of one rank were.
+
+    Attributes:
+        host: ``None`` when the trace does not hold the processors' times.
+        devices: those that have device events, by number.
+        span: begin and end of the time that the devices' figures cover; ``None`` without devices.
+        covers: from what to what that time is; ``None`` without devices.
+    """
+
+    host: HostUsage | None
+    devices: tuple[OneDevice, ...]
+    span: tuple[int, int] | None
+    covers: Covers | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Properties:
+    """What the file says of a device."""
+
+    name: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
+
+
+def summarize_device_usage(timeline: Timeline) -> DeviceUsage | Absent:
+    """How busy the processors were in the window, and each device from the first kept step to the last."""
+    trace = timeline.trace
+    host = _host_usage(trace.metadata)
+    span = timeline.span or timeline.device_span
+    if not timeline.has_device or span is None:
+        return _ABSENT if host is None else DeviceUsage(host=host, devices=(), span=None, covers=None)
+    covers: Covers = "device events"
+    if timeline.span is not None and timeline.steps is not None:
+        covers = "steps" if timeline.steps.has_ranges else "operators"
+    on_tensor_cores = _on_tensor_cores(trace) if tell_tensor_cores(trace) else None
+    properties = _properties(trace.metadata.get("deviceProperties"))
+    devices = tuple(
+        _one_device(timeline, number, span, on_tensor_cores, properties.get(number, _Properties()))
+        for number in np.unique(trace.device.device).tolist()
+    )
+    return DeviceUsage(host=host, devices=devices, span=span, covers=covers)
+
+
+def integrate_capped(
+    begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], shares: NDArray[np.float64]
+) -> float:
+    """Integral over time of the smaller of 1 and the sum of the shares of what runs at each instant.
+
+    Args:
+        begin_ns: begin of each interval, shape (n,), in any order.
+        end_ns: end of each interval, shape (n,), not before its begin.
+        shares: shape (n,), not negative.
+
+    Returns:
+        Nanoseconds.
+    """
+    parts = np.rint(np.minimum(shares, 1.0) * _FULL).astype(np.int64)
+    time_ns = np.concatenate((begin_ns, end_ns))
+    order = np.argsort(time_ns, kind="stable")
+    level = np.minimum(np.cumsum(np.concatenate((parts, -parts))[order]), _FULL)
+    return float((level[:-1] / _FULL * np.diff(time_ns[order])).sum())
+
+
+def _on_tensor_cores(trace: Trace) -> NDArray[np.bool_]:
+    """Which of the m device events have the name of a kernel on tensor cores, shape (m,)."""
+    names, place = by_name(trace, trace.device.event)
+    return np.array([uses_tensor_cores(name) for name in names], np.bool_)[place]
+
+
+def _one_device(
+    timeline: Timeline,
+    number: int,
+    span: tuple[int, int],
+    on_tensor_cores: NDArray[np.bool_] | None,
+    properties: _Properties,
+) -> OneDevice:
+    """The figures of one device.
+
+    Args:
+        timeline: the trace, with m device events.
+        number: of the device.
+        span: begin and end of what the figures cover.
+        on_tensor_cores: which device events have the name of a kernel on tensor cores, shape (m,);
+            ``None`` when names do not tell.
+        properties: what the file says of the device.
+    """
+    trace, device = timeline.trace, timeline.trace.device
+    all_begin_ns = np.maximum(trace.begin_ns[device.event], span[0])
+    all_end_ns = np.minimum(trace.end_ns[device.event], span[1])
+    work = np.flatnonzero((device.device == number) & (all_begin_ns < all_end_ns))
+    kernel = work[trace.category[device.event[work]] == Category.KERNEL]
+    begin_ns, end_ns = all_begin_ns[kernel], all_end_ns[kernel]
+    time_ns = end_ns - begin_ns
+    kernel_ns, span_ns = int(time_ns.sum()), span[1] - span[0]
+    blocks, occupancy = device.blocks_per_sm[kernel], device.occupancy[kernel]
+    counted, rated = np.isfinite(blocks) & (blocks >= 0), np.isfinite(occupancy)
+    rated_ns = int(time_ns[rated].sum())
+    tensor_ns = None if on_tensor_cores is None else int(time_ns[on_tensor_cores[kernel]].sum())
+    working_ns = integrate_capped(begin_ns[counted], end_ns[counted], blocks[counted])
+    return OneDevice(
+        number=number if number >= 0 else None,
+        utilization=share(length(union(begin_ns, end_ns)), span_ns),
+        busy=share(length(union(all_begin_ns[work], all_end_ns[work])), span_ns),
+        sm_efficiency=share(working_ns, span_ns) if counted.any() or not kernel_ns else None,
+        sm_unknown=share(int(time_ns[~counted].sum()), kernel_ns),
+        occupancy=share(float((occupancy[rated] * time_ns[rated]).sum()), rated_ns),
+        occupancy_zero=share(int(time_ns[occupancy == 0].sum()), rated_ns),
+        tensor_cores=share(tensor_ns, kernel_ns),
+        name=properties.name,
+        memory_bytes=properties.memory_bytes,
+        compute_capability=properties.compute_capability,
+    )
+
+
+def _host_usage(metadata: Mapping[str, Any]) -> HostUsage | None:
+    """What the trace says of the processors; ``None`` when it was not recorded by ModelProfCallback."""
+    ours = metadata.get(TRACE_METADATA_KEY)
+    cpu = ours.get("cpu") if isinstance(ours, dict) else None
+    if not isinstance(cpu, dict):
+        return None
+    elapsed_ns = _amount(cpu.get("elapsed_ns"))
+    return HostUsage(
+        process=share(_amount(cpu.get("process_ns")), elapsed_ns),
+        workers=share(_amount(cpu.get("workers_ns")), elapsed_ns),
+        system=share(_amount(cpu.get("system_busy_ns")), _amount(cpu.get("system_total_ns"))),
+        num_cpus=_whole(cpu.get("num_cpus")),
+    )
+
+
+def _amount(value: object) -> int | float | None:
+    """The value if it is a number that can be an amount: anybody may have edited the file."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if 0 <= value < 2**63 else None
+
+
+def _whole(value: object) -> int | None:
+    """The value if it is a positive whole number."""
+    amount = _amount(value)
+    return amount if isinstance(amount, int) and amount > 0 else None
+
+
+def _properties(written: object) -> dict[int, _Properties]:
+    """What the file says of each device, by its number; nothing from what cannot be understood.
+
+    Args:
+        written: ``deviceProperties``: a list, or its text in JSON or Python, as some tools save it.
+    """
+    entries = _from_text(written) if isinstance(written, str) else written
+    found: dict[int, _Properties] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        number = entry.get("id") if isinstance(entry, dict) else None
+        if not isinstance(number, int):
+            continue
+        name = entry.get("name")
+        major, minor = _amount(entry.get("computeMajor")), _amount(entry.get("computeMinor"))
+        has_capability = isinstance(major, int) and isinstance(minor, int)
+        found[number] = _Properties(
+            name=name if isinstance(name, str) and name else None,
+            memory_bytes=_whole(entry.get("totalGlobalMem")),
+            compute_capability=f"{major}.{minor}" if has_capability else None,
+        )
+    return found
+
+
+def _from_text(text: str) -> object:
+    """The value of a text in JSON or Python, ``None`` when it is neither."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None

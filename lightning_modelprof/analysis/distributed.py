@@ -1,0 +1,162 @@
+"""Distributed: how long the ranks communicated, and how much of it computation hid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.collectives import CollectiveTime, Source, find_collectives
+from lightning_modelprof.analysis.event_names import is_collective_call, is_communication_operator
+from lightning_modelprof.analysis.grouping import rows_named
+from lightning_modelprof.analysis.intervals import Intervals, intersect, length, union
+from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.run.trace import Category, Trace
+
+Base = Literal["steps", "operators", "device"]
+"""Whose span the time is compared with."""
+
+_NO_COMMUNICATION: Final = Absent("the trace has no communication")
+_ONLY_CALLS: Final = Absent(
+    "the trace has calls of c10d, but neither kernels that communicate nor a backend's ranges on the host,"
+    " so how long communication took was not recorded"
+)
+_NO_COMMUNICATING_KERNEL: Final = Absent(
+    "no kernel of the trace communicates, though the host asked NCCL for it: a job of one process has nothing"
+    " to communicate"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How long one rank communicated and computed; what overlaps counts once.
+
+    Attributes:
+        communication_ns: time in which at least one kernel or host range communicates.
+        computation_ns: time in which at least one other kernel runs (copies and sets are none); ``None``
+            without any kernel.
+        overlap_ns: time in both; ``None`` without any kernel.
+        exposed_ns: communication without the overlap; ``None`` without any kernel.
+    """
+
+    communication_ns: int
+    computation_ns: int | None
+    overlap_ns: int | None
+    exposed_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distributed:
+    """Communication of one rank.
+
+    Attributes:
+        source: where communication was seen.
+        is_asynchronous: there are host ranges of a backend that works on a device (``nccl:``): they are
+            the time to ask for communication, not the time that it takes.
+        whole: over the whole trace.
+        in_steps: inside the kept steps; ``None`` when the trace has no ``ProfilerStep`` ranges.
+        num_steps: how many steps were kept.
+        base: whose span ``base_ns`` is; ``None`` without steps, operators and device events.
+        base_ns: length of that span; ``None`` without one. Communication outside of the steps counts in
+            ``whole``, which can then be longer than this.
+        collectives: longest total first.
+    """
+
+    source: Source
+    is_asynchronous: bool
+    whole: Overlap
+    in_steps: Overlap | None
+    num_steps: int
+    base: Base | None
+    base_ns: int | None
+    collectives: tuple[CollectiveTime, ...]
+
+
+def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
+    """Communication and computation over the whole trace, and every collective.
+
+    Communication is the union of the communication kernels of all devices and streams. Where there is
+    none, it is the union of the backend's ranges on the host (``gloo:all_reduce``) on all threads; those of
+    NCCL only where no kernels were recorded at all.
+    """
+    trace = timeline.trace
+    is_kernel = trace.category == Category.KERNEL
+    has_kernels = bool(is_kernel.any())
+    communicating = np.flatnonzero(timeline.is_communication)
+    rows = communicating[is_kernel[communicating]]
+    source: Source = "device"
+    is_asynchronous = False
+    if not len(rows):
+        source = "host"
+        asking = rows_named(trace, communicating, _asks_a_device)
+        # Where kernels were recorded and none communicates, what was asked of the device took no time there.
+        is_asynchronous = len(asking) > 0 and not has_kernels
+        rows = communicating if is_asynchronous else np.setdiff1d(communicating, asking, assume_unique=True)
+        if not len(rows):
+            return _why_absent(trace, was_asked=len(asking) > 0)
+    communication = union(trace.begin_ns[rows], trace.end_ns[rows])
+    computation = None
+    if has_kernels:
+        others = is_kernel & ~timeline.is_communication
+        computation = union(trace.begin_ns[others], trace.end_ns[others])
+    base, base_ns = _base(timeline)
+    in_steps, num_steps = _in_steps(timeline, communication, computation)
+    return Distributed(
+        source=source,
+        is_asynchronous=is_asynchronous,
+        whole=_overlap(communication, computation),
+        in_steps=in_steps,
+        num_steps=num_steps,
+        base=base,
+        base_ns=base_ns,
+        collectives=find_collectives(timeline, rows, source),
+    )
+
+
+def _asks_a_device(name: str) -> bool:
+    """Whether the host range of this name only asks a device for communication, as those of NCCL do."""
+    return is_communication_operator(name) and name.partition(":")[0].endswith("ccl")
+
+
+def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
+    if was_asked:
+        return _NO_COMMUNICATING_KERNEL
+    return _ONLY_CALLS if trace.is_named(is_collective_call).any() else _NO_COMMUNICATION
+
+
+def _overlap(communication: Intervals, computation: Intervals | None) -> Overlap:
+    total_ns = length(communication)
+    if computation is None:
+        return Overlap(communication_ns=total_ns, computation_ns=None, overlap_ns=None, exposed_ns=None)
+    both_ns = length(intersect(communication, computation))
+    return Overlap(
+        communication_ns=total_ns,
+        computation_ns=length(computation),
+        overlap_ns=both_ns,
+        exposed_ns=total_ns - both_ns,
+    )
+
+
+def _in_steps(
+    timeline: Timeline, communication: Intervals, computation: Intervals | None
+) -> tuple[Overlap | None, int]:
+    """The same inside the kept steps, and how many there are."""
+    steps, bounds = timeline.steps, timeline.bounds
+    if steps is None or bounds is None or not steps.has_ranges or not len(bounds.intervals):
+        return None, 0
+    filled = bounds.intervals[bounds.intervals[:, 0] < bounds.intervals[:, 1]]
+    inside = None if computation is None else intersect(computation, filled)
+    return _overlap(intersect(communication, filled), inside), len(bounds.intervals)
+
+
+def _base(timeline: Timeline) -> tuple[Base | None, int | None]:
+    """Whose span the time is compared with, and its length."""
+    span = timeline.span
+    base: Base = "steps" if timeline.steps is None or timeline.steps.has_ranges else "operators"
+    if span is None:
+        span, base = timeline.device_span, "device"
+    if span is None:
+        return None, None
+    return base, span[1] - span[0]

@@ -1,0 +1,85 @@
+"""Tally: how often something ran and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often something ran and for how long; times of calls that overlap are added up.
+
+    Attributes:
+        calls: how often.
+        total_ns: sum of the calls' times.
+        max_ns, min_ns: longest and shortest call; ``None`` without a call.
+    """
+
+    calls: int
+    total_ns: int
+    max_ns: int | None
+    min_ns: int | None
+
+    @property
+    def avg_ns(self) -> float | None:
+        """Mean time of a call; ``None`` without a call."""
+        return self.total_ns / self.calls if self.calls else None
+
+
+NOTHING = Tally(0, 0, None, None)
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """Part by whole; ``None`` when one is not known or the whole is 0."""
+    return part / whole if part is not None and whole else None
+
+
+def add_up(tallies: Iterable[Tally]) -> Tally:
+    """The tally of all calls together."""
+    found = [tally for tally in tallies if tally.calls]
+    if not found:
+        return NOTHING
+    return Tally(
+        calls=sum(tally.calls for tally in found),
+        total_ns=sum(tally.total_ns for tally in found),
+        max_ns=max(tally.max_ns for tally in found if tally.max_ns is not None),
+        min_ns=min(tally.min_ns for tally in found if tally.min_ns is not None),
+    )
+
+
+def tally(durations_ns: NDArray[np.int64]) -> Tally:
+    """The tally of these calls."""
+    return tally_by(np.zeros(len(durations_ns), np.int64), durations_ns, 1)[0]
+
+
+def tally_by(group: NDArray[np.signedinteger], durations_ns: NDArray[np.int64], size: int) -> list[Tally]:
+    """One tally per group.
+
+    Args:
+        group: number of each call's group, shape (n,), values from 0 to size - 1.
+        durations_ns: time of each call, shape (n,).
+        size: number of groups.
+    """
+    calls = np.bincount(group, minlength=size)
+    total_ns = sum_by(group, durations_ns, size)
+    max_ns = np.full(size, np.iinfo(np.int64).min)
+    min_ns = np.full(size, np.iinfo(np.int64).max)
+    np.maximum.at(max_ns, group, durations_ns)
+    np.minimum.at(min_ns, group, durations_ns)
+    return [
+        Tally(number, total, longest, shortest) if number else NOTHING
+        for number, total, longest, shortest in zip(
+            calls.tolist(), total_ns.tolist(), max_ns.tolist(), min_ns.tolist(), strict=True
+        )
+    ]
+
+
+def sum_by(group: NDArray[np.signedinteger], values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Sum of the values of each group, exact in integers, shape (size,)."""
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, group, values)
+    return sums

@@ -1,0 +1,121 @@
+"""Timeline: one trace with what all facts share, each derived once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.event_names import (
+    is_communication_kernel,
+    is_communication_operator,
+    is_range,
+)
+from lightning_modelprof.analysis.host_phases import Steps, find_steps, recorded_steps
+from lightning_modelprof.analysis.intervals import union
+from lightning_modelprof.analysis.launch_links import LaunchLinks, link_launches
+from lightning_modelprof.analysis.nesting import find_parents, nearest_ancestor
+from lightning_modelprof.analysis.step_bounds import StepBounds, bound_steps
+from lightning_modelprof.run.trace import Category, Trace
+
+_NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """One trace with what all facts share; n events, m of them device events.
+
+    Attributes:
+        trace: what was recorded.
+        steps: the steps on the host; without ``ProfilerStep`` ranges one step 0 around all operators;
+            ``None`` when there are no operators either, or none of the steps that were to be recorded.
+        bounds: the steps between device-aware bounds; ``None`` without steps.
+        parent: int64, shape (n,): the innermost event of the same host thread around each host event, -1
+            for outermost ones and for those of the device.
+        is_operator: bool, shape (n,): operators, without annotations that old torch wrote as operators.
+        is_annotation: bool, shape (n,): named ranges on the host.
+        is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's
+            operators on the host (``nccl:all_reduce``).
+        launch: shape (m,): what launched each device event.
+    """
+
+    trace: Trace
+    steps: Steps | None
+    bounds: StepBounds | None
+    parent: NDArray[np.int64]
+    is_operator: NDArray[np.bool_]
+    is_annotation: NDArray[np.bool_]
+    is_communication: NDArray[np.bool_]
+    launch: LaunchLinks
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """From the begin of the first kept step to the end of the last; ``None`` without steps."""
+        bounds = self.bounds
+        if bounds is None or not len(bounds.intervals):
+            return None
+        return int(bounds.intervals[0, 0]), int(bounds.intervals[-1, 1])
+
+    @property
+    def device_span(self) -> tuple[int, int] | None:
+        """From the begin of the first device event to the end of the last; ``None`` without any."""
+        work = self.trace.device.event
+        if not len(work):
+            return None
+        return int(self.trace.begin_ns[work].min()), int(self.trace.end_ns[work].max())
+
+    @property
+    def has_device(self) -> bool:
+        """Whether the trace has any device events."""
+        return len(self.trace.device) > 0
+
+    def nearest(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The innermost of the wanted events around each host event (not itself), -1 without one.
+
+        Args:
+            wanted: which events count, shape (n,).
+
+        Returns:
+            Shape (n,).
+        """
+        return nearest_ancestor(self.parent, wanted)
+
+
+def build_timeline(trace: Trace) -> Timeline:
+    """Derive what all facts share; of a window of ours only the steps that were recorded to their end."""
+    operator_row = trace.category == Category.CPU_OP
+    annotation_row = trace.category == Category.USER_ANNOTATION
+    named_as_range = trace.is_named(is_range)
+    parent = find_parents(trace)
+    is_operator = operator_row & ~named_as_range
+    launch = link_launches(trace, parent, is_operator)
+    steps = find_steps(trace, recorded_steps(trace))
+    if steps is None and find_steps(trace, None) is None:
+        steps = _span_of_operators(trace)
+    kernel = trace.category == Category.KERNEL
+    communication_operator = (operator_row | annotation_row) & trace.is_named(is_communication_operator)
+    return Timeline(
+        trace=trace,
+        steps=steps,
+        bounds=None if steps is None else bound_steps(trace, steps, launch),
+        parent=parent,
+        is_operator=is_operator,
+        is_annotation=annotation_row | (operator_row & named_as_range),
+        is_communication=(kernel & trace.is_named(is_communication_kernel)) | communication_operator,
+        launch=launch,
+    )
+
+
+def _span_of_operators(trace: Trace) -> Steps | None:
+    """One step 0 around all host operators, ``None`` without any."""
+    operators = np.flatnonzero(trace.category == Category.CPU_OP)
+    if not len(operators):
+        return None
+    # An operator of length 0 would give an empty step, which is none.
+    span = union(trace.begin_ns[operators].min(keepdims=True), trace.end_ns[operators].max(keepdims=True))
+    if not len(span):
+        return None
+    track = int(trace.track[operators[0]])
+    return Steps(intervals=span, numbers=(0,), track=track, notes=(_NO_RANGES_NOTE,), has_ranges=False)

@@ -1,0 +1,103 @@
+"""What all tables of several ranks share: the ranks without the fact, and the order of the rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.tally import Tally, share
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, ReportOptions
+from lightning_modelprof.report.ranks import split_ranks
+from lightning_modelprof.report.row_order import row_order
+from lightning_modelprof.report.tables import TRACE_TABLES
+
+NONE, LOST = Absent("there is none"), Absent("its file is lost")
+
+
+def test_all_ranks_have_the_fact():
+    ranks = split_ranks({3: "c", 0: "a"})
+    assert list(ranks.found.items()) == [(0, "a"), (3, "c")]
+    assert (ranks.notes, ranks.absent_reason, ranks.are_several) == ((), None, True)
+    assert ranks.prefix(3) == "rank 3 "
+
+
+def test_one_rank_is_not_named():
+    ranks = split_ranks({5: "a"})
+    assert (ranks.prefix(5), ranks.are_several) == ("", False)
+
+
+def test_ranks_without_the_fact_stand_in_the_notes_by_reason():
+    ranks = split_ranks({4: NONE, 2: LOST, 1: NONE, 0: "a"})
+    assert list(ranks.found) == [0]
+    assert ranks.notes == ("Without ranks 1, 4: there is none.", "Without rank 2: its file is lost.")
+    assert ranks.absent_reason is None
+    assert ranks.prefix(0) == "rank 0 "  # there are several, though only one has the fact
+
+
+def test_without_any_fact_every_reason_stands_once():
+    ranks = split_ranks({1: LOST, 0: NONE, 2: NONE})
+    assert (dict(ranks.found), ranks.notes) == ({}, ())
+    assert ranks.absent_reason == "there is none; its file is lost"
+    assert split_ranks({}).absent_reason == "there is no trace"
+
+
+@pytest.mark.parametrize("entry", TRACE_TABLES, ids=lambda entry: entry.build.__name__)
+def test_every_table_gives_the_reason(entry):
+    table = entry.build({0: NONE, 1: NONE}, DEFAULT_OPTIONS)
+    assert (table.rows, table.absent_reason, table.notes) == ((), NONE.reason, ())
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "expected"), [(1, 4, 0.25), (0, 4, 0.0), (3, 0, None), (None, 4, None), (3, None, None)]
+)
+def test_share(part, whole, expected):
+    assert share(part, whole) == expected
+
+
+# Host and device have the opposite order in total, and the same in calls.
+ROWS = {
+    "long": (2, Tally(2, 60, 50, 10), Tally(2, 7, 6, 1)),
+    "short": (3, Tally(3, 30, 12, 9), Tally(3, 90, 80, 2)),
+    "without device": (9, Tally(9, 45, 5, 5), None),
+}
+ORDERS = {
+    "cpu_total": ["long", "without device", "short"],
+    "cpu_avg": ["long", "short", "without device"],  # 30, 10, 5
+    "cpu_max": ["long", "short", "without device"],
+    "cpu_min": ["without device", "short", "long"],  # smallest first
+    "gpu_total": ["short", "long", "without device"],
+    "gpu_avg": ["short", "long", "without device"],
+    "gpu_max": ["short", "long", "without device"],
+    "gpu_min": ["long", "short", "without device"],  # what has no minimum is last
+    "calls": ["without device", "short", "long"],
+}
+
+
+def in_order(sorted_by, has_device=True):
+    def key(name):
+        calls, host, device = ROWS[name]
+        return row_order(sorted_by, calls=calls, host=host, device=device, has_device=has_device)
+
+    return sorted(ROWS, key=key)
+
+
+@pytest.mark.parametrize("sorted_by", SORT_KEYS)
+def test_row_order(sorted_by):
+    assert in_order(sorted_by) == ORDERS[sorted_by]
+
+
+def test_default_row_order():
+    assert in_order(ReportOptions().sorted_by) == ORDERS["gpu_total"]
+    assert in_order(None, has_device=False) == ORDERS["cpu_total"]
+
+
+@pytest.mark.parametrize("figure", ["total", "avg", "max", "min"])
+def test_without_host_times_a_cpu_key_counts_as_the_devices(figure):
+    device = Tally(2, 30, 20, 10)
+    keys = {
+        row_order(key, calls=2, host=None, device=device, has_device=True)
+        for key in SORT_KEYS
+        if key.endswith(figure)
+    }
+    assert len(keys) == 1
+    assert not keys & {(True, 0)}
