@@ -39,12 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.json == "-":
             sys.stdout.buffer.write(render_json(report))
         else:
-            write_atomically(Path(options.json), render_json(report))
+            target = Path(options.json)
+            if not target.parent.is_dir():  # a slip of the hand is not to make folders
+                raise ArchiveError(f"{target}: expected a file in a folder that exists. Make it first.")
+            write_atomically(target, render_json(report))
     except ModelProfError as error:
         print(f"lightning-modelprof: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"lightning-modelprof: could not write {options.json}: {error.strerror}", file=sys.stderr)
+        output = "the output" if options.json in (None, "-") else options.json
+        print(f"lightning-modelprof: could not write {output}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
@@ -81,8 +85,28 @@ def analyze_files(
     Raises:
         TraceError: when a file is no trace or is too large, or a folder holds none.
     """
-    files = [file for path in paths for file in _trace_files(path)]
-    return build_trace_report([analyze_trace(_read_trace(file, max_bytes)) for file in files], options)
+    traces: list[TraceFacts] = []
+    skipped: list[str] = []
+    seen: set[Path] = set()
+    for path in paths:
+        found = False
+        for file in _trace_files(path):
+            # The same trace packed and not packed counts once.
+            place = file.resolve().with_suffix("") if file.suffix == ".gz" else file.resolve()
+            if place in seen:
+                found = True
+                continue
+            seen.add(place)
+            try:
+                traces.append(analyze_trace(_read_trace(file, max_bytes)))
+                found = True
+            except TraceError as error:
+                if file == path:  # it was asked for by its name
+                    raise
+                skipped.append(f"Skipped {error}")
+        if not found:
+            raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
+    return build_trace_report(traces, options, skipped)
 
 
 def _read_trace(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
@@ -91,9 +115,14 @@ def _read_trace(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
 
 
 def _trace_files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.rglob("*.json*") if "trace" in file.name and file.is_file())
+    try:
+        if not path.is_dir():
+            return [path]
+        files = sorted(file for file in path.rglob("*.json*") if "trace" in file.name and file.is_file())
+    except OSError as error:
+        raise TraceError(
+            f"{path}: expected a trace file or a folder, but it cannot be read: {error.strerror}."
+        ) from None
     if not files:
         raise TraceError(
             f"{path}: expected a folder with trace files (*trace*.json or *.json.gz), got none. Give the file"

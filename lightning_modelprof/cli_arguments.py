@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from lightning_modelprof import __version__
 from lightning_modelprof.report.options import (
@@ -23,6 +24,8 @@ from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
 
 T = TypeVar("T")
 
+_MAX_GIB: Final = 1_000_000
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
@@ -30,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="lightning-modelprof", description="Shows where PyTorch Lightning training time goes."
     )
     parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{report,analyze}")
     report = commands.add_parser("report", help="show the report of a saved run")
     report.add_argument("path", help="the run's folder or one above it, e.g. lightning_logs/version_0")
     analyze_command = commands.add_parser("analyze", help="analyze trace files of torch.profiler")
@@ -39,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     analyze_command.add_argument(
         "--max-gib",
-        type=float,
+        type=_checked(_parse_gib),
         default=MAX_TRACE_BYTES / 2**30,
         metavar="N",
         help="largest uncompressed trace to read (default: %(default)g)",
@@ -98,6 +101,16 @@ def report_options(arguments: argparse.Namespace, default: ReportOptions = DEFAU
     """
     asked = {field.name: getattr(arguments, field.name) for field in fields(ReportOptions)}
     return replace(default, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _parse_gib(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < _MAX_GIB:
+        raise ValueError(f"expected a number of GiB above 0 and below {_MAX_GIB:,}, got {text!r}")
+    return number
 
 
 def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:

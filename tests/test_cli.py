@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -334,13 +335,59 @@ def test_a_folder_with_the_ranks_of_a_job(tmp_path, capsys):
     assert [one["rank"] for one in report["traces"]] == [0, 1]
 
 
-def test_what_speaks_against_a_trace_names_its_file(tmp_path, capsys):
+def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
     good, bad = write_trace(tmp_path / "good.json", 0, 0), tmp_path / "bad.json"
     bad.write_bytes(Path(good).read_bytes()[:-40])  # the last event is cut off
-    assert analyze(capsys, good)["notes"] == []
-    alone = analyze(capsys, str(bad))["notes"]
-    assert alone[0].startswith("The file is cut off or damaged")
-    assert analyze(capsys, good, str(bad))["notes"] == [f"{bad}: {note}" for note in alone]
+    assert analyze(capsys, good)["traces"][0]["checks"] == []
+    (alone,) = analyze(capsys, str(bad))["traces"]
+    assert alone["checks"][0].startswith("The file is cut off")
+    assert [one["checks"] for one in analyze(capsys, good, str(bad))["traces"]] == [[], alone["checks"]]
+    assert main(["analyze", str(bad)]) == 0
+    assert "Warning  The file is cut off" in "\n".join(capsys.readouterr().out.splitlines()[:6])
+    assert main(["analyze", good, str(bad)]) == 0
+    assert f"Warning  {bad}: The file is cut off" in capsys.readouterr().out
+
+
+def test_ranks_that_share_no_step_or_are_of_other_jobs_stay_apart(tmp_path, capsys):
+    first = write_trace(tmp_path / "first.json", 0, 0, distributedInfo={"rank": 0, "world_size": 2})
+    later = write_trace(tmp_path / "later.json", 50, 0, distributedInfo={"rank": 1, "world_size": 2})
+    larger = write_trace(tmp_path / "larger.json", 0, 0, distributedInfo={"rank": 1, "world_size": 64})
+    for other in (later, larger):
+        report = analyze(capsys, first, other)
+        assert [one["tables_suffix"] for one in report["traces"]] == ["", "_1"]
+        assert "shown apart" in report["notes"][0]
+
+
+def test_ranks_that_share_some_steps_say_which(tmp_path, capsys):
+    first = write_trace(tmp_path / "first.json", 4, 0, **of_rank(0))
+    second = write_trace(tmp_path / "second.json", 5, 0, **of_rank(1))
+    report = analyze(capsys, first, second)
+    assert [one["tables_suffix"] for one in report["traces"]] == ["", ""]
+    assert report["notes"] == [
+        "The ranks do not hold the same steps: rank 0 steps 4 to 5; rank 1 steps 5 to 6."
+    ]
+
+
+def test_a_folder_with_other_files(tmp_path, capsys):
+    good = write_trace(tmp_path / "good_trace.json", 0, 0)
+    (tmp_path / "good_trace.json.gz").write_bytes(gzip.compress(Path(good).read_bytes()))
+    (tmp_path / "trace_meta.json").write_text('{"a": 1}')
+    report = analyze(capsys, str(tmp_path), good)
+    assert [Path(one["source"]).name for one in report["traces"]] == ["good_trace.json"]
+    (note,) = report["notes"]
+    assert note.startswith("Skipped")
+    assert "trace_meta.json" in note
+    Path(good).unlink()
+    (tmp_path / "good_trace.json.gz").unlink()
+    assert main(["analyze", str(tmp_path)]) == 1
+    assert "trace_meta.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "x"])
+def test_a_limit_that_is_none(text, two_kernels, capsys):
+    with pytest.raises(SystemExit):
+        main(["analyze", two_kernels, "--max-gib", text])
+    assert f"got '{text}'" in capsys.readouterr().err
 
 
 # Options
@@ -433,4 +480,11 @@ def test_json_that_cannot_be_written_is_one_line(tmp_path, two_kernels, capsys):
     assert main(["analyze", two_kernels, "--json", str(target)]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"could not write {target}" in error
+    assert f"{target}: expected a file in a folder that exists" in error
+
+
+def test_json_in_a_place_that_cannot_be_written(tmp_path, two_kernels, capsys):
+    (tmp_path / "report.json").mkdir()
+    target = tmp_path / "report.json"
+    assert main(["analyze", two_kernels, "--json", str(target)]) == 1
+    assert f"could not write {target}" in capsys.readouterr().err

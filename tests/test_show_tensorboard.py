@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import shown_rows
 from lightning_modelprof.show.tensorboard import (
@@ -196,3 +196,19 @@ def test_layout(tmp_path):
     assert (category.title, chart.title) == ("modelprof", "Speed")
     [pattern] = chart.multiline.tag
     assert re.match(pattern, "modelprof/ips (steps/s)")
+
+
+def test_tables_absent_for_one_reason_are_lines_of_the_summary(tmp_path):
+    def absent(name, reason):
+        return Table(id=name, title=name, columns=(Column("name", "Name"),), rows=(), absent_reason=reason)
+
+    tables = (absent("kernels", "no device"), absent("memory", "not recorded"), absent("idle", "no device"))
+    report = Report(title="t", facts=(), tables=tables, notes=("a note",), sections={})
+    assert "- kernels, idle: no device.\n" in markdown_summary(report)
+    with SummaryWriter(tmp_path) as writer:
+        write_report(writer, report, 3)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["tensors"] == [
+        "modelprof/1_summary/text_summary",
+        "modelprof/2_memory/text_summary",
+    ]

@@ -229,3 +229,23 @@ def test_long_names_are_cut_in_the_middle():
 def test_golden_files_have_no_escape_sequences():
     for path in Path(GOLDEN_DIR).rglob("*.txt"):
         assert b"\x1b" not in path.read_bytes()
+
+
+def absent(name, reason, notes=()):
+    return Table(
+        id=name, title=name, columns=(Column("name", "Name"),), rows=(), absent_reason=reason, notes=notes
+    )
+
+
+def test_tables_absent_for_one_reason_share_a_line():
+    tables = (
+        absent("Kernel", "there is no device"),
+        absent("Memory", "it was not recorded"),
+        absent("Idle", "there is no device"),
+        absent("Perf", "there is no device", notes=("Train for longer.",)),
+    )
+    text = render_text(Report(title="t", facts=(), tables=tables, notes=(), sections={}))
+    assert "- Kernel, Idle: there is no device.\n" in text
+    assert "Memory: it was not recorded\n" in text
+    assert "Perf: there is no device\nNote:\nTrain for longer." in text
+    assert text.count("there is no device") == 2

@@ -38,7 +38,9 @@ class TraceFacts:
     Attributes:
         source: the file's name.
         rank: of the process that recorded it; ``None`` if the trace does not say.
+        world_size: ranks of the job; ``None`` if the trace does not say.
         begin_ns: time of its first event, since 1970 if the recorder's clock says so.
+        end_ns: time of the end of its last event, likewise.
         num_events: events that were read.
         step_numbers: the steps it holds.
         checks: sentences on what speaks against believing it.
@@ -46,7 +48,9 @@ class TraceFacts:
 
     source: str
     rank: int | None
+    world_size: int | None
     begin_ns: int
+    end_ns: int
     num_events: int
     step_numbers: tuple[int, ...]
     checks: tuple[str, ...]
@@ -71,8 +75,10 @@ def analyze_trace(trace: Trace) -> TraceFacts:
     timeline = build_timeline(trace)
     return TraceFacts(
         source=trace.source,
-        rank=_rank(trace),
+        rank=_noted(trace, "rank"),
+        world_size=_noted(trace, "world_size"),
         begin_ns=trace.base_ns,
+        end_ns=trace.base_ns + int(trace.end_ns.max(initial=0)),
         num_events=len(trace),
         step_numbers=() if timeline.steps is None else timeline.steps.numbers,
         checks=check_trace(timeline),
@@ -93,8 +99,8 @@ def analyze_trace(trace: Trace) -> TraceFacts:
     )
 
 
-def _rank(trace: Trace) -> int | None:
-    """As the callback noted it in the trace, or torch did."""
+def _noted(trace: Trace, what: str) -> int | None:
+    """The rank or the world size, as the callback noted it in the trace, or torch did."""
     for key in (TRACE_METADATA_KEY, "distributedInfo"):
         noted: Any = trace.metadata.get(key)
         if isinstance(noted, str):  # a trace that some tool wrote anew
@@ -102,7 +108,7 @@ def _rank(trace: Trace) -> int | None:
                 noted = json.loads(noted)
             except (ValueError, RecursionError):
                 continue
-        rank = noted.get("rank") if isinstance(noted, dict) else None
-        if type(rank) is int and rank >= 0:
-            return rank
+        number = noted.get(what) if isinstance(noted, dict) else None
+        if type(number) is int and number >= 0:
+            return number
     return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Report, Table
@@ -11,12 +11,17 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import trace_tables
 
 
-def build_trace_report(traces: Sequence[TraceFacts], options: ReportOptions = DEFAULT_OPTIONS) -> Report:
+def build_trace_report(
+    traces: Sequence[TraceFacts],
+    options: ReportOptions = DEFAULT_OPTIONS,
+    skipped: Sequence[str] = (),
+) -> Report:
     """The report of one or several trace files.
 
     Args:
-        traces: at least one. Traces of different ranks, as many of each, are taken for one job.
+        traces: at least one. Those of several ranks of one job make one set of tables.
         options: how the tables are cut and sorted.
+        skipped: sentences on files that were asked for and are no traces.
     """
     groups = group_ranks(traces)
     tables: list[Table] = []
@@ -28,17 +33,17 @@ def build_trace_report(traces: Sequence[TraceFacts], options: ReportOptions = DE
             title_suffix=f" of {_group_name(number, by_rank)}" if len(groups) > 1 else "",
         )
     several = len(traces) > 1
+    checks = [f"{facts.source}: {check}" if several else check for facts in traces for check in facts.checks]
+    facts_of = [(number, rank, by_rank) for number, by_rank in enumerate(groups) for rank in by_rank]
     return Report(
-        title=f"lightning-modelprof: {'traces' if several else 'trace'} {_names(traces)}",
-        facts=tuple(
-            (_label(number, rank, by_rank), f"{facts.source}, {facts.num_events:,} events{_steps(facts)}")
-            for number, by_rank in enumerate(groups)
-            for rank, facts in by_rank.items()
+        title=f"lightning-modelprof: {_title(groups)}",
+        facts=(
+            *((_label(*place), _describe(place[2][place[1]])) for place in facts_of),
+            # First of all what speaks against believing the figures: a reader may not get to the notes.
+            *(("Warning", check) for check in checks),
         ),
         tables=tuple(tables),
-        notes=tuple(
-            f"{facts.source}: {check}" if several else check for facts in traces for check in facts.checks
-        ),
+        notes=(*skipped, *_grouping_notes(groups)),
         sections={
             "traces": [
                 {
@@ -57,18 +62,50 @@ def build_trace_report(traces: Sequence[TraceFacts], options: ReportOptions = DE
 
 
 def group_ranks(traces: Sequence[TraceFacts]) -> list[Mapping[int, TraceFacts]]:
-    """Which traces belong together: rank → facts, the n-th trace of every rank in the n-th group.
+    """Which traces are of one job and one time: rank → facts, in order of steps.
 
-    Traces that do not say their rank, or are not equally many for every rank, stay apart.
+    Ranks belong together when they are different, of jobs of the same size, and share a step; without steps,
+    when their times overlap. A trace that does not say its rank stays alone.
     """
-    ranks = Counter(facts.rank for facts in traces)
-    if None in ranks or len(ranks) == 1 or len(set(ranks.values())) > 1:
+    groups: list[dict[int, TraceFacts]] = []
+    for facts in sorted(traces, key=lambda facts: (facts.step_numbers[:1], facts.begin_ns)):
+        fitting = (group for group in groups if _belongs(facts, group))
+        group = next(fitting, None)
+        if group is None:
+            groups.append({facts.rank or 0: facts})
+        elif facts.rank is not None:
+            group[facts.rank] = facts
+    if len(groups) == len(traces):  # as they were given
         return [{facts.rank or 0: facts} for facts in traces]
-    groups: list[dict[int, TraceFacts]] = [{} for _ in range(next(iter(ranks.values())))]
-    for facts in sorted(traces, key=lambda facts: facts.begin_ns):
-        rank = facts.rank or 0
-        next(group for group in groups if rank not in group)[rank] = facts
     return [dict(sorted(group.items())) for group in groups]
+
+
+def _belongs(facts: TraceFacts, group: Mapping[int, TraceFacts]) -> bool:
+    first = next(iter(group.values()))
+    if facts.rank is None or first.rank is None or facts.rank in group:
+        return False
+    if facts.world_size != first.world_size:
+        return False
+    if facts.step_numbers or first.step_numbers:
+        return not set(facts.step_numbers).isdisjoint(first.step_numbers)
+    return facts.begin_ns < first.end_ns and first.begin_ns < facts.end_ns
+
+
+def _grouping_notes(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
+    """What is odd about which traces were put together, and which were not."""
+    notes = []
+    ranks = {facts.rank for group in groups for facts in group.values()} - {None}
+    if len(groups) > 1 and len(ranks) > 1:
+        notes.append(
+            "Traces of different ranks are one set of tables where they share a step and their jobs have the"
+            " same size; the others are shown apart."
+        )
+    for number, group in enumerate(groups):
+        if len({facts.step_numbers for facts in group.values()}) > 1:
+            held = "; ".join(f"rank {rank} {_steps(facts)}" for rank, facts in group.items())
+            which = f" of trace {number}" if len(groups) > 1 else ""
+            notes.append(f"The ranks{which} do not hold the same steps: {held}.")
+    return notes
 
 
 def _group_name(number: int, by_rank: Mapping[int, TraceFacts]) -> str:
@@ -79,13 +116,25 @@ def _label(number: int, rank: int, by_rank: Mapping[int, TraceFacts]) -> str:
     return f"Trace {number}" if len(by_rank) == 1 else f"Trace {number} rank {rank}"
 
 
-def _names(traces: Sequence[TraceFacts]) -> str:
-    names = [facts.source for facts in traces[:2]]
-    return ", ".join(names) + (f" and {len(traces) - 2} more" if len(traces) > 2 else "")
+def _title(groups: Sequence[Mapping[int, TraceFacts]]) -> str:
+    names = [Path(facts.source).name for group in groups for facts in group.values()]
+    if len(names) == 1:
+        return f"trace {names[0]}"
+    if len(groups) == 1:
+        return f"{len(names)} ranks of one job"
+    return f"{len(names)} traces"
+
+
+def _describe(facts: TraceFacts) -> str:
+    steps = _steps(facts)
+    return f"{facts.source}, {facts.num_events:,} events" + (f", {steps}" if steps else "")
 
 
 def _steps(facts: TraceFacts) -> str:
+    """Such as ``steps 5 to 10``."""
     numbers = facts.step_numbers
     if not numbers:
-        return ""
-    return f", step {numbers[0]}" if len(numbers) == 1 else f", {len(numbers)} steps from {numbers[0]} on"
+        return "no steps"
+    if len(numbers) == 1:
+        return f"step {numbers[0]}"
+    return f"steps {numbers[0]} to {numbers[-1]}"

@@ -186,6 +186,21 @@ def shown_rows(table: Table, limit: int) -> Sequence[int]:
     return shown
 
 
+def part_absent(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+    """Take out the tables that are absent for one and the same reason, and say so in one sentence each.
+
+    Returns:
+        The other tables, in order, and the sentences.
+    """
+    titles: dict[str, list[str]] = {}
+    for table in tables:
+        if not table.rows and not table.notes and table.absent_reason is not None:
+            titles.setdefault(table.absent_reason, []).append(table.title)
+    shared = {reason: names for reason, names in titles.items() if len(names) > 1}
+    kept = [table for table in tables if table.rows or table.notes or table.absent_reason not in shared]
+    return kept, [f"{', '.join(names)}: {reason}." for reason, names in shared.items()]
+
+
 def display_width(text: str) -> int:
     """Terminal cells of a text: Chinese and Japanese characters take two, combining marks none."""
     if text.isascii():

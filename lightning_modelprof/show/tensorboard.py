@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.format import one_line
-from lightning_modelprof.show.grid import Block, build_grid
+from lightning_modelprof.show.grid import Block, build_grid, part_absent
 
 TAG_PREFIX = "modelprof"
 
@@ -50,7 +50,8 @@ def write_report(writer: Writer, report: Report, step: int) -> None:
         step: the x-coordinate.
     """
     texts = [("summary", markdown_summary(report))]
-    texts += [(table.id, markdown_table(table)) for table in report.tables]
+    tables, _ = part_absent(report.tables)
+    texts += [(table.id, markdown_table(table)) for table in tables]
     for number, (name, text) in enumerate(texts, 1):
         writer.add_text(f"{TAG_PREFIX}/{number}_{name}", text, step)
     writer.flush()
@@ -74,6 +75,9 @@ def markdown_summary(report: Report) -> str:
     if report.facts:
         facts = [[escape_markdown(label), escape_markdown(value)] for label, value in report.facts]
         lines += [*_markdown_rows(["Fact", "Value"], [False, False], facts), ""]
+    _, absent = part_absent(report.tables)
+    if absent:
+        lines += ["Without data:", "", *_bullets(tuple(absent)), ""]
     lines += _bullets(report.notes)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -14,7 +14,15 @@ from rich.text import Text
 
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.format import DASH, ELLIPSIS, one_line, shorten
-from lightning_modelprof.show.grid import NAME_LIMIT, Block, Grid, align_right, build_grid, display_width
+from lightning_modelprof.show.grid import (
+    NAME_LIMIT,
+    Block,
+    Grid,
+    align_right,
+    build_grid,
+    display_width,
+    part_absent,
+)
 from lightning_modelprof.show.text import render_text
 
 _MAX_ROWS = 40
@@ -67,9 +75,14 @@ def _parts(report: Report, width: int, max_rows: int) -> Iterator[RenderableType
     yield ""
     yield Text(one_line(report.title), style="bold cyan")
     yield _facts(report.facts)
-    for table in report.tables:
+    tables, absent = part_absent(report.tables)
+    for table in tables:
         yield ""
         yield from _table(table, width, max_rows)
+    if absent:
+        yield ""
+        yield Text("Without data", style="bold")
+        yield from _notes(tuple(absent), width)
     if report.notes:
         yield ""
         yield Text("Notes", style="bold")

@@ -19,6 +19,7 @@ from lightning_modelprof.show.grid import (
     center,
     display_width,
     pad,
+    part_absent,
 )
 
 PERF_SUMMARY = "perf_summary"
@@ -42,7 +43,10 @@ def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
         Text that ends with a newline, without trailing spaces and without escape sequences.
     """
     sections = [_head(report)]
-    sections += [_table(table, max_rows) for table in report.tables]
+    tables, absent = part_absent(report.tables)
+    sections += [_table(table, max_rows) for table in tables]
+    if absent:
+        sections.append(["Without data:", *_prose(absent, bullet="- ")])
     if report.notes:
         sections.append(["Notes:", *_prose(report.notes, bullet="- ")])
     lines = [line.rstrip() for section in sections for line in (*section, "")]

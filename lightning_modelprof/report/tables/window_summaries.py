@@ -23,8 +23,10 @@ def window_summaries(analysis: Analysis, options: ReportOptions) -> tuple[Table,
     shown = analysis.windows[-MAX_SHOWN:]
     if not shown:
         return ()
+    newest = next((one for one in reversed(shown) if one.facts is not None), None)
     tables = []
-    if options.views is None or "model" in options.views:
+    # Without any trace the Model Summary says why, whatever was asked for.
+    if options.views is None or "model" in options.views or newest is None:
         tables = [
             window_model_summary(one.window, one.facts.model_summary if one.facts else None, one.trace_note)
             for one in shown
@@ -34,7 +36,6 @@ def window_summaries(analysis: Analysis, options: ReportOptions) -> tuple[Table,
             note = f"{num_earlier} earlier windows have their traces, and their place in report.json, alone."
             tables[0] = replace(tables[0], notes=(*tables[0].notes, note))
         tables = [apply_options(table, options) for table in tables]
-    newest = next((one for one in reversed(shown) if one.facts is not None), None)
     if newest is None or newest.facts is None:
         return tuple(tables)
     suffix = f" of window {newest.window.index}" if len(analysis.windows) > 1 else ""
