@@ -319,6 +319,7 @@ import lightning_modelprof.fit.session as session
 from tests.fits import *
 
 session._MIN_SAVE_INTERVAL_NS = session._SAVE_INTERVAL_FACTOR = 0  # save at every step
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
 
 def at_batch(batch_idx):
     if batch_idx == 23:

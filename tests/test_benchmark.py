@@ -67,7 +67,7 @@ def all_steps(draw, tags=NO_TAG, unknown_samples=False):
     return make_steps(duration, np.minimum(reader, duration), samples, tag)
 
 
-tagged = all_steps(tags=st.integers(0, 127), unknown_samples=True)
+tagged = all_steps(tags=st.integers(0, 255), unknown_samples=True)
 
 
 def close(value):
@@ -101,7 +101,6 @@ def test_known_figures():
     assert (cost.avg, cost.max, cost.min, cost.p50) == (3000, 6000, 1000, 2500)
     assert cost.p90 == pytest.approx(5100)
     assert cost.p99 == pytest.approx(5910)
-    assert cost.standard_error == pytest.approx(math.sqrt(14e6 / 3 / 4))
     assert (figures.reader_cost_ns.avg, figures.reader_cost_ns.max) == (750, 1500)
     assert figures.reader_ratio.avg == 3000 / 12000  # of the totals, not 0.29 = the mean of the ratios
     assert (figures.reader_ratio.max, figures.reader_ratio.min) == (0.5, pytest.approx(1 / 6))
@@ -141,18 +140,137 @@ def test_figures_never_contradict_each_other(steps):
     assert figures.reader_ratio.avg == close(figures.reader_cost_ns.avg / figures.batch_cost_ns.avg)
 
 
+# Standard errors
+
+
+def error_of_durations(duration):
+    return benchmark(make_steps(duration)).batch_cost_ns.standard_error
+
+
+def independent_error(values):
+    """What it would be if the values were independent."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def overlapping_batch_means(residuals):
+    """The variance of the mean, from its definition, in exact fractions."""
+    n, length = len(residuals), math.isqrt(len(residuals))
+    windows = [sum(residuals[i : i + length]) / length for i in range(n - length + 1)]
+    factor = Fraction(n * length, (n - length) * (n - length + 1))
+    return factor * sum(mean**2 for mean in windows) / n
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        ([10], None),
+        ([10, 40], 15.0),  # batches of one: deviation 21.21 over the root of 2
+        ([10, 40, 10], 10.0),  # 17.32 over the root of 3
+        ([10, 40, 10, 40], 0.0),  # batches of two: all their means are 25
+        # means of two -1500, -500, 1500 around 3000: 2 / (2 * 3) * 4.75e6
+        ([1000, 2000, 3000, 6000], math.sqrt(4.75e6 / 3)),
+        # means of three from -3 to 3 around 5: 3 / (6 * 7) * 28
+        (list(range(1, 10)), math.sqrt(2)),
+    ],
+)
+def test_standard_error_by_hand(duration, expected):
+    assert error_of_durations(duration) == (None if expected is None else pytest.approx(expected))
+
+
+def test_standard_error_of_a_ratio_by_hand():
+    """5 - 10 / 4 = 2.5 and 5 - 30 / 4 = -2.5, over the mean of 20: their mean varies by 0.125."""
+    figures = benchmark(make_steps([10, 30], reader=[5, 5]))
+    assert figures.reader_ratio.avg == 0.25
+    assert figures.reader_ratio.standard_error == pytest.approx(0.125)
+
+
 @given(all_steps())
-def test_standard_error_of_a_mean(steps):
-    found = benchmark(steps).batch_cost_ns.standard_error
-    if len(steps) == 1:
-        assert found is None
-    else:
-        durations = steps.duration_ns.tolist()
-        assert found == pytest.approx(statistics.stdev(durations) / math.sqrt(len(durations)), rel=1e-9)
+def test_standard_errors_equal_exact_arithmetic(steps):
+    figures, n = benchmark(steps), len(steps)
+    duration = [Fraction(v) for v in steps.duration_ns.tolist()]
+    reader = [Fraction(v) for v in steps.phases_ns[:, DATALOADER].tolist()]
+    samples = [Fraction(v) for v in steps.samples.tolist()]
+    total = sum(duration)
+    residuals = {
+        "batch_cost_ns": [d - total / n for d in duration],
+        "reader_cost_ns": [r - sum(reader) / n for r in reader],
+    }
+    for name, above in (
+        ("reader_ratio", reader),
+        ("steps_per_s", [Fraction(10**9)] * n),
+        ("samples_per_s", [10**9 * s for s in samples]),
+    ):
+        ratio = sum(above) / total
+        residuals[name] = [(a - ratio * d) / (total / n) for a, d in zip(above, duration, strict=True)]
+    for name, values in residuals.items():
+        found = getattr(figures, name).standard_error
+        if n == 1:
+            assert found is None
+        else:
+            largest = float(max(abs(value) for value in values))
+            rounding = 1e-9 * largest + 1e-13 * getattr(figures, name).avg
+            expected = math.sqrt(overlapping_batch_means(values))
+            assert found == pytest.approx(expected, rel=1e-9, abs=rounding), name
+
+
+@pytest.mark.parametrize("n", [90, 100, 101])
+def test_steps_that_take_turns_vary_less_in_the_mean(n):
+    """Batches of two workers come in pairs."""
+    duration = [10_000, 40_000] * (n // 2) + [10_000] * (n % 2)
+    assert error_of_durations(duration) < 0.4 * independent_error(duration)
+
+
+def test_slow_and_fast_steps_in_runs_vary_more_in_the_mean():
+    lengths = np.random.default_rng(5).geometric(0.1, size=40)  # of no period, which √n steps might just hold
+    duration = np.concatenate([[(10_000, 40_000)[i % 2]] * k for i, k in enumerate(lengths)])
+    assert error_of_durations(duration) > 2 * independent_error(duration)
+
+
+def simulate(kind, generator, n):
+    """Durations of one run."""
+    noise = generator.normal(0, 1e5, size=n)
+    if kind == "turns":
+        noise += np.where(np.arange(n) % 2, 4e5, -4e5)
+    elif kind == "runs":
+        for i in range(1, n):
+            noise[i] += 0.6 * noise[i - 1]
+    return (3e6 + noise).astype(np.int64)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("independent", 0.12), ("turns", 0.15), ("runs", 0.2)])
+def test_standard_error_is_the_spread_of_the_average_between_runs(kind, tolerance):
+    generator = np.random.default_rng(3)
+    runs = [simulate(kind, generator, 400) for _ in range(500)]
+    figures = [benchmark(make_steps(run)) for run in runs]
+    for name in ("batch_cost_ns", "steps_per_s"):
+        rows = [getattr(figure, name) for figure in figures]
+        spread = np.std([row.avg for row in rows], ddof=1)
+        found = math.sqrt(np.mean([row.standard_error**2 for row in rows]))
+        assert found == pytest.approx(spread, rel=tolerance), name
+    errors = math.sqrt(np.mean([independent_error(run) ** 2 for run in runs]))
+    spread = np.std([figure.batch_cost_ns.avg for figure in figures], ddof=1)
+    if kind == "independent":
+        assert errors == pytest.approx(spread, rel=tolerance)
+    else:  # the test can fail
+        assert not 0.6 < errors / spread < 1.5
+
+
+@given(all_steps(), st.integers(2, 1000))
+def test_standard_error_keeps_to_the_unit(steps, factor):
+    cost = benchmark(steps).batch_cost_ns
+    scaled = benchmark(make_steps(steps.duration_ns * factor, steps.phases_ns[:, DATALOADER] * factor))
+    if len(steps) > 1:
+        spread = (cost.max - cost.min) * factor
+        assert scaled.batch_cost_ns.standard_error == pytest.approx(
+            cost.standard_error * factor, rel=1e-9, abs=1e-9 * spread
+        )
+        ratio = benchmark(steps).reader_ratio
+        assert scaled.reader_ratio.standard_error == pytest.approx(ratio.standard_error, rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("figure", ["reader_ratio", "steps_per_s", "samples_per_s"])
 def test_standard_error_of_a_ratio_agrees_with_the_bootstrap(figure):
+    """Over many orders of the same steps, as the bootstrap knows no order."""
     generator = np.random.default_rng(1)
     duration = generator.gamma(20, 1e5, size=400).astype(np.int64)
     reader = (duration * generator.beta(2, 5, size=400)).astype(np.int64)
@@ -164,7 +282,9 @@ def test_standard_error_of_a_ratio_agrees_with_the_bootstrap(figure):
     }[figure]
     picks = generator.integers(400, size=(4000, 400))
     resampled = scale * above[picks].sum(axis=1) / duration[picks].sum(axis=1)
-    found = getattr(benchmark(make_steps(duration, reader, samples)), figure).standard_error
+    orders = [generator.permutation(400) for _ in range(200)]
+    figures = [benchmark(make_steps(duration[o], reader[o], samples[o])) for o in orders]
+    found = math.sqrt(np.mean([getattr(f, figure).standard_error ** 2 for f in figures]))
     assert found == pytest.approx(resampled.std(), rel=0.06)
 
 

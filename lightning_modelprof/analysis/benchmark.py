@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ class Statistics:
 
     ``avg`` is the figure of the whole set: the mean of a cost, and for a rate or ratio total over total.
     ``max``, ``min`` and the percentiles (linear interpolation between the two nearest steps) are those of
-    the per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step; it assumes that
-    steps vary independently, so it is too small where slow and fast steps come in runs.
+    the per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step. It does not
+    assume that steps vary independently: batches of several workers come in bursts, slow steps come in
+    runs. Clean steps count as consecutive, also where steps between them were left out.
     """
 
     avg: float
@@ -89,6 +91,7 @@ _REASONS: Final = (
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
     (StepTag.PROFILER_STOP, "window closed or archive saved"),
+    (StepTag.DRAINING, "prefetched while the profiler worked"),
     (StepTag.VALIDATION, "validation inside"),
 )
 
@@ -154,8 +157,7 @@ def _cost(values: NDArray[np.int64]) -> Statistics:
     n = len(values)
     # The sum is exact in integers; only the division rounds.
     avg = int(values.sum()) / n
-    error = float(np.std(values, ddof=1)) / n**0.5 if n > 1 else None
-    return _statistics(values, avg, error)
+    return _statistics(values, avg, _standard_error(values - avg))
 
 
 def _quotient(above: NDArray[np.int64], below: NDArray[np.int64], scale: float = 1.0) -> Statistics | None:
@@ -166,17 +168,35 @@ def _quotient(above: NDArray[np.int64], below: NDArray[np.int64], scale: float =
     Source: standard error of a ratio of means by the delta method (linearisation), e.g. Cochran,
     Sampling Techniques, 3rd ed., section 6.4.
     """
-    n = len(below)
     total = int(below.sum())
     if total == 0:
         return None
     avg = scale * int(above.sum()) / total
-    error = None
-    if n > 1:
-        residual = scale * above - avg * below
-        error = float(np.sqrt((residual**2).sum() / (n - 1) / n)) / (total / n)
+    error = _standard_error((scale * above - avg * below) / (total / len(below)))
     took_time = below > 0
     return _statistics(scale * above[took_time] / below[took_time], avg, error)
+
+
+def _standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
+    """Standard error of the mean of a series, from its deviations from that mean; ``None`` for one value.
+
+    Overlapping batch means: from how far the means of √n consecutive values lie apart follows how far the
+    mean of all n would from run to run, whether neighbours are alike, take turns or are independent. With
+    batches of one value (n < 4) this is the sample deviation over √n.
+
+    Source: Meketon and Schmeiser, Overlapping Batch Means: Something for Nothing?, Proceedings of the
+    Winter Simulation Conference 1984.
+    """
+    n = len(residuals)
+    if n == 1:
+        return None
+    length = math.isqrt(n)
+    num_batches = n - length + 1
+    sums = np.concatenate(([0.0], np.cumsum(residuals)))
+    means = (sums[length:] - sums[:-length]) / length
+    # The factor makes the variance unbiased where the steps are independent.
+    long_run_variance = n * length / ((n - length) * num_batches) * float((means**2).sum())
+    return math.sqrt(long_run_variance / n)
 
 
 def _statistics(

@@ -25,6 +25,7 @@ from lightning_modelprof.measure.environment import run_info
 from lightning_modelprof.measure.hook_phases import LOST, HookPhases
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.phases import make_delegate, uninstall
+from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
@@ -245,7 +246,10 @@ class FitSession:
         if step == 1 and not self._uses_hooks and self.delegate.missing_hooks():
             self._use_hooks()
         if capture is not None and step == capture.next_step:
-            ledger.tags |= capture.begin_step(step)
+            tags = capture.begin_step(step)
+            ledger.tags |= tags
+            if StepTag.PROFILER_STOP in tags:
+                self._recorder.drain(step, num_prefetched(self._trainer))
             ledger.ranges = capture.ranges
             self.delegate.choose_table()
             if capture.is_done and self._config.stop_after_profile:
@@ -253,7 +257,7 @@ class FitSession:
         if step and step % self._log_every == 0 and self._is_watched:
             self._cut()
         if step:
-            self._save_if_due()
+            self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
 
     def _next_boundary(self, step: int) -> int:
@@ -277,19 +281,26 @@ class FitSession:
         if scalars and self._logs_scalars and self._outputs is not None:
             self._outputs.log_scalars(scalars, self._logger_step())
 
-    def _save_if_due(self) -> None:
+    def _save_if_due(self, step: int) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
         outputs = self._outputs
-        if outputs is not None and self._clock() >= self._next_save_ns:
-            self._save(lambda: outputs.save_run(self._make_run("running", None)))
-            self.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
+        begin_ns = self._clock()
+        if outputs is None or begin_ns < self._next_save_ns:
+            return
+        save_ns = self._save(lambda: outputs.save_run(self._make_run("running", None)))
+        self.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
+        # A save is short: no more batches than steps would have fitted into it. With slow steps and a long
+        # queue the next save would be due before a whole queue is used up, and no step were clean.
+        per_step_ns = max(1, (begin_ns - self._armed_ns) // step)
+        self._recorder.drain(step, min(num_prefetched(self._trainer), save_ns // per_step_ns))
 
-    def _save(self, save: Callable[[], None]) -> None:
-        """Save something now, and the archive again only after many times the time that this took."""
+    def _save(self, save: Callable[[], None]) -> int:
+        """Save something now, and the archive again only after many times the nanoseconds that this took."""
         begin_ns = self._clock()
         save()
         now = self._clock()
         self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, (now - begin_ns) * _SAVE_INTERVAL_FACTOR)
+        return now - begin_ns
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
         """A window closed: keep what it holds, and write the report as far as it goes."""

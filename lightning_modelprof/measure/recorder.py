@@ -28,6 +28,7 @@ class Recorder:
         self._parts: list[StepTimings] = []
         self._num_cut = 0
         self._device_rows: list[tuple[int, tuple[int, ...]]] = []
+        self._draining: list[tuple[int, int]] = []  # (first step, step behind the last)
 
     @property
     def num_steps(self) -> int:
@@ -37,6 +38,17 @@ class Recorder:
     def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
         """The device's times of a step are known now, a step or more after it ended."""
         self._device_rows.append((step, phases_ns))
+
+    def drain(self, step: int, num_prefetched: int) -> None:
+        """Training stood still when step number ``step`` began.
+
+        Args:
+            step: the running step.
+            num_prefetched: batches that the workers got ready meanwhile; so many steps after it find theirs
+                at once and are tagged.
+        """
+        if num_prefetched > 0:
+            self._draining.append((step + 1, step + 1 + num_prefetched))
 
     def cut(self) -> StepTimings:
         """The steps since the last cut, as columns; without device times, which come later."""
@@ -48,6 +60,8 @@ class Recorder:
         tags = np.array([row[1] for row in rows], np.int64)
         tags[step < self._skip_first] |= StepTag.SKIP_FIRST
         tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
+        for first, behind in self._draining:
+            tags[(step >= first) & (step < behind)] |= StepTag.DRAINING
         part = StepTimings(
             step=step,
             duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),
@@ -57,6 +71,7 @@ class Recorder:
             tags=tags,
         )
         self._num_cut += len(rows)
+        self._draining = [span for span in self._draining if span[1] > self._num_cut]
         rows.clear()
         self._parts.append(part)
         return part

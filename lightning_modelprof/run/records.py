@@ -40,6 +40,8 @@ class StepTag(IntFlag):
     """A validation loop ran inside the step."""
     NO_OPTIMIZER_STEP = 64
     """The optimizer did not step (gradient accumulation). Such a step is still a clean step."""
+    DRAINING = 128
+    """Its batch was prefetched while the profiler worked: the DataLoader's workers went on meanwhile."""
 
 
 NOT_CLEAN: Final = (
@@ -49,6 +51,7 @@ NOT_CLEAN: Final = (
     | StepTag.PROFILED
     | StepTag.PROFILER_STOP
     | StepTag.VALIDATION
+    | StepTag.DRAINING
 )
 """Tags that keep a step out of the benchmark figures."""
 

@@ -25,6 +25,7 @@ _ADVICE: Final = {
     "recorded by torch.profiler": "train for longer, or record fewer steps (active, repeat)",
     "profiler warm-up": "train for longer, or lower warmup or repeat",
     "window closed or archive saved": "train for longer, or open fewer windows (repeat)",
+    "prefetched while the profiler worked": "train for longer, or open fewer windows (repeat)",
     "validation inside": "validate less often (the Trainer's val_check_interval)",
 }
 """Reason to leave a step out → how to get more clean steps."""
