@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
 import json
 import os
+import threading
 import tracemalloc
 from dataclasses import fields
 from decimal import Decimal
@@ -94,7 +96,7 @@ def test_columns_are_sorted_and_start_at_zero():
 stamps_ns = st.integers(0, 3 * 10**18) | st.integers(1_700_000_000 * 10**9, 1_800_000_000 * 10**9)
 
 
-@given(st.lists(st.tuples(stamps_ns, st.integers(0, 10**15)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(stamps_ns, st.integers(0, 10**14)), min_size=1, max_size=5))
 def test_nanoseconds_survive_at_every_epoch(intervals):
     text = [event(str(Decimal(ts) / 1000), str(Decimal(dur) / 1000)) for ts, dur in intervals]
     trace = parse_trace(file_of(*text), "x")
@@ -172,6 +174,50 @@ def test_same_thread_as_number_and_text():
     trace = parse_trace(file_of(event(), other), "x")
     assert trace.tracks == (("1", "2"),)
     assert trace.track.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("field", ["pid", "tid", "cat", "name", "args"])
+@pytest.mark.parametrize("value", ["7.0", "7.5", "true", "null", '"7"', "[7]", '""', "[]", "7", '"x"'])
+def test_odd_types_of_what_no_figure_needs_cost_nothing(field, value):
+    """In all events, of both ways to read stamps; arguments that are no object count as none."""
+    usual = event().replace("{", '{"args": {"correlation": 5}, ', 1)
+    wrong = json.dumps({**json.loads(usual), field: "@"}).replace('"@"', value)
+    for ts in ("1", "1712195495502094.567"):
+        memory = f'{{"ph": "i", "name": "[memory]", "ts": {ts}, "args": {value}, "{field}": {value}}}'
+        name = f'{{"ph": "M", "name": "thread_name", "args": {value}, "{field}": {value}}}'
+        stamped = wrong.replace('"ts": 1,', f'"ts": {ts},')
+        trace = parse_trace(file_of(stamped, memory, name, stamped), "x")
+        assert (len(trace), trace.damage, trace.num_dropped) == (2, (), 0)
+        assert trace.correlation.tolist() == [-1 if field == "args" else 5] * 2
+        text = str(int(float(value))) if value == "7.0" else str(json.loads(value))
+        if field in ("pid", "tid"):
+            assert trace.tracks[0][field == "tid"] == text
+        if field == "name" and value != "7.0":
+            assert trace.names == ("" if value == "null" else text,)
+
+
+def test_a_float_thread_is_the_thread():
+    trace = parse_trace(file_of(event(), event().replace('"tid": 2', '"tid": 2.0')), "x")
+    assert trace.tracks == (("1", "2"),)
+
+
+def test_begin_and_end_events_are_counted():
+    pair = [
+        '{"ph": "B", "name": "f", "ts": 5, "pid": 1, "tid": 1}',
+        '{"ph": "E", "ts": 6, "pid": 1, "tid": 1}',
+    ]
+    said = "begin/end events (ph B and E) are not read; torch.profiler writes complete events (ph X)."
+    trace = parse_trace(file_of(event(), *pair * 600), "x")
+    assert trace.damage == (f"1,200 {said}",)
+    assert len(trace) == 1
+    trace = parse_trace(file_of(*pair), "x")
+    assert trace.damage == (f"2 {said}", "The file holds no timed event that can be read.")
+
+
+@pytest.mark.parametrize("content", ["", '{"ph": "M", "name": "thread_name"}', '{"ph": "X"}'])
+def test_a_file_without_timed_events_says_so(content):
+    trace = parse_trace(file_of(content), "x")
+    assert trace.damage == ("The file holds no timed event that can be read.",)
 
 
 def test_compression_is_told_by_content(tmp_path):
@@ -295,6 +341,54 @@ def test_several_gzip_files_in_one(tmp_path):
     assert "its 300 events are complete" in damage
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+@pytest.mark.parametrize("raw", [file_of(event()), file_of(event("1"), event("2"))[:-1], b""])
+@pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress])
+def test_pipes_are_read_as_files_are(tmp_path, raw, pack):
+    """Also when they have to be read a second time, with care."""
+    pipe = tmp_path / "pipe"
+    path = tmp_path / "trace.json"
+    os.mkfifo(pipe)
+    path.write_bytes(pack(raw))
+
+    def read(source):
+        try:
+            trace = read_trace(source)
+        except TraceError as error:
+            return str(error).replace(str(source), "")
+        return trace.begin_ns.tolist(), trace.damage
+
+    writer = threading.Thread(target=pipe.write_bytes, args=(pack(raw),), daemon=True)
+    writer.start()
+    assert read(pipe) == read(path)
+    writer.join(10)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_without_end_is_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def write():
+        with contextlib.suppress(BrokenPipeError), pipe.open("wb") as file:
+            while True:
+                file.write(b" " * 100_000)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    with pytest.raises(TraceError, match="GiB of JSON, got more"):
+        read_trace(pipe, max_bytes=1_000_000)
+    writer.join(10)
+    assert not writer.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [(int(0.001 * 2**30), "0.001 "), (2**30 * 3 // 2, "1.5 "), (1, "9.31e-10 ")]
+)
+def test_the_limit_is_said_as_it_was_given(tmp_path, limit, text):
+    assert f"at most {text}GiB" in str(trace_text.TextFile(tmp_path, limit)._too_large())
+
+
 def test_names_are_not_cut_or_changed():
     name = "void kernel<4, at::native::(λ)>(int)"
     raw = json.dumps({"traceEvents": [json.loads(event()) | {"name": name}]}).encode()
@@ -404,9 +498,15 @@ def test_a_long_text_among_digits_takes_no_memory():
 
 
 def test_durations_and_their_limits():
-    ns, usable = durations_ns([0, 0.001, 1e15, 1.1e15, -0.001, None, 2.0005])
+    ns, usable = durations_ns([0, 0.001, 1e11, 1.1e11, -0.001, None, 2.0005])
     assert usable.tolist() == [True, True, True, False, False, False, True]
-    assert ns[:3].tolist() == [0, 1, 10**18]
+    assert ns[:3].tolist() == [0, 1, 10**14]
+
+
+def test_sums_of_the_longest_durations_do_not_overflow():
+    trace = make(*[timed(ts=n, dur=1e11) for n in range(1_000)], timed(ts=1, dur=1e15))
+    assert int(trace.duration_ns.sum()) == 1_000 * 10**14
+    assert trace.num_dropped == 1
 
 
 @pytest.mark.parametrize("odd", [7.0, "7", None, [], {}, 2**63, -(2**63) - 1, 10**30])
@@ -708,6 +808,52 @@ def test_a_bomb_takes_no_more_memory_than_its_limit_allows(content, tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20_000_000
+
+
+TINY = b'{"ph":"X","name":"a","ts":1.5,"dur":1,"pid":1,"tid":1}'
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "tail", "size", "ratio"),
+    [
+        (b'{"traceEvents":[' + TINY, b",{}", b"]}", 12, 10),
+        (b'{"traceEvents":[' + TINY, b',{"":0}', b"]}", 12, 5),
+        (b'{"traceEvents":[' + TINY, b"," + TINY, b"]}", 12, 3),
+        (b'{"traceEvents":[' + TINY + b',{"ph":5}', b"," + TINY, b"]}", 12, 4),
+        (b'{"traceEvents":[' + TINY, b"," + TINY, b",", 12, 4),
+        (b'{"traceEvents":[' + TINY + b',{"args":{"stream":[', b"[],", b"0]}}]}", 30, 3),
+        (b'{"traceEvents":[' + TINY + b"],", b'"x":[],', b'"y":0}', 30, 3),
+        (b'{"x":[', b"[],", b'0],"traceEvents":[' + TINY + b"]}", 30, 3),
+        (b'{"x":{', b'"x":{},', b'"y":0}}', 30, 3),
+    ],
+)
+def test_memory_is_bounded_by_the_text(head, unit, tail, size, ratio, tmp_path):
+    """Whatever it is: 3 bytes of JSON can make an object of 80 bytes, so never more than a block at once."""
+    path = tmp_path / "trace.json.gz"
+    raw = head + unit * (size * 1_000_000 // len(unit)) + tail
+    path.write_bytes(gzip.compress(raw, 1))
+    num_bytes = len(raw)
+    del raw
+    tracemalloc.start()
+    with contextlib.suppress(TraceError):
+        read_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < ratio * num_bytes
+
+
+def test_events_of_megabytes(tmp_path):
+    """Long ones are read, also where it takes more than a block to see their end; too long ones are said."""
+    for size, is_read in ((3_000_000, True), (4_150_000, True), (6_000_000, False)):
+        long = event("2", name="long", more=f', "args": {{"x": "{"}, {" * (size // 4)}", "correlation": 9}}')
+        few = [event(name="before")] * 50 + [long] + [event("3", name="after")] * 50
+        trace = parse_trace(file_of(*few, more=', "schemaVersion": 1'), "x")
+        assert trace.metadata == {"schemaVersion": 1}
+        assert len(trace) == 100 + is_read
+        assert len(trace.damage) == (not is_read)
+        if not is_read:
+            assert "1 of 101 events cannot be read" in trace.damage[0]
+            assert "event 50, which has 6,000,1" in trace.damage[0]
 
 
 ODD_VALUES = st.one_of(

@@ -181,7 +181,7 @@ def test_changed_bytes_in_gzip_cost_what_comes_after_or_the_file(tmp_path, share
         (b'"name": "op 250', b'"name": "op \\x'),
         (b'"name": "op 250', b'"name": "op \\ud800'),
         (b'"name": "op 250', b'"name": "op" 250'),
-        (b'"pid": 1', b'"pid": {}'),
+        (b'"ts": 250', b'"ts": {}'),
         (b'"ph": "X"', b'"ph": null'),
         (b'"args": {', b'"args": {"a": {'),
     ],

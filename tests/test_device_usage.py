@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.device_usage import HostUsage, integrate_capped, summarize_device_usage
+from lightning_modelprof.analysis.device_usage import (
+    HostUsage,
+    integrate_capped,
+    joined_time,
+    summarize_device_usage,
+)
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
@@ -150,6 +155,57 @@ def test_steps_last_until_their_work_has_ended():
     assert fact.devices[0].utilization == 0.6
 
 
+def test_the_time_between_windows_does_not_count():
+    """Windows [0, 100) and [10_000, 10_100): 50 and 20 of the first kernel's 60 and 40 us are in them."""
+    fact = usage(
+        *(step(n, at, 50) for n, at in ((5, 0), (6, 50), (55, 10_000), (56, 10_050))),
+        kernel(50, 60, TENSOR, blocks=0.5, occupancy=40),
+        kernel(9_980, 40, blocks=1.0, occupancy=80),
+        kernel(5_000, 500, blocks=1.0, occupancy=100),
+        work("gpu_memcpy", "Memcpy HtoD", 90, 9_930, stream=9),
+    )
+    (device,) = fact.devices
+    assert (fact.span, device.utilization) == ((0, 10_100_000), 0.35)
+    assert device.busy == 0.35  # the copy is beside the kernels in [90, 100) and [10_000, 10_020)
+    assert device.sm_efficiency == pytest.approx((50 * 0.5 + 20) / 200, rel=1e-15)
+    assert device.occupancy == pytest.approx((50 * 0.4 + 20 * 0.8) / 70, rel=1e-15)
+    assert device.tensor_cores == pytest.approx(5 / 7, rel=1e-15)
+    assert "2 stretches with time between them that is in no ratio: 5 to 6, 55 to 56." in notes({0: fact})
+
+
+def test_long_gaps_between_steps_do_not_count_either():
+    """A gap of 1 ms belongs to the span, a longer one does not: 0.1 of 1.2 ms, 0.1 of 0.2 ms."""
+    near, far = (
+        usage(step(1, 0, 100), step(2, at, 100), kernel(0, 50), kernel(at, 50)) for at in (1_100, 1_100.001)
+    )
+    assert near.devices[0].utilization == pytest.approx(100 / 1_200)
+    assert far.devices[0].utilization == 0.5
+    assert (near.notes, len(far.notes)) == ((), 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5),
+    st.lists(st.integers(-5, 100), min_size=1),
+)
+def test_joined_time_counts_what_has_passed(sizes, moments):
+    """Against counting every nanosecond."""
+    stretches, now = [], 0
+    for gap, size in sizes:
+        stretches.append((now + gap, now + gap + size))
+        now += gap + size
+    found = joined_time(np.array(moments), np.array(stretches, np.int64).reshape(-1, 2))
+    inside = [point for begin, end in stretches for point in range(begin, end)]
+    assert found.tolist() == [sum(point < moment for point in inside) for moment in moments]
+
+
+def test_steps_that_were_left_out_are_named():
+    launch = host("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1)
+    fact = usage(step(1, 0, 9), launch, kernel(4, 3, correlation=1), step(2, 9, 9))
+    assert (fact.span, fact.devices[0].utilization) == ((0, 9_000), 3 / 9)
+    assert "Steps left out at the end: 2." in notes({0: fact})
+
+
 def test_without_steps():
     operators = usage(host("cpu_op", "aten::mm", 0, 100), kernel(20, 30))
     assert (operators.covers, operators.devices[0].utilization) == ("operators", 0.3)
@@ -214,6 +270,25 @@ def test_several_devices():
 def test_tensor_cores_of_other_devices_are_not_known():
     launch = host("cuda_runtime", "hipLaunchKernel", 1, 2, correlation=1)
     assert usage(step(1, 0, 9), launch, kernel(4, 3, correlation=1)).devices[0].tensor_cores is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tells"),
+    [
+        ("AMD Instinct MI300X", False),
+        ("MI250X", False),
+        ("AMD Radeon Graphics", False),
+        ("Intel(R) Data Center GPU Max 1550", False),
+        ("NVIDIA A100-PG509-200", True),
+        ("Tesla V100-SXM2-16GB", True),
+        ("GRID T4", True),
+        ("", True),
+    ],
+)
+def test_the_models_name_tells_of_other_makers(name, tells):
+    """As in traces of ROCm without the runtime's calls."""
+    (device,) = usage(step(1, 0, 9), kernel(4, 3), deviceProperties=[{"id": 0, "name": name}]).devices
+    assert device.tensor_cores == (0.0 if tells else None)
 
 
 @pytest.mark.parametrize("as_text", [json.dumps, repr])

@@ -195,6 +195,118 @@ def test_nccl_without_a_kernel_that_communicates():
     assert (microseconds(beside.whole), beside.is_asynchronous) == ((4, 6, 2, 2), False)
 
 
+@pytest.mark.parametrize(
+    ("group_size", "info", "is_several"),
+    [
+        (None, None, False),
+        (1, {"world_size": 1}, False),
+        (1, {"world_size": "many"}, False),
+        (2, None, True),
+        (None, {"world_size": 8}, True),
+        (1, {"world_size": 8}, True),
+    ],
+)
+def test_why_no_kernel_communicates(group_size, info, is_several):
+    """A job of several processes has something to communicate: then the kernels were not recognised."""
+    args = {} if group_size is None else PARAMS | {"Group size": group_size}
+    events = [
+        event("cpu_op", "record_param_comms", 1, 9, **args),
+        event("user_annotation", "nccl:all_reduce", 2, 8),
+        kernel("gemm", 3, 9),
+    ]
+    metadata = {} if info is None else {"distributedInfo": info}
+    fact = summarize_distributed(build_timeline(make_trace(events, **metadata)))
+    assert ("was recognised" in fact.reason) == is_several
+    assert ("one process" in fact.reason) != is_several
+
+
+def launched(host, name, device_time=40):
+    """A kernel launched in a range of the host, and a gemm that is not."""
+    return fact_of(
+        step(0, 0, 100),
+        event("cpu_op", "record_param_comms", 8, 18),
+        event("cpu_op", host, 10, 15),
+        event("cuda_runtime", "urEnqueueKernelLaunch", 11, 13, correlation=1),
+        kernel(name, 20, 20 + device_time, correlation=1),
+        event("cpu_op", "aten::mm", 60, 70),
+        event("cuda_runtime", "urEnqueueKernelLaunch", 61, 63, correlation=2),
+        kernel("gemm_kernel", 70, 90, correlation=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "collective"),
+    [
+        ("xccl:all_reduce", "main_kernel_of_anybody", "all_reduce"),
+        ("nccl:all_reduce", "void mscclKernel_Sum_float<>()", "all_reduce"),
+        ("symm_mem::multimem_all_reduce_", "void mine<float>()", "multimem_all_reduce"),
+        ("symm_mem::one_shot_all_reduce", "void anything<float>()", "one_shot_all_reduce"),
+    ],
+)
+def test_kernels_launched_in_a_backends_range_communicate(host, name, collective):
+    fact = launched(host, name)
+    assert (fact.source, microseconds(fact.whole)) == ("device", (40, 20, 0, 40))
+    assert by_key(fact.collectives) == {(collective, None, None): (1, 40, None)}
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("nccl:all_gather", "void at::native::elementwise_kernel<>()"),  # torch copies around a collective
+        ("xccl:all_gather", "void at::native::xpu::cat<>()"),
+        ("symm_mem::fused_all_gather_matmul", "nvjet_tst"),
+        ("symm_mem::_async_input_mm", "cutlass"),
+        ("gloo:all_reduce", "some_copy"),
+        ("c10d::allreduce_", "some_copy"),
+        ("aten::mm", "gemm"),
+    ],
+)
+def test_other_kernels_launched_beside_communication_do_not(host, name):
+    events = launched(host, name)
+    if isinstance(events, Absent):
+        return
+    assert events.source == "host"  # gloo's own ranges
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ccl_allreduce_kernel<float>",
+        "void ccl::reduce<float>()",
+        "oneccl_allreduce_large",
+        "void multimem_all_reduce_kernel<float>",
+        "one_shot_all_reduce_kernel",
+        "void two_shot_all_reduce_kernel<>",
+        "void vllm::cross_device_reduce_1stage<__half, 2>",
+        "void oneShotAllReduceKernel<float>",
+        "mscclKernel_Sum_float",
+    ],
+)
+def test_kernels_that_communicate_by_their_names(name):
+    fact = fact_of(kernel(name, 0, 5), kernel("accl_gemm", 10, 12))
+    assert microseconds(fact.whole) == (5, 2, 0, 5)
+
+
+def test_calls_of_symmetric_memory_alone():
+    calls = fact_of(event("cpu_op", "symm_mem::one_shot_all_reduce", 0, 5))
+    assert isinstance(calls, Absent)
+    assert "symm_mem" in calls.reason
+
+
+def test_the_time_between_windows_is_in_no_ratio():
+    """Two windows of 20, each with 5 of communication."""
+    fact = fact_of(
+        *(step(n, at, at + 10) for n, at in ((5, 0), (6, 10), (55, 1_000), (56, 1_010))),
+        kernel(NCCL, 5, 10, 40),
+        kernel(NCCL, 1_005, 1_010, 40),
+    )
+    assert (fact.base, fact.base_ns, fact.num_steps) == ("steps", 40 * US, 4)
+    table = distributed_table({0: fact}, DEFAULT_OPTIONS)
+    assert table.rows[0] == ("ProfileStep", 40 * US, 1.0, 10 * US)
+    assert table.rows[1] == ("Communication", 10 * US, 0.25, 2.5 * US)
+    assert "2 stretches with time between them that is in no ratio" in " ".join(table.notes)
+
+
 def test_host_ranges_do_not_count_beside_kernels():
     fact = fact_of(event("user_annotation", "nccl:all_reduce", 0, 50), kernel(NCCL, 60, 70, 40))
     assert microseconds(fact.whole) == (10, 0, 0, 10)

@@ -148,6 +148,21 @@ def test_names_of_other_devices_do_not_tell_of_tensor_cores(call):
     assert rows(fact)["Cijk_Ailk_MI16x16x1"]["tensor_cores"] is None
 
 
+def test_the_devices_model_tells_that_its_kernels_names_do_not():
+    """As in a trace of ROCm without the runtime's calls."""
+    trace = make_trace(
+        [kernel("Cijk_Ailk_MI16x16x1", 5, 5)], deviceProperties=[{"id": 0, "name": "AMD MI300X"}]
+    )
+    fact = summarize_kernels(build_timeline(trace))
+    assert rows(fact)["Cijk_Ailk_MI16x16x1"]["tensor_cores"] is None
+
+
+def test_kernels_launched_in_a_communication_range_communicate():
+    call = host("cuda_runtime", "cudaLaunchKernel", 2, 2, correlation=1)
+    fact = summary(host("cpu_op", "symm_mem::x", 0, 9), call, kernel("mine", 15, 5, correlation=1))
+    assert [one.is_communication for one in fact.by_name] == [True]
+
+
 def test_an_operator_that_is_called_like_another_runtime_changes_nothing():
     fact = summary(host("cpu_op", "zeros", 0, 2), host("cpu_op", "hip", 3, 2), kernel("h884", 5, 5))
     assert rows(fact)["h884"]["tensor_cores"] == "yes"

@@ -134,6 +134,20 @@ def test_peaks_are_of_the_window():
     assert cpu.peak_reserved_bytes is None  # torch writes 0, but the CPU's allocator reserves nothing
 
 
+def test_levels_of_the_cpu_are_sums():
+    """Torch writes 0 for the shared memory that DataLoader workers send: it is no level."""
+    (cpu,) = summarize(
+        memory(10, -40, allocated=960, device_type=CPU),  # allocated before the window
+        memory(20, 100, allocated=0, device_type=CPU),
+        memory(30, 50, allocated=1010, device_type=CPU),
+        memory(40, -30, device_type=CPU),
+    ).devices
+    assert (cpu.begin_bytes, cpu.peak_allocated_bytes, cpu.end_bytes) == (0, 110, 80)
+    assert cpu.end_bytes == cpu.total.increased_bytes
+    (freed,) = summarize(memory(10, -40, allocated=5, device_type=CPU)).devices
+    assert (freed.begin_bytes, freed.peak_allocated_bytes, freed.end_bytes) == (0, 0, -40)
+
+
 def test_levels_that_were_not_recorded_are_none():
     (device,) = summarize(event("aten::a", 0, 100), memory(10, 5), memory(20, -5)).devices
     levels = (device.begin_bytes, device.peak_allocated_bytes, device.peak_reserved_bytes, device.end_bytes)
@@ -146,7 +160,10 @@ def test_levels_that_were_not_recorded_are_none():
         (1, 3, "GPU 3"),
         (6, 0, "GPU 0"),
         (12, 1, "XPU 1"),
-        (20, 2, "device type 20 2"),
+        (18, 0, "IPU 0"),
+        (19, 0, "MTIA 0"),
+        (20, 2, "PrivateUse1 2"),
+        (17, 2, "device type 17 2"),
         (-1, -1, "unknown device"),
     ],
 )
@@ -184,7 +201,7 @@ def test_table():
         (1, ("aten::a", 0, 1, 0, 30, -30, None, None, None, None)),
     ]
     assert not any("unknown" in note for note in table.notes)
-    assert any("On the CPU" in note for note in table.notes)
+    assert any("below 0 where more was freed" in note for note in table.notes)
 
 
 def test_table_of_several_ranks():

@@ -101,6 +101,41 @@ def test_a_range_that_outlives_the_function_that_opened_it():
     }  # fmt: skip
 
 
+def test_an_operator_does_not_outlive_the_function_that_called_it():
+    """Its kernel is its own: by rounding, or by a lost event, it ends after the function around it."""
+    trace = make(
+        timed("python_function", "f", 0, 9),
+        timed("cpu_op", "aten::mm", 2, 10, **{"External id": 1}),
+        timed("cuda_runtime", "cudaLaunchKernel", 4, 6, correlation=7),
+        timed("cuda_runtime", "cudaFree", 7, 11),
+        timed("kernel", "gemm", 12, 20, tid=7, correlation=7),
+    )
+    assert tree(trace) == {
+        "f": None, "aten::mm": "f", "cudaLaunchKernel": "aten::mm", "cudaFree": "aten::mm", "gemm": None,
+    }  # fmt: skip
+    assert link(trace) == (["cudaLaunchKernel"], ["aten::mm"], [4])
+
+
+@pytest.mark.parametrize(("cat", "name"), [("user_annotation", "mine"), ("Operator", "Optimizer.step#SGD")])
+def test_ranges_of_all_versions_outlive_functions(cat, name):
+    trace = make(
+        timed("python_function", "enter", 0, 9),
+        timed(cat, name, 2, 30),
+        timed("cpu_op", "op", 12, 20),
+    )
+    assert tree(trace) == {"enter": None, name: None, "op": name}
+
+
+@pytest.mark.parametrize("depth", [1, 10, 64, 65, 500])
+def test_a_range_outlives_so_many_functions_and_no_more(depth):
+    """Deeper than any real range is opened it ends with the function, so that no file takes long."""
+    functions = [timed("python_function", f"f{n}", n, 2000 - n) for n in range(depth)]
+    trace = make(*functions, timed("user_annotation", "mine", 600, 3000), timed("cpu_op", "op", 2500, 2600))
+    parents = tree(trace)
+    assert parents["mine"] == (None if depth <= 64 else f"f{depth - 65}")
+    assert parents["op"] == ("mine" if depth <= 64 else None)
+
+
 # Against a slow implementation
 
 
@@ -114,7 +149,9 @@ def host_events(draw):
         st.lists(st.tuples(cats, st.integers(0, 12), st.integers(0, 9), st.integers(1, 2)), max_size=14)
     )
     return [
-        timed(cat, f"e{n}", begin, begin + length, tid) for n, (cat, begin, length, tid) in enumerate(events)
+        # Every third operator is a range, as old torch wrote them.
+        timed(cat, f"e{n}" if n % 3 else f"Optimizer.step#{n}", begin, begin + length, tid)
+        for n, (cat, begin, length, tid) in enumerate(events)
     ]
 
 
@@ -128,7 +165,10 @@ def slow_parents(trace):
                 continue
             begin, end = int(trace.begin_ns[row]), int(trace.end_ns[row])
             around = [other for other in order if ends[other] > begin]
-            if trace.category[row] != Category.PYTHON_FUNCTION:
+            is_range = trace.category[row] == Category.USER_ANNOTATION or (
+                trace.category[row] == Category.CPU_OP and trace.name_of(row).startswith("Optimizer.")
+            )
+            if is_range:
                 while (
                     around
                     and ends[around[-1]] < end

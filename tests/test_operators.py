@@ -371,7 +371,7 @@ def test_callers_from_python_events():
 
 
 def test_callers_from_stacks_of_torch_1():
-    stack = "/env/torch/nn/functional.py(9): linear;/home/train.py(12): step;/home/train.py(40): main"
+    stack = "/env/site-packages/torch/nn/f.py(9): linear;/home/train.py(12): step;/home/train.py(40): main"
     fact = summarize(op("f", 0, 5, **{"Call stack": stack}), op("g", 10, 12), op("f", 20, 21))
     rows = cells(operators_table({0: fact}, DEFAULT))
     assert rows["f"]["called_from"] == "/home/train.py(12): step"
@@ -385,10 +385,20 @@ def test_callers_from_stacks_of_torch_1():
         ("train.py(12): step", True),
         ("/a/pytorch/b.py(1): <module>", True),
         ("/a (copy)/train.py(1): <module>", True),
-        ("lightning/pytorch/loops/fit_loop.py(3): run", True),
+        ("/home/me/torch/train.py(3): run", True),
+        ("experiments/torch/train.py(3): run", True),
+        ("/home/me/lightning/pytorch/x.py(3): run", True),
+        ("lightning/data/x.py(3): run", True),
+        ("lightning/pytorch/loops/fit_loop.py(3): run", False),
+        ("/x/dist-packages/lightning/fabric/strategies/ddp.py(3): f", False),
+        ("/x/site-packages/pytorch_lightning/trainer.py(3): f", False),
+        ("lightning_fabric/wrappers.py(3): f", False),
+        ("/src/lightning_modelprof/measure/phases.py(3): f", False),
+        ("my_lightning_modelprof/x.py(3): f", True),
         ("torch/nn/modules/linear.py(134): forward", False),
         ("/x/site-packages/torch/_tensor.py(5): backward", False),
-        ("C:\\x\\torch\\_tensor.py(5): backward", False),
+        ("C:\\x\\site-packages\\torch\\_tensor.py(5): backward", False),
+        ("torch\\_tensor.py(5): backward", False),
         ("lightning_modelprof/measure/phases.py(3): f", False),
         ("<built-in method run of X object at 0x7f>", False),
         ("<string>(2): __init__", False),

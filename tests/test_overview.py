@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.model_summary import summarize_model
 from lightning_modelprof.analysis.overview import (
     DEVICE_TYPES,
     HOST_TYPES,
@@ -66,7 +67,6 @@ def test_each_type():
         event("user_annotation", "Optimizer.zero_grad#SGD.zero_grad", 80, 84),
         event("user_annotation", "my range", 85, 90),
         event("user_annotation", "[pl][profile]run_training_batch", 0, 100),
-        event("user_annotation", "modelprof: forward", 10, 30),
         event("python_function", "train.py(1): main", 0, 95),
         event("overhead", "Activity Buffer Request", 96, 97),
         event("Trace", "PyTorch Profiler (0)", 0, 100),
@@ -210,9 +210,12 @@ def test_table_of_several_ranks():
         ("ProfileStep", 2, 200 * US, 1.0, None, None),
         ("Operator", 2, 60 * US, 0.3, None, None),
         ("Runtime", 2, 8 * US, 0.04, None, None),
-        ("Kernel", 1, None, None, 25 * US, 0.125),
+        ("Kernel", 1, None, None, 25 * US, 0.25),  # rank 1 has no device
     )
-    assert any("sums of 2 ranks" in note for note in table.notes)
+    assert any("sums of 2 ranks" in note and "without rank 1," in note for note in table.notes)
+    same = overview_table({0: overview(10, 60, (0, 25)), 1: overview(0, 10, (0, 35))}, DEFAULT_OPTIONS)
+    assert same.rows[-1] == ("Kernel", 2, None, None, 60 * US, 0.3)
+    assert not any("without rank" in note for note in same.notes)
     assert table.notes[-1] == "Without rank 3: its file is damaged."
 
 
@@ -230,9 +233,79 @@ def test_dropped_steps_are_named():
         event("kernel", "gemm", 2, 5, "stream 7", correlation=1),
         step(1, 10, 20),
     )
-    assert found.dropped == (1,)
+    assert found.device_steps_ns == 10 * US
     table = overview_table({0: found}, DEFAULT_OPTIONS)
-    assert any(note.endswith("incomplete: 1.") for note in table.notes)
+    assert any(note.startswith("Steps left out at the end: 1. ") for note in table.notes)
+
+
+def test_time_between_windows_is_in_no_ratio():
+    """Two windows of 20 with the device busy in 30 of these 40, and in 10 between them."""
+    found = summarize(
+        *(step(n, at, at + 10) for n, at in ((5, 0), (6, 10), (55, 1_000), (56, 1_010))),
+        event("kernel", "gemm", 5, 25, "stream 7"),
+        event("kernel", "gemm", 995, 1_015, "stream 7"),
+    )
+    assert found.device_steps_ns == 40 * US
+    assert [(one.key, one.total_ns, one.ratio) for one in found.device] == [("kernel", 30 * US, 0.75)]
+    assert found.notes == (
+        "The steps are 2 stretches with time between them that is in no ratio: 5 to 6, 55 to 56.",
+    )
+
+
+def own_trace(*own):
+    """A step around an optimizer step with a closure: backward [20, 50), the step itself [50, 60)."""
+    return make_trace(
+        [
+            step(0, 0, 100),
+            event("user_annotation", "Optimizer.step#SGD.step", 10, 60),
+            event("cpu_op", "aten::mm", 12, 18),
+            event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 20, 50, 2),
+            event("user_annotation", "Optimizer.zero_grad#SGD.zero_grad", 18, 20),
+            *own,
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "optimization", "zero_grad"),
+    [
+        ((), 10, 2),
+        # With this package's ranges: the optimizer's is the innermost one in [10, 12) and [48, 62).
+        (
+            (
+                event("user_annotation", "modelprof: optimizer", 10, 62),
+                event("user_annotation", "modelprof: forward", 12, 18),
+                event("user_annotation", "modelprof: zero_grad", 18, 21),
+                event("user_annotation", "modelprof: backward", 21, 48),
+            ),
+            16,
+            3,
+        ),
+    ],
+)
+def test_optimization_is_that_of_the_model_summary(own, optimization, zero_grad):
+    """Without the forward and backward that Lightning runs in the optimizer's closure."""
+    timeline = build_timeline(own_trace(*own))
+    found = summarize_overview(timeline)
+    assert {key: time for key, time in times(found.host).items() if key in {"optimization", "zero_grad"}} == {
+        "optimization": (1, optimization),
+        "zero_grad": (1, zero_grad),
+    }
+    rows = {row.key: row for row in summarize_model(timeline).rows}
+    for one in found.host:
+        if one.key in {"optimization", "zero_grad"}:
+            row = rows["optimizer" if one.key == "optimization" else one.key]
+            assert (one.calls, one.total_ns, one.ratio) == (row.calls, row.host_total_ns, row.host_ratio)
+    assert any("closure" in note for note in overview_table({0: found}, DEFAULT_OPTIONS).notes)
+
+
+def test_empty_steps_are_called_empty():
+    events = [step(0, 0, 0), step(1, 10, 10), event("cpu_op", "aten::a", 0, 20)]
+    assert "empty" in summarize_model(build_timeline(make_trace(events))).reason
+    found = summarize(*events)
+    assert found.notes == (
+        "The trace's ProfilerStep ranges are empty, of length 0: step 0 is the span of its host operators.",
+    )
 
 
 # The oracle: looks at every microsecond, with nothing but loops.
@@ -242,7 +315,6 @@ KINDS = {
     ("cpu_op", "autograd::engine::evaluate_function: MmBackward0"): "backward",
     ("cuda_runtime", "cudaFree"): "runtime",
     ("user_annotation", LOADER): "dataloader",
-    ("user_annotation", "Optimizer.step#Adam.step"): "optimization",
     ("cpu_op", "gloo:all_reduce"): "communication",
     ("user_annotation", "mine"): "user_defined",
     ("python_function", "f"): "python_function",

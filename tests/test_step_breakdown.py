@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -137,7 +139,7 @@ def test_cpu_only_trace():
     assert breakdown.shares[-2:] == (0.6, 0.4)
 
 
-def three_steps(last_launches):
+def three_steps(last_kernels, last_launches=5, **metadata):
     """Steps of 10 with kernels that lag by 5 behind; the last one has some of them."""
     events = [("kernel", "left over", 0, 3, None, "s7")]
     for number, begin in enumerate((0, 10, 20)):
@@ -145,20 +147,50 @@ def three_steps(last_launches):
         for index in range(5 if number < 2 else last_launches):
             correlation = 10 * number + index
             events.append(("cuda_runtime", "launch", begin + index, begin + index + 1, correlation))
-            events.append(("kernel", "k", begin + 5 + 2 * index, begin + 7 + 2 * index, correlation, "s7"))
-    return make(*events)
+            if number < 2 or index < last_kernels:
+                device = ("kernel", "k", begin + 5 + 2 * index, begin + 7 + 2 * index, correlation, "s7")
+                events.append(device)
+    return make(*events, **metadata)
 
 
-@pytest.mark.parametrize(("launches", "kept"), [(0, (0, 1)), (3, (0, 1)), (4, (0, 1, 2)), (5, (0, 1, 2))])
-def test_bounds_follow_the_device_and_the_tail_goes(launches, kept):
-    breakdown = break_down(three_steps(launches))
+@pytest.mark.parametrize(("kernels", "kept"), [(0, (0, 1)), (3, (0, 1)), (4, (0, 1, 2)), (5, (0, 1, 2))])
+@pytest.mark.parametrize("metadata", [{}, {TRACE_METADATA_KEY: {"recorded_steps": [0, 1, 2]}}])
+def test_bounds_follow_the_device_and_the_tail_goes(kernels, kept, metadata):
+    """Of the 5 launches in the last step 4 must have their kernel, whoever recorded it."""
+    breakdown = break_down(three_steps(kernels, **metadata))
     # Step 0 begins after the left-over kernel; each lasts to its last kernel, where the next one begins.
-    bounds = {0: 15 - 3, 1: 10, 2: 35 - 25 if launches == 5 else 33 - 25}
+    bounds = {0: 15 - 3, 1: 10, 2: 35 - 25 if kernels == 5 else 33 - 25}
     assert [(one.number, one.total_ns) for one in breakdown.steps] == [
         (number, bounds[number] * US) for number in kept
     ]
     assert parts_us(breakdown)[1] == (1, 10, {"kernel": 10})
     assert len(breakdown.notes) == (len(kept) < 3)
+
+
+@pytest.mark.parametrize("launches", [1, 2, 3, 4])
+def test_a_last_step_with_less_to_do_is_complete(launches):
+    """As where gradients are accumulated; the removed plugin dropped it below 0.8 of the step before."""
+    breakdown = break_down(three_steps(launches, launches))
+    assert [one.number for one in breakdown.steps] == [0, 1, 2]
+    assert breakdown.notes == ()
+
+
+def test_a_last_step_without_launches_is_no_step_unless_it_was_recorded_as_one():
+    """What follows the last call of profiler.step() without a schedule."""
+    assert [one.number for one in break_down(three_steps(0, 0)).steps] == [0, 1]
+    ours = three_steps(0, 0, **{TRACE_METADATA_KEY: {"recorded_steps": [0, 1, 2]}})
+    assert [one.number for one in break_down(ours).steps] == [0, 1, 2]
+
+
+def test_calls_that_never_have_a_kernel_are_no_launches():
+    """A set of 0 bytes has no device event; nor have calls by whose name none was ever launched."""
+    events = []
+    for number, begin in enumerate((0, 10)):
+        events += [step(number, begin, begin + 10), ("cuda_runtime", "launch", begin, begin + 1, begin + 1)]
+        events.append(("kernel", "k", begin + 2, begin + 5, begin + 1, "s7"))
+        events += [("cuda_runtime", "cudaFree", begin + 6, begin + 7, begin + n) for n in (2, 3, 4)]
+        events += [("cuda_runtime", "launch", begin + 8, begin + 9, begin + 5)]  # in both without a kernel
+    assert [one.number for one in break_down(make(*events)).steps] == [0, 1]
 
 
 @pytest.mark.parametrize(("left_over_until", "begin"), [(4, 4), (5, 0), (6, 0)])
@@ -220,7 +252,12 @@ def test_table_without_device_and_without_steps():
     assert all(row[2:5] == (None, None, None) for row in table.rows)
     for name in ("Mean", "step 0"):
         (row,) = (row for row in table.rows if row[0] == name)
-        assert row[1:2] + row[5:] == (10 * US, 0, 0, 0, 0, 10 * US)
+        assert row[1:2] + row[5:] == (10 * US, 0, None, 0, 0, 10 * US)
+    assert any("Runtime is not measured" in note for note in table.notes)
+    called = break_down(make(step(0, 0, 10), ("cuda_runtime", "cudaFree", 2, 5)))
+    table = step_breakdown_table({0: called}, OPTIONS)
+    assert table.rows[0][1:] == (10 * US, None, None, None, 0, 3 * US, 0, 0, 7 * US)
+    assert not any("Runtime is not measured" in note for note in table.notes)
     absent = step_breakdown_table({0: NO_STEP}, OPTIONS)
     assert (absent.rows, absent.absent_reason) == ((), NO_STEP.reason)
 
@@ -230,22 +267,28 @@ def test_table_without_device_and_without_steps():
 
 def ranks():
     """Rank 0 has a device and steps of 10 and 30, rank 1 has none and one step of 20."""
+    kernel, call = ("kernel", "k", 2, 8, None, "s7"), ("cuda_runtime", "cudaFree", 9, 10)
     return (
-        break_down(make(step(0, 0, 10), step(1, 10, 40), ("kernel", "k", 2, 8, None, "s7"))),
+        break_down(make(step(0, 0, 10), step(1, 10, 40), kernel, call)),
         break_down(make(step(0, 0, 20), ("cpu_op", "aten::mm", 5, 20))),
     )
 
 
 def test_pooled_ranks():
-    """Of 60 microseconds 6 are in the kernel, 15 in the operator, 39 in neither."""
-    pooled = pool_breakdowns(ranks())
+    """Of 40 + 20 microseconds 6 are in the kernel, 1 in the call, 15 in the operator, 38 in none."""
+    device, host = ranks()
+    also = break_down(make(step(0, 0, 20), ("cpu_op", "aten::mm", 5, 20), ("kernel", "k", 0, 0, None, "s7")))
+    pooled = pool_breakdowns([device, also])
     assert [(one.number, one.total_ns // US) for one in pooled.steps] == [(0, 10), (1, 30), (0, 20)]
     assert pooled.mean_total_ns == 20 * US
-    expected = {"kernel": 6, "cpu_exec": 15, "other": 39}
+    expected = {"kernel": 6, "runtime": 1, "cpu_exec": 15, "other": 38}
     sums = [expected.get(key, 0) for key in STEP_CATEGORIES]
     assert pooled.mean_parts_ns == pytest.approx([value * US / 3 for value in sums])
     assert pooled.shares == pytest.approx([value / 60 for value in sums])
     assert pooled.has_device
+    # What was not measured is not 0: without a device a rank says nothing about the mean Kernel.
+    assert pool_breakdowns([device, host]) == device
+    assert pool_breakdowns([host, host]).mean_total_ns == 20 * US
 
 
 def test_notes_of_ranks_come_once():
@@ -260,11 +303,16 @@ def test_table_of_ranks():
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == ["Mean", "Share", "rank 0 mean", "rank 3 mean"]
     assert table.row_units == (Unit.DURATION_NS, Unit.RATIO, Unit.DURATION_NS, Unit.DURATION_NS)
-    assert rows["rank 0 mean"] == (20 * US, 3 * US, 0, 0, 0, 0, 0, 0, 17 * US)
+    assert rows["rank 0 mean"] == (20 * US, 3 * US, 0, 0, 0, 0.5 * US, 0, 0, 16.5 * US)
     # Rank 3 has no device: a dash, not a zero.
-    assert rows["rank 3 mean"] == (20 * US, None, None, None, 0, 0, 0, 15 * US, 5 * US)
-    assert rows["Mean"] == pytest.approx((20 * US, 2 * US, 0, 0, 0, 0, 0, 5 * US, 13 * US))
-    assert rows["Share"] == pytest.approx((1, 0.1, 0, 0, 0, 0, 0, 0.25, 0.65))
+    assert rows["rank 3 mean"] == (20 * US, None, None, None, 0, None, 0, 15 * US, 5 * US)
+    assert rows["Mean"] == rows["rank 0 mean"]
+    assert rows["Share"] == pytest.approx((1, 0.15, 0, 0, 0, 0.025, 0, 0, 0.825))
+    assert "Without rank 3 in Mean and Share: it has no device events." in table.notes
+    both = step_breakdown_table({0: device, 3: host, 4: host}, OPTIONS)
+    assert "Without ranks 3, 4 in Mean and Share: they have no device events." in both.notes
+    none = step_breakdown_table({3: host, 4: host}, OPTIONS)
+    assert not any("in Mean and Share" in note for note in none.notes)
     assert f"Without rank 7: {NO_STEP.reason}." in table.notes
     absent = step_breakdown_table({0: Absent("why"), 1: NO_STEP}, OPTIONS)
     assert (absent.rows, absent.absent_reason) == ((), f"why; {NO_STEP.reason}")
@@ -315,13 +363,14 @@ def oracle(steps, events):
         for point in range(start, reached):
             counts[owner(point, steps, events)] += 1
         result.append((reached - start, counts))
-    while by_a_step and not launched[len(result) - 1]:
-        result.pop()
-    if (
-        len(result) > 1
-        and by_a_step
-        and len(launched[len(result) - 1]) * 10 < 8 * len(launched[len(result) - 2])
-    ):
+    # All launches are called cudaFree; they are complete where a device event has their number.
+    with_device = {event[4] for event in events if event[0] in ON_DEVICE} - {None}
+    done = []
+    for begin, end in steps:
+        calls = [e for e in events if e[0] == "cuda_runtime" and e[4] is not None and begin <= e[2] < end]
+        done.append(Fraction(sum(e[4] in with_device for e in calls), len(calls)) if calls else None)
+    best = max((part for part in done if part is not None), default=0)
+    while best and (done[len(result) - 1] is None or done[len(result) - 1] < Fraction(8, 10) * best):
         result.pop()
     return result
 

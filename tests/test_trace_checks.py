@@ -56,7 +56,6 @@ def without(*dropped):
 
 def test_nothing_is_said_about_sound_traces():
     assert checks(*SOUND) == ()
-    assert checks() == ()
     assert checks(timed("cpu_op", "op", 0, 5)) == ()
     assert checks(*[event for event in SOUND if event["cat"] != "kernel"]) == ()  # of the host alone
     assert checks(*SOUND, WARNING=["WARNING: 12 events processed"], ERROR=[], INFO=["3 dropped"]) == ()
@@ -192,6 +191,15 @@ def test_short_steps_may_lie_further_apart_than_their_length():
     """Steps of 0.1 ms with 0.9 ms between them: below a millisecond nothing is said."""
     assert checks(*[step(n, n * 1_000, 100) for n in range(4)]) == ()
     assert len(checks(*[step(n, n * 1_101, 100) for n in range(4)])) == 1
+
+
+def test_steps_of_the_same_number():
+    """Two windows in one file; of many numbers the first are named."""
+    (note,) = checks(*SOUND, step(2, 10 * STEP), step(3, 11 * STEP))
+    assert note.startswith("Several steps have the same number (steps 2, 3): ")
+    twice = [step(n % 5, n * STEP) for n in range(10)]
+    (note,) = checks(*twice)
+    assert "(steps 0, 1, 2 and 2 more)" in note
 
 
 def test_the_longest_gap_is_named_and_missing_numbers_are_none():

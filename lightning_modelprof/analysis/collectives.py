@@ -12,7 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.enclosing import nearest_around
-from lightning_modelprof.analysis.event_names import is_communication_operator
+from lightning_modelprof.analysis.event_names import (
+    SYMMETRIC_MEMORY_PREFIX,
+    is_communication_operator,
+    launches_communication,
+)
 from lightning_modelprof.analysis.grouping import distinct
 from lightning_modelprof.analysis.tally import Tally, add_up, tally_by
 from lightning_modelprof.analysis.timeline import Timeline
@@ -157,7 +161,9 @@ def _labels(
     if source == "device":
         place = np.searchsorted(trace.device.event, rows)
         host = np.where(launch.runtime[place] >= 0, launch.runtime[place], launch.operator[place])
-        is_range = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & timeline.is_communication
+        is_range = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & (
+            timeline.is_communication | trace.is_named(launches_communication)
+        )
         around = nearest_around(timeline, host, is_range, or_itself=True)
         named_as = np.where(around >= 0, trace.name[around], named_as)
     described = nearest_around(timeline, host, trace.collective >= 0, or_itself=True)
@@ -172,6 +178,8 @@ def _plain_name(text: str, one: Collective | None) -> str:
         recorded = one.name
     elif is_communication_operator(text):
         recorded = text.partition(":")[2]
+    elif text.startswith(SYMMETRIC_MEMORY_PREFIX):
+        recorded = text.removeprefix(SYMMETRIC_MEMORY_PREFIX).rstrip("_")
     else:
         found = _KERNEL_NAME.search(text)
         recorded = text.partition("(")[0] if found is None else found.group(1)

@@ -6,8 +6,6 @@ Source of the devices' figures: the Overview of torch_tb_profiler (pytorch/kinet
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -16,9 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.device_properties import (
+    DeviceProperties,
+    amount,
+    device_properties,
+    whole,
+)
 from lightning_modelprof.analysis.event_names import uses_tensor_cores
 from lightning_modelprof.analysis.grouping import by_name
-from lightning_modelprof.analysis.intervals import length, union
+from lightning_modelprof.analysis.intervals import Intervals, length, union
 from lightning_modelprof.analysis.kernels import tell_tensor_cores
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.analysis.timeline import Timeline
@@ -96,42 +100,57 @@ class DeviceUsage:
     Attributes:
         host: ``None`` when the trace does not hold the processors' times.
         devices: those that have device events, by number.
-        span: begin and end of the time that the devices' figures cover; ``None`` without devices.
+        span: begin and end of the time that the devices' figures cover; ``None`` without devices. Time
+            between kept steps that do not follow each other is no part of it.
         covers: from what to what that time is; ``None`` without devices.
+        notes: caveats.
     """
 
     host: HostUsage | None
     devices: tuple[OneDevice, ...]
     span: tuple[int, int] | None
     covers: Covers | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Properties:
-    """What the file says of a device."""
-
-    name: str | None = None
-    memory_bytes: int | None = None
-    compute_capability: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def summarize_device_usage(timeline: Timeline) -> DeviceUsage | Absent:
     """How busy the processors were in the window, and each device from the first kept step to the last."""
     trace = timeline.trace
     host = _host_usage(trace.metadata)
-    span = timeline.span or timeline.device_span
-    if not timeline.has_device or span is None:
+    span, stretches = timeline.span, timeline.stretches
+    covers: Covers = "steps" if timeline.steps is None or timeline.steps.has_ranges else "operators"
+    if span is None or stretches is None:
+        covers, span = "device events", timeline.device_span
+        stretches = np.array([span or (0, 0)], np.int64)
+    if span is None or not timeline.has_device:
         return _ABSENT if host is None else DeviceUsage(host=host, devices=(), span=None, covers=None)
-    covers: Covers = "device events"
-    if timeline.span is not None and timeline.steps is not None:
-        covers = "steps" if timeline.steps.has_ranges else "operators"
     on_tensor_cores = _on_tensor_cores(trace) if tell_tensor_cores(trace) else None
-    properties = _properties(trace.metadata.get("deviceProperties"))
+    properties = device_properties(trace)
     devices = tuple(
-        _one_device(timeline, number, span, on_tensor_cores, properties.get(number, _Properties()))
+        _one_device(timeline, number, stretches, on_tensor_cores, properties.get(number, DeviceProperties()))
         for number in np.unique(trace.device.device).tolist()
     )
-    return DeviceUsage(host=host, devices=devices, span=span, covers=covers)
+    notes = () if timeline.bounds is None else timeline.bounds.notes
+    return DeviceUsage(host=host, devices=devices, span=span, covers=covers, notes=notes)
+
+
+def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.int64]:
+    """Where moments are when the time outside the stretches is cut out.
+
+    Args:
+        time_ns: shape (n,).
+        stretches: an interval set.
+
+    Returns:
+        Nanoseconds of the stretches that have passed at each moment, shape (n,).
+    """
+    if not len(stretches):
+        return np.zeros_like(time_ns)
+    lasts_ns = stretches[:, 1] - stretches[:, 0]
+    index = np.maximum(np.searchsorted(stretches[:, 0], time_ns, side="right") - 1, 0)
+    passed_ns = np.clip(time_ns - stretches[index, 0], 0, lasts_ns[index])
+    joined: NDArray[np.int64] = (np.cumsum(lasts_ns) - lasts_ns)[index] + passed_ns
+    return joined
 
 
 def integrate_capped(
@@ -163,28 +182,28 @@ def _on_tensor_cores(trace: Trace) -> NDArray[np.bool_]:
 def _one_device(
     timeline: Timeline,
     number: int,
-    span: tuple[int, int],
+    stretches: Intervals,
     on_tensor_cores: NDArray[np.bool_] | None,
-    properties: _Properties,
+    properties: DeviceProperties,
 ) -> OneDevice:
     """The figures of one device.
 
     Args:
         timeline: the trace, with m device events.
         number: of the device.
-        span: begin and end of what the figures cover.
+        stretches: what the figures cover.
         on_tensor_cores: which device events have the name of a kernel on tensor cores, shape (m,);
             ``None`` when names do not tell.
         properties: what the file says of the device.
     """
     trace, device = timeline.trace, timeline.trace.device
-    all_begin_ns = np.maximum(trace.begin_ns[device.event], span[0])
-    all_end_ns = np.minimum(trace.end_ns[device.event], span[1])
+    all_begin_ns = joined_time(trace.begin_ns[device.event], stretches)
+    all_end_ns = joined_time(trace.end_ns[device.event], stretches)
     work = np.flatnonzero((device.device == number) & (all_begin_ns < all_end_ns))
     kernel = work[trace.category[device.event[work]] == Category.KERNEL]
     begin_ns, end_ns = all_begin_ns[kernel], all_end_ns[kernel]
     time_ns = end_ns - begin_ns
-    kernel_ns, span_ns = int(time_ns.sum()), span[1] - span[0]
+    kernel_ns, span_ns = int(time_ns.sum()), length(stretches)
     blocks, occupancy = device.blocks_per_sm[kernel], device.occupancy[kernel]
     counted, rated = np.isfinite(blocks) & (blocks >= 0), np.isfinite(occupancy)
     rated_ns = int(time_ns[rated].sum())
@@ -211,58 +230,10 @@ def _host_usage(metadata: Mapping[str, Any]) -> HostUsage | None:
     cpu = ours.get("cpu") if isinstance(ours, dict) else None
     if not isinstance(cpu, dict):
         return None
-    elapsed_ns = _amount(cpu.get("elapsed_ns"))
+    elapsed_ns = amount(cpu.get("elapsed_ns"))
     return HostUsage(
-        process=share(_amount(cpu.get("process_ns")), elapsed_ns),
-        workers=share(_amount(cpu.get("workers_ns")), elapsed_ns),
-        system=share(_amount(cpu.get("system_busy_ns")), _amount(cpu.get("system_total_ns"))),
-        num_cpus=_whole(cpu.get("num_cpus")),
+        process=share(amount(cpu.get("process_ns")), elapsed_ns),
+        workers=share(amount(cpu.get("workers_ns")), elapsed_ns),
+        system=share(amount(cpu.get("system_busy_ns")), amount(cpu.get("system_total_ns"))),
+        num_cpus=whole(cpu.get("num_cpus")) or None,
     )
-
-
-def _amount(value: object) -> int | float | None:
-    """The value if it is a number that can be an amount: anybody may have edited the file."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if 0 <= value < 2**63 else None
-
-
-def _whole(value: object) -> int | None:
-    """The value if it is a positive whole number."""
-    amount = _amount(value)
-    return amount if isinstance(amount, int) and amount > 0 else None
-
-
-def _properties(written: object) -> dict[int, _Properties]:
-    """What the file says of each device, by its number; nothing from what cannot be understood.
-
-    Args:
-        written: ``deviceProperties``: a list, or its text in JSON or Python, as some tools save it.
-    """
-    entries = _from_text(written) if isinstance(written, str) else written
-    found: dict[int, _Properties] = {}
-    for entry in entries if isinstance(entries, list) else []:
-        number = entry.get("id") if isinstance(entry, dict) else None
-        if not isinstance(number, int):
-            continue
-        name = entry.get("name")
-        major, minor = _amount(entry.get("computeMajor")), _amount(entry.get("computeMinor"))
-        has_capability = isinstance(major, int) and isinstance(minor, int)
-        found[number] = _Properties(
-            name=name if isinstance(name, str) and name else None,
-            memory_bytes=_whole(entry.get("totalGlobalMem")),
-            compute_capability=f"{major}.{minor}" if has_capability else None,
-        )
-    return found
-
-
-def _from_text(text: str) -> object:
-    """The value of a text in JSON or Python, ``None`` when it is neither."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None

@@ -20,12 +20,16 @@ Base = Literal["steps", "operators", "device"]
 
 _NO_COMMUNICATION: Final = Absent("the trace has no communication")
 _ONLY_CALLS: Final = Absent(
-    "the trace has calls of c10d, but neither kernels that communicate nor a backend's ranges on the host,"
-    " so how long communication took was not recorded"
+    "the trace has calls of c10d or symm_mem, but neither kernels that communicate nor a backend's ranges on"
+    " the host, so how long communication took was not recorded"
 )
-_NO_COMMUNICATING_KERNEL: Final = Absent(
+_ONE_PROCESS: Final = Absent(
     "no kernel of the trace communicates, though the host asked NCCL for it: a job of one process has nothing"
     " to communicate"
+)
+_NOT_RECOGNISED: Final = Absent(
+    "no kernel of the trace was recognised as one that communicates, though the host asked for communication"
+    " and the job has several processes"
 )
 
 
@@ -59,9 +63,11 @@ class Distributed:
         in_steps: inside the kept steps; ``None`` when the trace has no ``ProfilerStep`` ranges.
         num_steps: how many steps were kept.
         base: whose span ``base_ns`` is; ``None`` without steps, operators and device events.
-        base_ns: length of that span; ``None`` without one. Communication outside of the steps counts in
-            ``whole``, which can then be longer than this.
+        base_ns: length of that span, without the time between kept steps that do not follow each other;
+            ``None`` without one. Communication outside of the steps counts in ``whole``, which can then be
+            longer than this.
         collectives: longest total first.
+        notes: caveats.
     """
 
     source: Source
@@ -72,6 +78,7 @@ class Distributed:
     base: Base | None
     base_ns: int | None
     collectives: tuple[CollectiveTime, ...]
+    notes: tuple[str, ...]
 
 
 def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
@@ -112,6 +119,7 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
         base=base,
         base_ns=base_ns,
         collectives=find_collectives(timeline, rows, source),
+        notes=() if timeline.bounds is None or base == "device" else timeline.bounds.notes,
     )
 
 
@@ -122,8 +130,16 @@ def _asks_a_device(name: str) -> bool:
 
 def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
     if was_asked:
-        return _NO_COMMUNICATING_KERNEL
+        return _NOT_RECOGNISED if _has_several_processes(trace) else _ONE_PROCESS
     return _ONLY_CALLS if trace.is_named(is_collective_call).any() else _NO_COMMUNICATION
+
+
+def _has_several_processes(trace: Trace) -> bool:
+    """Whether the trace says that its job has several processes, or a group of it."""
+    noted = trace.metadata.get("distributedInfo")
+    sizes = [one.group_size for one in trace.collectives]
+    sizes += [noted.get("world_size")] if isinstance(noted, dict) else []
+    return any(isinstance(size, int) and size > 1 for size in sizes)
 
 
 def _overlap(communication: Intervals, computation: Intervals | None) -> Overlap:
@@ -159,4 +175,5 @@ def _base(timeline: Timeline) -> tuple[Base | None, int | None]:
         span, base = timeline.device_span, "device"
     if span is None:
         return None, None
-    return base, span[1] - span[0]
+    stretches = timeline.stretches
+    return base, span[1] - span[0] if stretches is None else length(stretches)

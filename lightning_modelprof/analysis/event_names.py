@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
@@ -14,9 +15,26 @@ LIGHTNING_PREFIX: Final = "[pl]"
 MODULE_PREFIXES: Final = ("nn.Module: ", "[pl][module]")
 """Of the ranges that torch (``with_modules``) and Lightning's PyTorchProfiler write around a module."""
 
-_COMMUNICATION_LIBRARIES: Final = ("nccl", "rccl", "oneccl")
+_COMMUNICATION_KERNELS: Final = (
+    "nccl",
+    "rccl",
+    "msccl",
+    "oneccl",
+    # Without a library: symmetric memory of torch, custom all-reduces of vLLM, FlashInfer and TensorRT-LLM.
+    "multimem_",
+    "one_shot_all_reduce",
+    "two_shot_all_reduce",
+    "oneshotallreduce",
+    "twoshotallreduce",
+    "cross_device_reduce",
+)
+_ONECCL_KERNEL: Final = re.compile(r"\bccl(?:_|::)")
+"""``ccl_allreduce_kernel``, but not ``nccl_...``."""
 _COMMUNICATION_OPERATORS: Final = ("nccl:", "rccl:", "gloo:", "mpi:", "ucc:", "xccl:")
-_COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms")
+_LAUNCHING_BACKENDS: Final = ("nccl:", "rccl:", "ucc:", "xccl:")
+"""Those that communicate by kernels: what else is launched in gloo's ranges are copies."""
+SYMMETRIC_MEMORY_PREFIX: Final = "symm_mem::"
+_COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms", SYMMETRIC_MEMORY_PREFIX)
 
 _RANGES: Final = (
     STEP_RANGE_PREFIX,
@@ -70,7 +88,22 @@ def uses_tensor_cores(kernel: str) -> bool:
 def is_communication_kernel(kernel: str) -> bool:
     """Whether the kernel of this name moves data between ranks."""
     lower = kernel.lower()
-    return any(library in lower for library in _COMMUNICATION_LIBRARIES)
+    return any(part in lower for part in _COMMUNICATION_KERNELS) or bool(_ONECCL_KERNEL.search(lower))
+
+
+def launches_communication(name: str) -> bool:
+    """Whether the kernels launched in the host range of this name communicate.
+
+    Not those of operators that also compute, such as ``symm_mem::fused_all_gather_matmul``.
+    """
+    if name.startswith(SYMMETRIC_MEMORY_PREFIX):
+        return "matmul" not in name and "_mm" not in name.removeprefix(SYMMETRIC_MEMORY_PREFIX)
+    return name.startswith(_LAUNCHING_BACKENDS)
+
+
+def is_torch_kernel(kernel: str) -> bool:
+    """Whether torch's own operators have a kernel of this name, such as copies around a collective."""
+    return "at::native" in kernel
 
 
 def is_communication_operator(name: str) -> bool:

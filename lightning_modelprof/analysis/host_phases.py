@@ -92,6 +92,11 @@ def _suffix(trace: Trace, index: int, prefix: str = STEP_RANGE_PREFIX) -> str:
     return name[len(prefix) :]
 
 
+def has_step_ranges(trace: Trace) -> bool:
+    """Whether the trace has ``ProfilerStep`` ranges on the host, of whatever length."""
+    return len(_host_ranges(trace, (STEP_RANGE_PREFIX,))) > 0
+
+
 def find_steps(trace: Trace, wanted: Collection[int] | None) -> Steps | None:
     """The wanted steps on the thread that has most of them, ``None`` without any."""
     ranges = _host_ranges(trace, (STEP_RANGE_PREFIX,))
@@ -113,6 +118,11 @@ def find_steps(trace: Trace, wanted: Collection[int] | None) -> Steps | None:
         track=track,
         notes=(note,) if elsewhere else (),
     )
+
+
+def host_time(trace: Trace, steps: Steps) -> HostTime:
+    """The phases from this package's ranges, without any from torch's."""
+    return own_host_time(trace, steps) or torch_host_time(trace, steps)
 
 
 def own_host_time(trace: Trace, steps: Steps) -> HostTime | None:

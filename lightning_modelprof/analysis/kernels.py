@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.event_names import is_communication_kernel, uses_tensor_cores
+from lightning_modelprof.analysis.device_properties import device_properties
+from lightning_modelprof.analysis.event_names import uses_tensor_cores
 from lightning_modelprof.analysis.grouping import Groups, by_name, distinct
 from lightning_modelprof.analysis.tally import Tally, add_up, share, sum_by, tally_by
 from lightning_modelprof.analysis.timeline import Timeline
@@ -81,7 +82,7 @@ class KernelUse:
         occupancy: the profiler's estimate of the achieved occupancy, a fraction of 1, over the calls for
             which it was recorded.
         uses_tensor_cores: as far as the name tells; ``None`` for other devices than NVIDIA's.
-        is_communication: whether it moves data between ranks.
+        is_communication: whether it moves data between ranks, in any of its calls.
         operators: what launched it.
     """
 
@@ -122,6 +123,7 @@ def summarize_kernels(timeline: Timeline) -> Kernels | Absent:
     size = len(names)
     duration_ns = trace.duration_ns[rows]
     names_tell = tell_tensor_cores(trace)
+    communicating = np.bincount(group, weights=timeline.is_communication[rows], minlength=size) > 0
     return _sorted_kernels(
         KernelUse(
             name=name,
@@ -129,11 +131,12 @@ def summarize_kernels(timeline: Timeline) -> Kernels | Absent:
             blocks_per_sm=blocks,
             occupancy=occupancy,
             uses_tensor_cores=uses_tensor_cores(name) if names_tell else None,
-            is_communication=is_communication_kernel(name),
+            is_communication=communicates,
             operators=operators,
         )
-        for name, tally, blocks, occupancy, operators in zip(
+        for name, communicates, tally, blocks, occupancy, operators in zip(
             names,
+            communicating.tolist(),
             tally_by(group, duration_ns, size),
             _time_means(group, device.blocks_per_sm[chosen], duration_ns, size),
             _time_means(group, device.occupancy[chosen], duration_ns, size),
@@ -156,7 +159,7 @@ def pool_kernels(ranks: Iterable[Kernels]) -> Kernels:
             blocks_per_sm=sum((kernel.blocks_per_sm for kernel in kernels), TimeMean(0.0, 0)),
             occupancy=sum((kernel.occupancy for kernel in kernels), TimeMean(0.0, 0)),
             uses_tensor_cores=kernels[0].uses_tensor_cores,
-            is_communication=kernels[0].is_communication,
+            is_communication=any(kernel.is_communication for kernel in kernels),
             operators=sum((kernel.operators for kernel in kernels), LaunchingOperators(time_ns={})),
         )
         for name, kernels in found.items()
@@ -166,7 +169,9 @@ def pool_kernels(ranks: Iterable[Kernels]) -> Kernels:
 def tell_tensor_cores(trace: Trace) -> bool:
     """Whether the names of the kernels can tell of tensor cores: those of NVIDIA's devices can."""
     calls, _ = by_name(trace, np.flatnonzero(trace.category == Category.RUNTIME))
-    return not any(name.startswith(_OTHER_RUNTIMES) for name in calls)
+    if any(name.startswith(_OTHER_RUNTIMES) for name in calls):
+        return False
+    return not any(one.is_other_make for one in device_properties(trace).values())
 
 
 def launching_operators(

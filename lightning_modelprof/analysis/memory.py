@@ -22,7 +22,17 @@ _EMPTY_PREFIX: Final = "aten::empty"
 """Operators that allocate for those who call them."""
 
 _CPU: Final = 0
-_DEVICE_WORDS: Final = {_CPU: "CPU", 1: "GPU", 6: "GPU", 12: "XPU", 13: "MPS", 15: "HPU", 18: "MTIA"}
+_DEVICE_WORDS: Final = {
+    _CPU: "CPU",
+    1: "GPU",
+    6: "GPU",
+    12: "XPU",
+    13: "MPS",
+    15: "HPU",
+    18: "IPU",
+    19: "MTIA",
+    20: "PrivateUse1",
+}
 """Torch's number of a device type (c10/core/DeviceType.h) in words; 1 is CUDA, 6 is HIP."""
 
 
@@ -54,6 +64,10 @@ class MemoryFlow:
 class DeviceMemory:
     """Memory of one device in one profiler window, in bytes; ``None`` is not recorded.
 
+    The levels of the CPU are relative to the begin of the window: running sums of what is allocated and
+    released in it. What torch writes as allocated there says little: it counts only while a profiler runs,
+    and is 0 for the shared memory of a DataLoader's workers.
+
     Attributes:
         total: all allocations and releases; named after the device.
         operators: the same by operator, largest increase first. They sum to ``total`` exactly.
@@ -61,8 +75,8 @@ class DeviceMemory:
             before 1.10 did not record it.
         peak_reserved_bytes: most that the caching allocator held after any event of the window; ``None``
             for the CPU, which has none.
-        begin_bytes, end_bytes: allocated before the first event and after the last one. For the CPU torch
-            counts only what was allocated while a profiler recorded memory.
+        begin_bytes, end_bytes: allocated before the first event and after the last one. For the CPU 0 and
+            the increase, which is negative where more was released than allocated.
     """
 
     total: MemoryFlow
@@ -96,7 +110,10 @@ def summarize_memory(timeline: Timeline) -> Memory | Absent:
         payers, operator_of = distinct(charged[own], len(names))
         size = events.size_bytes[own]
         operators = _flows(size, operator_of, [names[payer] for payer in payers.tolist()])
-        begin, peak, end = _level(size, events.allocated_bytes[own])
+        level = np.cumsum(size) if device_type == _CPU else events.allocated_bytes[own]
+        begin, peak, end = (
+            (0, max(0, int(level.max())), int(level[-1])) if device_type == _CPU else _level(size, level)
+        )
         devices.append(
             DeviceMemory(
                 total=_flows(size, np.zeros(len(own), np.int64), [_device_name(device_type, number)])[0],

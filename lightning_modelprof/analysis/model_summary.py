@@ -14,9 +14,8 @@ from lightning_modelprof.analysis.host_phases import (
     HostTime,
     PhaseSource,
     Steps,
-    own_host_time,
+    has_step_ranges,
     recorded_steps,
-    torch_host_time,
 )
 from lightning_modelprof.analysis.intervals import length, locate
 from lightning_modelprof.analysis.tally import share, sum_by
@@ -39,6 +38,7 @@ _NO_DEVICE_NOTE: Final = "The trace has no device events: device figures are not
 
 NO_STEPS: Final = Absent("the trace holds none of the recorded steps")
 NO_RANGES: Final = Absent("the trace has no ProfilerStep ranges (profiler.step() was not called)")
+EMPTY_RANGES: Final = Absent("the trace's ProfilerStep ranges are empty, of length 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +109,11 @@ def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
     Returns:
         Absent when the trace has no ``ProfilerStep`` ranges, or none of those that were to be recorded.
     """
-    trace, found = timeline.trace, timeline.steps
-    if found is None:
-        return NO_RANGES if recorded_steps(trace) is None else NO_STEPS
-    if not found.has_ranges:
-        return NO_RANGES
-    host = own_host_time(trace, found) or torch_host_time(trace, found)
+    trace, found, host = timeline.trace, timeline.steps, timeline.host_time
+    if found is None and recorded_steps(trace) is not None:
+        return NO_STEPS
+    if found is None or host is None or not found.has_ranges:
+        return EMPTY_RANGES if has_step_ranges(trace) else NO_RANGES
     work = trace.device.event
     device_ns, launch_ns = trace.end_ns[work] - trace.begin_ns[work], timeline.launch.begin_ns
     has_device = timeline.has_device

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.event_names import is_range
 from lightning_modelprof.run.trace import Category, Trace
 
 _NESTING: Final = (
@@ -18,6 +19,9 @@ _NESTING: Final = (
 """Events of a host thread, which nest like calls."""
 
 _NEVER: Final = 2**63
+
+_MAX_OPENING_FUNCTIONS: Final = 64
+"""Functions from the one that goes on in a range down to the one that opens it; about ten are usual."""
 
 _Stack = list[tuple[int, int]]
 
@@ -36,7 +40,10 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
     rows = np.flatnonzero(trace.is_category(*_NESTING))
     parent = np.full(len(trace), -1, np.int64)
     parents: list[int] = []
-    is_function = trace.category == Category.PYTHON_FUNCTION
+    is_function = trace.is_category(Category.PYTHON_FUNCTION)
+    # Old torch wrote its ranges as operators.
+    named_as_range = trace.is_category(Category.CPU_OP) & trace.is_named(is_range)
+    is_late = trace.is_category(Category.USER_ANNOTATION) | named_as_range
     # Per thread what is open, as (end, row), innermost last; at the bottom what never ends.
     stacks: list[_Stack] = [[(_NEVER, -1)] for _ in trace.tracks]
     for row, begin, end, track in zip(
@@ -53,21 +60,23 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
         if end <= outer_end:
             parents.append(outer)
             stack.append((end, row))
+        elif is_late[row]:
+            parents.append(_open_beneath(stack, end, row, is_function))
         else:
-            parents.append(_push_longer(stack, end, row, is_function))
+            parents.append(outer)
+            stack.append((outer_end, row))
     parent[rows] = parents
     return parent
 
 
-def _push_longer(stack: _Stack, end: int, row: int, is_function: NDArray[np.bool_]) -> int:
-    """Open an event that ends after the innermost open one; returns what is around it."""
-    shorter: _Stack = []
-    if not is_function[row]:
-        while stack[-1][0] < end and is_function[stack[-1][1]]:
-            shorter.append(stack.pop())
+def _open_beneath(stack: _Stack, end: int, row: int, is_function: NDArray[np.bool_]) -> int:
+    """Open a range beneath the Python functions that it outlives; returns what is around it."""
+    outlived: _Stack = []
+    while len(outlived) < _MAX_OPENING_FUNCTIONS and stack[-1][0] < end and is_function[stack[-1][1]]:
+        outlived.append(stack.pop())
     outer_end, outer = stack[-1]
     stack.append((min(end, outer_end), row))
-    stack.extend(reversed(shorter))  # they are still open, and end first
+    stack.extend(reversed(outlived))  # they are still open, and end first
     return outer
 
 

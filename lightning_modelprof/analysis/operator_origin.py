@@ -17,14 +17,18 @@ from lightning_modelprof.run.trace import NOT_RECORDED, Category
 
 _FRAME: Final = re.compile(r"(?P<file>[^<].*?)\(\d+\): ")
 """``train.py(12): training_step``, but neither ``<built-in method ...>`` nor ``nn.Module: Linear_0``."""
-_NOT_THE_USERS: Final = frozenset({"torch", "lightning_modelprof"})
-"""Folders of code that is on the way to every operator."""
+_NOT_THE_USERS: Final = re.compile(
+    r"(?:^|(?:.*/)?(?:site|dist)-packages/)"
+    r"(?:torch|lightning/pytorch|lightning/fabric|pytorch_lightning|lightning_fabric)/"
+    r"|(?:.*/)?lightning_modelprof/"
+)
+"""Code that is on the way to every operator, with the folders that Kineto cuts off and without."""
 
 
 def is_user_frame(frame: str) -> bool:
-    """Whether a frame of a call stack is a line of Python outside torch (and outside this package)."""
+    """Whether a frame of a call stack is a line of Python outside torch, Lightning and this package."""
     match = _FRAME.match(frame)
-    return match is not None and _NOT_THE_USERS.isdisjoint(re.split(r"[/\\]", match["file"])[:-1])
+    return match is not None and not _NOT_THE_USERS.match(match["file"].replace("\\", "/"))
 
 
 def modules_of(
@@ -51,7 +55,7 @@ def modules_of(
 def callers_of(
     timeline: Timeline, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
-    """The innermost frame outside torch from which each event was called.
+    """The innermost frame outside torch and Lightning from which each event was called.
 
     Args:
         timeline: n events.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -45,6 +45,11 @@ HOST_TYPES: Final[tuple[HostType, ...]] = (
     "python_function",
     "overhead",
 )
+_PHASE_TYPES: Final[tuple[tuple[HostType, str], ...]] = (
+    ("optimization", "optimizer"),
+    ("zero_grad", "zero_grad"),
+)
+"""Types that are phases of the Model Summary."""
 DEVICE_TYPES: Final[tuple[DeviceType, ...]] = ("kernel", "memcpy", "memset", "communication")
 
 
@@ -57,15 +62,15 @@ class EventType:
         calls: events that begin inside the steps.
         total_ns: time inside the steps in which at least one of them ran, on any thread, stream or device.
         ratio: ``total_ns`` as a share of the steps, so never above 1; ``None`` if they have no length.
-        whole_calls, whole_ns: the same over the whole trace.
+        whole_calls, whole_ns: the same over the whole trace; ``None`` for phases of the steps.
     """
 
     key: HostType | DeviceType
     calls: int
     total_ns: int
     ratio: float | None
-    whole_calls: int
-    whole_ns: int
+    whole_calls: int | None
+    whole_ns: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,46 +80,47 @@ class Overview:
     Attributes:
         num_steps: number of steps.
         steps_ns: time of the steps on the host, to which the host's types are clipped.
-        device_steps_ns: from the begin of the first step to the end of the last between device-aware bounds
-            (:class:`StepBounds`), to which the device's types are clipped.
+        device_steps_ns: time of the stretches of steps between device-aware bounds (:class:`StepBounds`), to
+            which the device's types are clipped; ``None`` without device events.
         host: types of host events that occur, longest first. Each event is of one type.
         device: types of device events that occur, in the order of ``DEVICE_TYPES``.
-        dropped: numbers of last steps that the device-aware bounds leave out.
         notes: caveats.
     """
 
     num_steps: int
     steps_ns: int
-    device_steps_ns: int
+    device_steps_ns: int | None
     host: tuple[EventType, ...]
     device: tuple[EventType, ...]
-    dropped: tuple[int, ...]
     notes: tuple[str, ...]
 
 
 def summarize_overview(timeline: Timeline) -> Overview | Absent:
     """Merge the events of each type over all threads, streams and devices and clip them to the steps."""
-    steps, bounds, span = timeline.steps, timeline.bounds, timeline.span
-    if steps is None or bounds is None or span is None:
+    steps, bounds, stretches = timeline.steps, timeline.bounds, timeline.stretches
+    if steps is None or bounds is None or stretches is None:
         return Absent("the trace holds none of the recorded steps, or neither steps nor operators")
     host_window = steps.intervals
-    device_window = np.array([span], np.int64)[: span[0] < span[1]]
     host = _measure(timeline.trace, _host_members(timeline), host_window)
+    host += _phases(timeline, host_window)
     return Overview(
         num_steps=len(steps.numbers),
         steps_ns=length(host_window),
-        device_steps_ns=length(device_window),
+        device_steps_ns=length(stretches) if timeline.has_device else None,
         host=_longest_first(host),
-        device=tuple(_measure(timeline.trace, _device_members(timeline), device_window)),
-        dropped=bounds.dropped,
-        notes=steps.notes,
+        device=tuple(_measure(timeline.trace, _device_members(timeline), stretches)),
+        notes=(*steps.notes, *(bounds.notes if timeline.has_device else ())),
     )
 
 
 def pool_overviews(ranks: Sequence[Overview]) -> Overview:
-    """Several ranks together: calls and times are added up, and so is what the ratios are to."""
+    """Several ranks together: calls and times are added up, and so is what the ratios are to.
+
+    The ratios of the device's types are to the steps of those ranks that have device events.
+    """
     steps_ns = sum(rank.steps_ns for rank in ranks)
-    device_steps_ns = sum(rank.device_steps_ns for rank in ranks)
+    device_steps = [rank.device_steps_ns for rank in ranks if rank.device_steps_ns is not None]
+    device_steps_ns = sum(device_steps) if device_steps else None
     host = _pool_types([rank.host for rank in ranks], HOST_TYPES, steps_ns)
     return Overview(
         num_steps=sum(rank.num_steps for rank in ranks),
@@ -122,13 +128,12 @@ def pool_overviews(ranks: Sequence[Overview]) -> Overview:
         device_steps_ns=device_steps_ns,
         host=_longest_first(host),
         device=tuple(_pool_types([rank.device for rank in ranks], DEVICE_TYPES, device_steps_ns)),
-        dropped=tuple(sorted({number for rank in ranks for number in rank.dropped})),
         notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
     )
 
 
 def _pool_types(
-    ranks: list[tuple[EventType, ...]], keys: Sequence[HostType | DeviceType], base_ns: int
+    ranks: list[tuple[EventType, ...]], keys: Sequence[HostType | DeviceType], base_ns: int | None
 ) -> list[EventType]:
     """The types that occur on any rank, in the order of ``keys``."""
     pooled = []
@@ -142,15 +147,50 @@ def _pool_types(
                     calls=sum(one.calls for one in same),
                     total_ns=total_ns,
                     ratio=share(total_ns, base_ns),
-                    whole_calls=sum(one.whole_calls for one in same),
-                    whole_ns=sum(one.whole_ns for one in same),
+                    whole_calls=_sum(one.whole_calls for one in same),
+                    whole_ns=_sum(one.whole_ns for one in same),
                 )
             )
     return pooled
 
 
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum, ``None`` if one of them is."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
 def _longest_first(types: list[EventType]) -> tuple[EventType, ...]:
-    return tuple(sorted(types, key=lambda one: -one.total_ns))
+    order: list[HostType | DeviceType] = [*HOST_TYPES]
+    return tuple(sorted(types, key=lambda one: (-one.total_ns, order.index(one.key))))
+
+
+def _phases(timeline: Timeline, steps: Intervals) -> list[EventType]:
+    """Optimization and Zero grad, as in the Model Summary: without what the optimizer's closure does."""
+    host = timeline.host_time
+    found: list[EventType] = []
+    if host is None:
+        return found
+    for key, phase in _PHASE_TYPES:
+        own = host.phase == phase
+        total_ns = length(host.pieces[own[host.call]])
+        calls = int(np.count_nonzero(locate(host.begin_ns[own], steps) >= 0))
+        if calls or total_ns:
+            found.append(
+                EventType(
+                    key=key,
+                    calls=calls,
+                    total_ns=total_ns,
+                    ratio=share(total_ns, length(steps)),
+                    whole_calls=None,
+                    whole_ns=None,
+                )
+            )
+    return found
 
 
 def _measure(
@@ -187,7 +227,7 @@ def _measure(
 
 
 def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]]:
-    """The types of host events and the rows of each; no event is of two."""
+    """The types of host events that are no phases, and the rows of each; no event is of two."""
     trace = timeline.trace
     ranges = np.flatnonzero(timeline.is_operator | timeline.is_annotation)
     annotations = np.flatnonzero(timeline.is_annotation)
@@ -197,18 +237,17 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
         operators = np.flatnonzero(timeline.is_operator)
         backward = rows_named(trace, operators, lambda name: "Backward" in name or "AccumulateGrad" in name)
     fetch = rows_named(trace, annotations, is_fetch)
-    optimization = rows_named(trace, annotations, lambda name: name.startswith(OPTIMIZER_PREFIX))
-    zero_grad = rows_named(trace, annotations, lambda name: name.startswith(ZERO_GRAD_PREFIX))
+    phases = rows_named(
+        trace, annotations, lambda name: name.startswith((OPTIMIZER_PREFIX, ZERO_GRAD_PREFIX))
+    )
     is_left = np.ones(len(trace), np.bool_)
-    for special in (communication, backward, fetch, optimization, zero_grad):
+    for special in (communication, backward, fetch, phases):
         is_left[special] = False
     return [
         ("operator", np.flatnonzero(timeline.is_operator & is_left)),
         ("backward", backward),
         ("runtime", np.flatnonzero(trace.category == Category.RUNTIME)),
         ("dataloader", _outermost(trace, fetch)),
-        ("optimization", optimization),
-        ("zero_grad", zero_grad),
         ("communication", communication),
         (
             "user_defined",

@@ -1,8 +1,9 @@
 """Step time breakdown: what each profiled step waited for, as the removed TensorBoard plugin showed it.
 
 Source of the definitions: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
-2026). Three of its faults are mended: categories that fill a step leave nothing to those below them,
-communication kernels are told by their names, and annotations around a whole step are no work.
+2026). Four of its faults are mended: categories that fill a step leave nothing to those below them,
+communication kernels are told by their names, annotations around a whole step are no work, and a last step
+with less to do than the one before it is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.event_names import is_dataloader, is_place
 from lightning_modelprof.analysis.intervals import Intervals, locate, partition, union
+from lightning_modelprof.analysis.step_bounds import dropped_note
 from lightning_modelprof.analysis.timeline import Timeline
 from lightning_modelprof.run.trace import Category, Trace
 
@@ -61,6 +63,7 @@ class StepBreakdown:
         mean_parts_ns: mean time of each of ``STEP_CATEGORIES``.
         shares: share of each category in the time of all steps; ``None`` if that is 0.
         has_device: whether the trace has any device events.
+        has_runtime: whether it has any calls of a device's runtime.
         notes: caveats.
     """
 
@@ -69,6 +72,7 @@ class StepBreakdown:
     mean_parts_ns: tuple[float, ...]
     shares: tuple[float | None, ...]
     has_device: bool
+    has_runtime: bool
     notes: tuple[str, ...]
 
 
@@ -89,20 +93,29 @@ def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown | Absent:
             for number, total, parts in zip(bounds.numbers, total_ns.tolist(), parts_ns.tolist(), strict=True)
         ],
         has_device=timeline.has_device,
-        notes=(*steps.notes, *_tail_note(bounds.dropped)),
+        has_runtime=bool((timeline.trace.category == Category.RUNTIME).any()),
+        notes=(*steps.notes, *dropped_note(bounds.dropped)),
     )
 
 
 def pool_breakdowns(ranks: Sequence[StepBreakdown]) -> StepBreakdown:
-    """The breakdown over the steps of all ranks; at least one."""
+    """The breakdown over the steps of all ranks, at least one.
+
+    Where any rank has device events, those without are left out: their Kernel is not 0 but not measured, and
+    a mean needs all parts of a step.
+    """
+    ranks = [rank for rank in ranks if rank.has_device] or ranks
     return _summarize(
         [step for rank in ranks for step in rank.steps],
         has_device=any(rank.has_device for rank in ranks),
+        has_runtime=any(rank.has_runtime for rank in ranks),
         notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
     )
 
 
-def _summarize(steps: Sequence[StepParts], *, has_device: bool, notes: tuple[str, ...]) -> StepBreakdown:
+def _summarize(
+    steps: Sequence[StepParts], *, has_device: bool, has_runtime: bool, notes: tuple[str, ...]
+) -> StepBreakdown:
     whole_ns = sum(step.total_ns for step in steps)
     sums_ns = [sum(parts) for parts in zip(*(step.parts_ns for step in steps), strict=True)]
     return StepBreakdown(
@@ -111,18 +124,8 @@ def _summarize(steps: Sequence[StepParts], *, has_device: bool, notes: tuple[str
         mean_parts_ns=tuple(value / len(steps) for value in sums_ns),
         shares=tuple(value / whole_ns if whole_ns else None for value in sums_ns),
         has_device=has_device,
+        has_runtime=has_runtime,
         notes=notes,
-    )
-
-
-def _tail_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
-    """Which steps were taken for incomplete."""
-    if not dropped:
-        return ()
-    numbers = ", ".join(map(str, dropped))
-    return (
-        f"Steps left out at the end: {numbers}. The profiler seems to have stopped before their device events"
-        " were in: there are none, or less than 0.8 times as many as in the step before.",
     )
 
 

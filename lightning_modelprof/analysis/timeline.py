@@ -8,19 +8,26 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.event_names import (
-    is_communication_kernel,
-    is_communication_operator,
-    is_range,
+from lightning_modelprof.analysis.communication import find_communication
+from lightning_modelprof.analysis.event_names import is_range
+from lightning_modelprof.analysis.host_phases import (
+    HostTime,
+    Steps,
+    find_steps,
+    has_step_ranges,
+    host_time,
+    recorded_steps,
 )
-from lightning_modelprof.analysis.host_phases import Steps, find_steps, recorded_steps
-from lightning_modelprof.analysis.intervals import union
+from lightning_modelprof.analysis.intervals import Intervals, union
 from lightning_modelprof.analysis.launch_links import LaunchLinks, link_launches
 from lightning_modelprof.analysis.nesting import find_parents, nearest_ancestor
 from lightning_modelprof.analysis.step_bounds import StepBounds, bound_steps
 from lightning_modelprof.run.trace import Category, Trace
 
 _NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
+_EMPTY_RANGES_NOTE: Final = (
+    "The trace's ProfilerStep ranges are empty, of length 0: step 0 is the span of its host operators."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,18 +39,20 @@ class Timeline:
         steps: the steps on the host; without ``ProfilerStep`` ranges one step 0 around all operators;
             ``None`` when there are no operators either, or none of the steps that were to be recorded.
         bounds: the steps between device-aware bounds; ``None`` without steps.
+        host_time: who owns which part of the steps on the host; ``None`` without steps.
         parent: int64, shape (n,): the innermost event of the same host thread around each host event, -1
             for outermost ones and for those of the device.
         is_operator: bool, shape (n,): operators, without annotations that old torch wrote as operators.
         is_annotation: bool, shape (n,): named ranges on the host.
         is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's
-            operators on the host (``nccl:all_reduce``).
+            operators on the host (``nccl:all_reduce``); see :func:`find_communication`.
         launch: shape (m,): what launched each device event.
     """
 
     trace: Trace
     steps: Steps | None
     bounds: StepBounds | None
+    host_time: HostTime | None
     parent: NDArray[np.int64]
     is_operator: NDArray[np.bool_]
     is_annotation: NDArray[np.bool_]
@@ -57,6 +66,11 @@ class Timeline:
         if bounds is None or not len(bounds.intervals):
             return None
         return int(bounds.intervals[0, 0]), int(bounds.intervals[-1, 1])
+
+    @property
+    def stretches(self) -> Intervals | None:
+        """The span without the time between kept steps that do not follow each other; ``None`` without it."""
+        return None if self.span is None or self.bounds is None else self.bounds.stretches
 
     @property
     def device_span(self) -> tuple[int, int] | None:
@@ -94,16 +108,15 @@ def build_timeline(trace: Trace) -> Timeline:
     steps = find_steps(trace, recorded_steps(trace))
     if steps is None and find_steps(trace, None) is None:
         steps = _span_of_operators(trace)
-    kernel = trace.category == Category.KERNEL
-    communication_operator = (operator_row | annotation_row) & trace.is_named(is_communication_operator)
     return Timeline(
         trace=trace,
         steps=steps,
         bounds=None if steps is None else bound_steps(trace, steps, launch),
+        host_time=None if steps is None else host_time(trace, steps),
         parent=parent,
         is_operator=is_operator,
         is_annotation=annotation_row | (operator_row & named_as_range),
-        is_communication=(kernel & trace.is_named(is_communication_kernel)) | communication_operator,
+        is_communication=find_communication(trace, parent, launch),
         launch=launch,
     )
 
@@ -118,4 +131,5 @@ def _span_of_operators(trace: Trace) -> Steps | None:
     if not len(span):
         return None
     track = int(trace.track[operators[0]])
-    return Steps(intervals=span, numbers=(0,), track=track, notes=(_NO_RANGES_NOTE,), has_ranges=False)
+    note = _EMPTY_RANGES_NOTE if has_step_ranges(trace) else _NO_RANGES_NOTE
+    return Steps(intervals=span, numbers=(0,), track=track, notes=(note,), has_ranges=False)

@@ -8,6 +8,7 @@ import numpy as np
 
 from lightning_modelprof.analysis.host_phases import Steps
 from lightning_modelprof.analysis.intervals import locate
+from lightning_modelprof.analysis.step_bounds import long_gaps
 from lightning_modelprof.analysis.timeline import Timeline
 from lightning_modelprof.run.trace import Category
 
@@ -22,8 +23,6 @@ _CLOCK_TOLERANCE_NS: Final = 1_000
 """Stamps of old traces are whole microseconds."""
 
 _OVERHEAD_SHARE: Final = 0.1
-_GAP_FACTOR: Final = 1.0
-_MIN_GAP_NS: Final = 1_000_000
 
 
 def check_trace(timeline: Timeline) -> tuple[str, ...]:
@@ -37,6 +36,7 @@ def check_trace(timeline: Timeline) -> tuple[str, ...]:
         notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
     if timeline.steps is not None and timeline.steps.has_ranges:
         notes += [*_overlapping_steps(timeline, timeline.steps), *_gaps(timeline.steps)]
+        notes += _repeated_steps(timeline.steps)
         notes += _overhead(timeline, timeline.steps)
     return tuple(notes)
 
@@ -123,14 +123,26 @@ def _gaps(steps: Steps) -> list[str]:
     intervals = steps.intervals
     gap_ns = intervals[1:, 0] - intervals[:-1, 1]
     numbers = np.array(steps.numbers)
-    limit_ns = max(_MIN_GAP_NS, _GAP_FACTOR * float(np.median(intervals[:, 1] - intervals[:, 0])))
-    wrong = np.flatnonzero((np.diff(numbers) == 1) & (gap_ns > limit_ns))
+    wrong = long_gaps(intervals)
+    wrong = wrong[np.diff(numbers)[wrong] == 1]
     if not len(wrong):
         return []
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
         f"Between step {numbers[worst]} and step {numbers[worst + 1]} lie {int(gap_ns[worst]) / 1e6:.3f} ms"
         " that belong to no step: work outside of the loop's steps, or the clock was set forward."
+    ]
+
+
+def _repeated_steps(steps: Steps) -> list[str]:
+    """Numbers that several steps have."""
+    numbers, counts = np.unique(np.array(steps.numbers, np.int64), return_counts=True)
+    repeated = numbers[counts > 1].tolist()
+    if not repeated:
+        return []
+    return [
+        f"Several steps have the same number (steps {_listed(repeated)}): the trace was merged from several"
+        " windows or runs, whose figures are thrown together."
     ]
 
 

@@ -5,9 +5,9 @@ are written as microseconds with up to three decimals, and not every such number
 torch 2.4 they count from ``baseTimeNanoseconds`` and are small, before that they were microseconds since
 1970. Small ones are decoded as doubles, which is fast; large ones are decoded once more as decimals.
 
-A file is decoded in pieces, so memory stays far below its size. When anything in it is not as it should be,
-it is read once more with care (:mod:`lightning_modelprof.run.damaged`): event by event, keeping what can be
-kept and counting what cannot.
+A file is decoded in pieces, so memory holds the columns and the objects of one piece. When anything in it is
+not as it should be, it is read once more with care (:mod:`lightning_modelprof.run.damaged`): event by event,
+keeping what can be kept and counting what cannot.
 """
 
 from __future__ import annotations
@@ -23,10 +23,22 @@ from lightning_modelprof.run.damaged import read_with_care
 from lightning_modelprof.run.trace import Trace
 from lightning_modelprof.run.trace_columns import TraceBuilder
 from lightning_modelprof.run.trace_json import ANYTHING, NOT_JSON, RAW_ENTRIES
-from lightning_modelprof.run.trace_text import EventPieces, Progress, Text, TextFile, TextSource
+from lightning_modelprof.run.trace_text import (
+    EventPieces,
+    NotCutError,
+    Progress,
+    Text,
+    TextFile,
+    TextSource,
+    is_list,
+)
 
 MAX_TRACE_BYTES: Final = 4 * 2**30
-"""Largest uncompressed trace that is read unless asked otherwise."""
+"""Largest uncompressed trace that is read unless asked otherwise.
+
+A trace of torch.profiler takes less memory than its JSON, a damaged one up to twice as much. Other files can
+take more: nothing but tiny events five times, and 15 times if each of them is in a thread of its own.
+"""
 
 
 def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES, progress: Progress | None = None) -> Trace:
@@ -42,7 +54,11 @@ def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES, progress: Pro
             that no figure of it could be believed. A file that is cut off is read as far as it goes, and
             ``Trace.damage`` says so.
     """
-    return _read(TextFile(Path(path), max_bytes, progress), str(path))
+    text = TextFile(Path(path), max_bytes, progress)
+    try:
+        return _read(text, str(path))
+    finally:
+        text.close()
 
 
 def parse_trace(raw: bytes, source: str) -> Trace:
@@ -65,7 +81,7 @@ def _read(text: TextSource, source: str) -> Trace:
         try:
             metadata = _read_pieces(text, builder)
             is_whole = not text.damage
-        except NOT_JSON:
+        except (*NOT_JSON, NotCutError):
             is_whole = False
         if not is_whole:
             builder = TraceBuilder()
@@ -76,7 +92,10 @@ def _read(text: TextSource, source: str) -> Trace:
                 " the key ph. Check that it is a trace written by torch.profiler."
             )
         return builder.build(
-            source=source, metadata=metadata, base_ns=_base_time_ns(metadata, source), damage=damage
+            source=source,
+            metadata=metadata,
+            base_ns=_base_time_ns(metadata, source),
+            damage=(*damage, *builder.remarks()),
         )
 
 
@@ -86,7 +105,7 @@ def _read_pieces(text: TextSource, builder: TraceBuilder) -> dict[str, Any]:
     for piece in cutter.pieces():
         builder.add(piece)
     rest = cutter.rest
-    if rest.lstrip()[:1] == b"[":
+    if is_list(rest):
         builder.add(rest)
         return {}
     entries = RAW_ENTRIES.decode(rest)

@@ -8,16 +8,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from lightning_modelprof.errors import TraceError
+from lightning_modelprof.run import trace_text
 from lightning_modelprof.run.trace_columns import TraceBuilder
-from lightning_modelprof.run.trace_json import ANYTHING, NOT_JSON, ONE_EVENT, RAW_ENTRIES, RAW_ITEMS
-from lightning_modelprof.run.trace_text import TextSource, events_begin, split_events
+from lightning_modelprof.run.trace_json import (
+    ANYTHING,
+    NOT_JSON,
+    ONE_EVENT,
+    OUTLINE,
+    RAW_ENTRIES,
+    RAW_ITEMS,
+    RAW_VALUE,
+)
+from lightning_modelprof.run.trace_text import (
+    MAX_AROUND_BYTES,
+    MAX_EVENT_BYTES,
+    TextSource,
+    event_spans,
+    events_begin,
+    is_list,
+    list_items,
+)
 
 _MAX_BAD_SHARE: Final = 0.01
 """Share of the events that may be unreadable before the whole file is refused."""
@@ -31,13 +47,14 @@ _LIST_ENDS: Final = re.compile(rb'\s*\]\s*,\s*"')
 _BETWEEN_EVENTS: Final = b" \t\r\n,]}"
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
+_Json = bytes | memoryview | msgspec.Raw
+
 
 @dataclass(slots=True)
 class _Contents:
-    """A file in parts.
+    """What a file holds other than its events.
 
     Attributes:
-        events: the text of each event.
         metadata: the entries around them.
         problem: why the file as a whole is no JSON; ``""`` if it is.
         is_cut: whether the end of the list of events is missing.
@@ -45,12 +62,57 @@ class _Contents:
         lost_keys: entries around the events that cannot be decoded.
     """
 
-    events: Sequence[bytes | msgspec.Raw]
     metadata: dict[str, Any]
     problem: str = ""
     is_cut: bool = False
     lost_bytes: int = 0
     lost_keys: tuple[str, ...] = ()
+
+
+class _Events:
+    """Takes events one at a time and hands on to a builder those that can be decoded.
+
+    Args:
+        builder: takes the events, many at once.
+
+    Attributes:
+        num_events: that were taken.
+        num_bad: of them that cannot be decoded.
+        first_bad: what is wrong with the first of those.
+    """
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        self.num_events = self.num_bad = 0
+        self.first_bad = ""
+        self._builder = builder
+        self._good: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, text: _Json, problem: str | None = None) -> None:
+        """Take one event; ``problem`` is why it cannot be decoded, if the caller knows."""
+        if problem is None:
+            problem = _event_problem(text)
+        if problem:
+            self.num_bad += 1
+            place = f"`$.traceEvents[{self.num_events}]"
+            self.first_bad = self.first_bad or f"event {self.num_events}, {problem}".replace("`$", place)
+        else:
+            self._good.append(bytes(text))
+            self._num_bytes += len(self._good[-1])
+            if self._num_bytes > trace_text.BLOCK_BYTES or len(self._good) >= _BATCH:
+                self.hand_on()
+        self.num_events += 1
+
+    def hand_on(self) -> None:
+        """Give the builder what it has not got yet."""
+        good, self._good, self._num_bytes = self._good, [], 0
+        try:
+            self._builder.add(b"[" + b",".join(good) + b"]")
+        except RecursionError:  # one that is just not too deep alone is so in a list: without the deep ones
+            shallow = [text for text in good if text.count(b"[") + text.count(b"{") < _DEEP]
+            self._builder.add(b"[" + b",".join(shallow) + b"]")
+            self.num_bad += len(good) - len(shallow)
+            self.first_bad = self.first_bad or "an event that is nested too deeply"
 
 
 def read_with_care(
@@ -69,18 +131,23 @@ def read_with_care(
     Raises:
         TraceError: when it is no trace, or too much of it cannot be read.
     """
-    whole = b"".join(text.blocks()).removeprefix(_BYTE_ORDER_MARK)
+    whole = bytearray()
+    for block in text.blocks():
+        whole += block
+    if whole.startswith(_BYTE_ORDER_MARK):
+        del whole[: len(_BYTE_ORDER_MARK)]
     if not text.damage and (not whole or whole.isspace()):
         raise TraceError(
             f"{source}: expected a Chrome trace in JSON, got an empty file. Record the trace again."
         )
-    contents = _take_apart(whole, source)
-    num_bad, first_bad = _add_events(contents.events, builder)
-    num_events = len(contents.events)
+    events = _Events(builder)
+    contents = _take_apart(whole, events, source)
+    events.hand_on()
+    num_bad, num_events = events.num_bad, events.num_events
     if num_bad and (num_bad == num_events or num_bad > _MAX_BAD_SHARE * num_events):
         raise TraceError(
-            f"{source}: {num_bad} of {num_events} events cannot be read. The first: {first_bad}. Check that"
-            " the file was written by torch.profiler and not changed since, or record the trace again."
+            f"{source}: {num_bad} of {num_events} events cannot be read. The first: {events.first_bad}. Check"
+            " that the file was written by torch.profiler and not changed since, or record the trace again."
         )
     problem = text.damage or contents.problem
     if problem and not builder.num_events:
@@ -96,7 +163,7 @@ def read_with_care(
     if num_bad:
         damage.append(
             f"{num_bad:,} of {num_events:,} events cannot be read and are in no figure. The first:"
-            f" {first_bad}."
+            f" {events.first_bad}."
         )
     return contents.metadata, tuple(damage)
 
@@ -117,87 +184,110 @@ def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
     )
 
 
-def _take_apart(whole: bytes, source: str) -> _Contents:
+def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
     """Find the events, by decoding the file's outline, or by their looks where it has none."""
     try:
-        if whole.lstrip()[:1] == b"[":
-            return _Contents(RAW_ITEMS.decode(whole), {})
-        entries = RAW_ENTRIES.decode(whole)
+        items = RAW_VALUE.decode(whole) if is_list(whole) else OUTLINE.decode(whole).traceEvents
     except msgspec.ValidationError as error:
         raise TraceError(
             f"{source}: expected a JSON object with the key traceEvents, got something else ({error})."
             " Check that it is a trace written by torch.profiler."
         ) from None
     except NOT_JSON as error:
-        return _take_apart_by_looks(whole, str(error))
-    events = entries.pop("traceEvents", None)
-    if events is None:
-        keys = ", ".join(list(entries)[:5]) or "none"
+        return _take_apart_by_looks(whole, events, str(error))
+    text = memoryview(items)
+    if not text:
+        keys = ", ".join(list(_entries_of(whole))[:5]) or "none"
         raise TraceError(
             f"{source}: expected a JSON object with the key traceEvents, got the keys: {keys}. Check that"
             " it is a trace written by torch.profiler."
         )
-    try:
-        items = RAW_ITEMS.decode(events)
-    except NOT_JSON as error:
+    if text[0] != ord("["):
         raise TraceError(
-            f"{source}: expected a list of events in traceEvents, got something else ({error}). Check that it"
-            " is a trace written by torch.profiler."
-        ) from None
+            f"{source}: expected a list of events in traceEvents, got something else"
+            f" ({_problem(RAW_ITEMS, items)}). Check that it is a trace written by torch.profiler."
+        )
+    for item in list_items(text):
+        events.add(item)
+    if is_list(whole):
+        return _Contents({})
+    if len(whole) - len(text) > MAX_AROUND_BYTES:
+        return _Contents({}, lost_keys=("all",))
+    try:
+        entries = RAW_ENTRIES.decode(whole)
+    except NOT_JSON:
+        return _Contents({}, lost_keys=("all",))
+    del entries["traceEvents"]
     metadata, lost_keys = _decode_entries(entries)
-    return _Contents(items, metadata, lost_keys=lost_keys)
+    return _Contents(metadata, lost_keys=lost_keys)
 
 
-def _take_apart_by_looks(whole: bytes, problem: str) -> _Contents:
+def _take_apart_by_looks(whole: bytearray, events: _Events, problem: str) -> _Contents:
     """Cut wherever an event may end; the entries around the events are kept if they are whole."""
     begin = events_begin(whole)
     if begin is None:
-        return _Contents([], {}, problem)
-    events, last = _until_end_of_list(split_events(whole[begin:]))
-    is_list = whole.lstrip()[:1] == b"["
-    entries = {} if is_list else _entries_of(whole[:begin] + b"]}")
-    has_head = is_list or bool(entries)
-    behind = _entries_of(_HEAD + last + (b"}" if is_list else b""))
+        return _Contents({}, problem)
+    last = bytes(memoryview(whole)[_add_until_end_of_list(whole, begin, events) :])
+    has_list_alone = is_list(whole)
+    entries = {} if has_list_alone else _entries_of(whole[:begin] + b"]}")
+    has_head = has_list_alone or bool(entries)
+    behind = _entries_of(_HEAD + last + (b"}" if has_list_alone else b""))
     is_cut = not behind or bool(_problem(RAW_ITEMS, behind["traceEvents"]))
     lost_bytes = 0
     if not is_cut:
-        events += [bytes(item) for item in RAW_ITEMS.decode(behind["traceEvents"])]
+        for item in RAW_ITEMS.decode(behind["traceEvents"]):
+            events.add(item)
         entries |= behind
     else:
         end = _end_of_object(last)
-        events += [last[:end]] if end else []
+        if end:
+            events.add(last[:end])
         lost_bytes = len(last[end:].strip(_BETWEEN_EVENTS))
     entries.pop("traceEvents", None)
     metadata, lost_keys = _decode_entries(entries)
     if not has_head:
         lost_keys = ("all before the events", *lost_keys)
-    return _Contents(events, metadata, problem, is_cut, lost_bytes, lost_keys)
+    return _Contents(metadata, problem, is_cut, lost_bytes, lost_keys)
 
 
-def _until_end_of_list(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
-    """The events but the last, and the text from that on: behind the list objects may stand, too."""
+def _add_until_end_of_list(whole: bytearray, begin: int, events: _Events) -> int:
+    """Add the events but the last; returns where that begins: behind the list objects may stand, too."""
     was_good = True
-    for number, piece in enumerate(pieces):
-        is_good = not _problem(ONE_EVENT, piece)
+    for start, end in event_spans(whole, begin):
+        if end == len(whole):
+            return start
+        piece = memoryview(whole)[start:end]
+        problem = _event_problem(piece)
         # A piece behind a bad one may be the end of a list inside of an event.
-        if was_good and not is_good and _LIST_ENDS.match(piece, _end_of_object(piece)):
-            return pieces[:number], b", ".join(pieces[number:])
-        was_good = is_good
-    return pieces[:-1], pieces[-1]
+        if was_good and problem and _LIST_ENDS.match(piece, _end_of_object(piece)):
+            return start
+        events.add(piece, problem)
+        was_good = not problem
+    return len(whole)
 
 
-def _end_of_object(text: bytes) -> int:
-    """Where the JSON object at the begin of the text ends; 0 if it does not."""
-    begin = len(text) - len(text.lstrip())
+def _event_problem(text: _Json) -> str:
+    """Why the event cannot be decoded, ``""`` if it can be."""
+    num_bytes = memoryview(text).nbytes
+    if num_bytes > MAX_EVENT_BYTES:
+        return f"which has {num_bytes:,} bytes; at most {MAX_EVENT_BYTES:,} are expected"
+    return _problem(ONE_EVENT, text)
+
+
+def _end_of_object(text: bytes | memoryview) -> int:
+    """Where the JSON object at the begin of the text ends; 0 if it does not, or is too long for an event."""
+    # In Latin-1 every byte is one character, and what is JSON's own is ASCII.
+    letters = str(text[:MAX_EVENT_BYTES], "latin-1")
     try:
-        # In Latin-1 every byte is one character, and what is JSON's own is ASCII.
-        return json.JSONDecoder().raw_decode(text.decode("latin-1"), begin)[1]
+        return json.JSONDecoder().raw_decode(letters, len(letters) - len(letters.lstrip()))[1]
     except (ValueError, RecursionError):
         return 0
 
 
-def _entries_of(text: bytes) -> dict[str, msgspec.Raw]:
-    """The entries of an object, none if it is no whole one."""
+def _entries_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """The entries of an object; none if it is no whole one, or too long."""
+    if len(text) > MAX_AROUND_BYTES:
+        return {}
     try:
         return RAW_ENTRIES.decode(text)
     except NOT_JSON:
@@ -211,30 +301,7 @@ def _decode_entries(entries: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], tu
     return decoded, tuple(key for key, problem in problems.items() if problem)
 
 
-def _add_events(texts: Sequence[bytes | msgspec.Raw], builder: TraceBuilder) -> tuple[int, str]:
-    """Decode one event at a time; returns how many could not be, and what was wrong with the first."""
-    num_bad = 0
-    first_bad = ""
-    for begin in range(0, len(texts), _BATCH):
-        good: list[bytes] = []
-        for number, text in enumerate(texts[begin : begin + _BATCH], begin):
-            problem = _problem(ONE_EVENT, text)
-            if not problem:
-                good.append(bytes(text))
-                continue
-            num_bad += 1
-            first_bad = first_bad or f"event {number}, {problem}".replace("`$", f"`$.traceEvents[{number}]")
-        try:
-            builder.add(b"[" + b",".join(good) + b"]")
-        except RecursionError:  # one that is just not too deep alone is so in a list: without the deep ones
-            shallow = [text for text in good if text.count(b"[") + text.count(b"{") < _DEEP]
-            builder.add(b"[" + b",".join(shallow) + b"]")
-            num_bad += len(good) - len(shallow)
-            first_bad = first_bad or "an event that is nested too deeply"
-    return num_bad, first_bad
-
-
-def _problem(decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> str:
+def _problem(decoder: msgspec.json.Decoder[Any], text: _Json) -> str:
     """Why the text cannot be decoded, ``""`` if it can be."""
     try:
         decoder.decode(text)

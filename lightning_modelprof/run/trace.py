@@ -135,7 +135,8 @@ class Trace:
         allocations: of memory, if they were recorded.
         metadata: the file's top-level entries other than its events.
         num_dropped: events that could not be used (no duration, negative duration, not a number).
-        damage: what of the file could not be read, one sentence each; empty for a whole file.
+        damage: what of the file could not be read, or is not read (begin and end events apart), one sentence
+            each; empty for a whole file.
     """
 
     source: str

@@ -19,12 +19,11 @@ from lightning_modelprof.run.trace import (
 )
 from lightning_modelprof.run.trace_args import collective_of, sizes, stream_number
 from lightning_modelprof.run.trace_json import (
-    EVENTS,
-    EXACT_EVENTS,
     NO_ARGS,
     Args,
     Event,
     category_of,
+    decode_events,
 )
 from lightning_modelprof.run.trace_numbers import (
     begins_ns,
@@ -44,8 +43,9 @@ from lightning_modelprof.run.trace_parts import (
 )
 
 _MEMORY_EVENT: Final = "[memory]"
-_UNTIMED: Final = frozenset({"i", "M"})
-"""Of the events without a duration those that are used: instants and names; arrows are not."""
+_BEGIN_END: Final = frozenset({"B", "E"})
+_UNTIMED: Final = frozenset({"i", "M", *_BEGIN_END})
+"""Of the events without a duration those that are used: instants and names, or counted; arrows are not."""
 
 _K = TypeVar("_K")
 
@@ -89,7 +89,7 @@ class TraceBuilder:
     def __init__(self) -> None:
         self.num_events = self.num_dropped = 0
         self.has_kinds = False
-        self._num_rows = 0
+        self._num_rows = self._num_begin_end = 0
         self._needs_all_digits = False
         self._parts: list[Columns] = []
         self._device_parts: list[Columns] = []
@@ -131,11 +131,23 @@ class TraceBuilder:
         """Decode with doubles for stamps, unless the file's stamps would lose digits in them."""
         self._needs_all_digits = self._needs_all_digits or begins_with_long_stamps(text)
         if not self._needs_all_digits:
-            events = EVENTS.decode(text)
+            events = decode_events(text)
             if not loses_digits([event.ts for event in events], text):
                 return events
             self._needs_all_digits = True
-        return EXACT_EVENTS.decode(text)
+        return decode_events(text, with_digits=True)
+
+    def remarks(self) -> list[str]:
+        """What is to be said of the events that were taken, one sentence each."""
+        remarks = []
+        if self._num_begin_end:
+            remarks.append(
+                f"{self._num_begin_end:,} begin/end events (ph B and E) are not read; torch.profiler writes"
+                " complete events (ph X)."
+            )
+        if not self._num_rows:
+            remarks.append("The file holds no timed event that can be read.")
+        return remarks
 
     def build(
         self, *, source: str, metadata: Mapping[str, Any], base_ns: int, damage: Sequence[str]
@@ -149,26 +161,27 @@ class TraceBuilder:
             damage: what could not be read.
         """
         columns = concatenate(self._parts, EMPTY_EVENTS)
-        begin_ns, end_ns = columns["begin_ns"], columns["begin_ns"] + columns["duration_ns"]
+        begin_ns = columns.pop("begin_ns")
+        end_ns = columns.pop("duration_ns")
+        end_ns += begin_ns
         first_ns = int(begin_ns.min()) if len(begin_ns) else 0
         # Of two with the same interval the outer one comes first: operators are numbered as they begin, a
         # call of the runtime has its operator's number, and Python functions have none.
         order = np.lexsort((columns["category"], columns["external_id"], -end_ns, begin_ns))
-        new_row = np.empty(len(order), np.int64)
-        new_row[order] = np.arange(len(order))
+        begin_ns, end_ns = (begin_ns - first_ns)[order], (end_ns - first_ns)[order]
         return Trace(
             source=source,
             base_ns=first_ns + base_ns,
-            begin_ns=read_only((begin_ns - first_ns)[order]),
-            end_ns=read_only((end_ns - first_ns)[order]),
-            **{key: read_only(columns[key][order]) for key in _EVENT_KEYS},
+            begin_ns=read_only(begin_ns),
+            end_ns=read_only(end_ns),
+            **{key: read_only(columns.pop(key)[order]) for key in _EVENT_KEYS},
             names=tuple(self._names),
             tracks=tuple(self._tracks.texts),
             thread_names=self._thread_names,
             shapes=tuple(InputShapes(_text(dims), _text(values)) for dims, values in self._shapes),
             stacks=tuple(self._stacks),
             collectives=tuple(self._collectives),
-            device=self._build_device(new_row),
+            device=self._build_device(order),
             allocations=self._build_allocations(first_ns),
             metadata=metadata,
             num_dropped=self.num_dropped,
@@ -266,7 +279,8 @@ class TraceBuilder:
         )
 
     def _add_untimed(self, events: list[Event]) -> None:
-        """Take the names of threads, and allocations."""
+        """Take the names of threads, and allocations; count begins and ends."""
+        self._num_begin_end += sum(event.ph in _BEGIN_END for event in events)
         for event in events:
             if event.ph == "M" and event.name == "thread_name" and event.args is not None:
                 name = event.args.name
@@ -293,8 +307,10 @@ class TraceBuilder:
 
     # The end
 
-    def _build_device(self, new_row: NDArray[np.int64]) -> DeviceWork:
+    def _build_device(self, row_order: NDArray[np.int64]) -> DeviceWork:
         columns = concatenate(self._device_parts, EMPTY_DEVICE)
+        new_row = np.empty(len(row_order), np.int64)
+        new_row[row_order] = np.arange(len(row_order))
         event = new_row[columns["event"]]
         order = np.argsort(event)
         columns["event"] = event

@@ -1,11 +1,12 @@
 """The events of a Chrome trace as torch.profiler writes them, decoded into typed objects.
 
-Only the fields that are used are decoded. What a figure cannot do without (time, duration) must be a number;
-all else may have any type, because exporters differ: ROCm writes streams as text.
+Only the fields that are used are decoded. What a figure cannot do without (kind, time, duration) must have
+its type; all else may have any, because exporters differ: ROCm writes streams as text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -92,14 +93,72 @@ class ExactEvent(Event, gc=False):
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]  # decoded, not used, by its type
 
 
+class OddEvent(Event, gc=False):
+    """An event of which only kind and times have their types."""
+
+    cat: Any = None
+    name: Any = ""
+    pid: Any = None
+    tid: Any = None
+    args: Args | bool | int | float | str | list[Any] | None = None  # type: ignore[assignment]
+
+
+class ExactOddEvent(OddEvent, gc=False):
+    """One of those whose begin is the digits of the file."""
+
+    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
+
+
+class Outline(msgspec.Struct):
+    """A file as far as it is known before its events are: nothing else of it is decoded."""
+
+    traceEvents: msgspec.Raw = NOTHING  # noqa: N815  # its name in the file
+
+
 NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the decoders raise for a text that is no JSON, is nested too deeply or has values of wrong types."""
 
 NO_ARGS: Final = Args()
 
-EVENTS: Final = msgspec.json.Decoder(list[Event])
-ONE_EVENT: Final = msgspec.json.Decoder(Event)
-EXACT_EVENTS: Final = msgspec.json.Decoder(list[ExactEvent])
+_EVENTS: Final = (msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(list[OddEvent]))
+_EXACT_EVENTS: Final = (msgspec.json.Decoder(list[ExactEvent]), msgspec.json.Decoder(list[ExactOddEvent]))
+ONE_EVENT: Final = msgspec.json.Decoder(OddEvent)
+OUTLINE: Final = msgspec.json.Decoder(Outline)
+RAW_VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 RAW_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 RAW_ENTRIES: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ANYTHING: Final = msgspec.json.Decoder()
+
+
+def decode_events(text: bytes, *, with_digits: bool = False) -> Sequence[Event]:
+    """Decode a JSON list of events.
+
+    Args:
+        text: the list.
+        with_digits: whether the begin of each is to be its digits in the text (an :class:`ExactEvent`).
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it is something else.
+    """
+    usual, odd = _EXACT_EVENTS if with_digits else _EVENTS
+    try:
+        return usual.decode(text)
+    except msgspec.ValidationError:
+        events: Sequence[OddEvent] = odd.decode(text)
+    for event in events:
+        _make_usual(event)
+    return events
+
+
+def _make_usual(event: OddEvent) -> None:
+    """What is no text, as text; arguments that are no object, as none."""
+    event.cat = event.cat if isinstance(event.cat, str) else None
+    event.name = "" if event.name is None else str(event.name)
+    event.pid, event.tid = _process_or_thread(event.pid), _process_or_thread(event.tid)
+    event.args = event.args if isinstance(event.args, Args) else None
+
+
+def _process_or_thread(value: Any) -> int | str | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 7.0 is thread 7
+    return value if value is None or type(value) is int else str(value)

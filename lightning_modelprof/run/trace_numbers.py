@@ -20,8 +20,11 @@ _EXACT_IN_DOUBLE_US: Final = 2.0**43
 """Below this (101 days) doubles lie less than a nanosecond apart, so none of the written digits is lost."""
 
 _MAX_STAMP_US: Final = 4e15
-_MAX_DURATION_US: Final = 1e15
-"""Stamps to the year 2096 and durations of 31 years: differences and ends stay inside int64 nanoseconds."""
+_MAX_DURATION_US: Final = 1e11
+"""Stamps to the year 2096 and durations of 27 hours, longer than any window of torch.profiler.
+
+Differences and ends stay inside int64 nanoseconds, and so do sums of 90,000 events that last as long as they
+may."""
 
 _MAX_INT: Final = 2**63
 _FRACTION: Final = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')

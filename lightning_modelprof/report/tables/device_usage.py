@@ -56,8 +56,8 @@ _COVERS: Final = {
         " the device."
     ),
     "operators": (
-        "The trace has no ProfilerStep ranges: the GPU figures cover its operators and the work that they"
-        " launched."
+        "The trace has no ProfilerStep ranges with a length: the GPU figures cover its operators and the work"
+        " that they launched."
     ),
     "device events": (
         "The trace has no steps: the GPU figures cover the time from its first device event to its last."
@@ -148,4 +148,5 @@ def _device_notes(usages: list[DeviceUsage]) -> list[str]:
     if any(device.sm_efficiency is not None and device.sm_unknown for device in devices):
         notes.append(_UNKNOWN_SM_NOTE)
     notes.extend(_COVERS[covers] for covers in dict.fromkeys(usage.covers for usage in usages) if covers)
+    notes.extend(dict.fromkeys(note for usage in usages for note in usage.notes))
     return notes

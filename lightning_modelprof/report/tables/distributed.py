@@ -33,9 +33,9 @@ _BASES: Final = {
 }
 
 _NOTES: Final = (
-    "Communication is the time in which a kernel of NCCL or RCCL runs, Computation any other kernel (copies"
-    " are none), Overlap both. Exposed is Communication without Overlap: the most that faster communication"
-    " can save.",
+    "Communication is the time in which a kernel of NCCL or its like runs, Computation any other kernel"
+    " (copies are none), Overlap both. Exposed is Communication without Overlap: the most that faster"
+    " communication can save.",
     "The times are of the whole trace; what overlaps counts once. The wait for other ranks is Communication,"
     " too. Ratio is the share of the first row, Per step the mean of the time inside the steps.",
 )
@@ -65,7 +65,8 @@ _COLLECTIVE_COLUMNS: Final = (
 _COLLECTIVE_NOTES: Final = (
     "Calls and times are those of the kernels, or of ranges on the host where no kernel communicates. They"
     " contain the wait for other ranks; calls that overlap are added up.",
-    "Size is what a rank puts in; a dash means that not every call recorded it.",
+    "Size is what the ranks put in, the sum over ranks and calls; a dash means that not every call recorded"
+    " it.",
 )
 
 
@@ -97,6 +98,7 @@ def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: Repo
             *((_HOST_NOTE,) if host else ()),
             *((_ASYNCHRONOUS_NOTE,) if any(fact.is_asynchronous for fact in facts) else ()),
             *((_NO_KERNELS_NOTE,) if any(fact.whole.computation_ns is None for fact in facts) else ()),
+            *dict.fromkeys(note for fact in facts for note in fact.notes),
             *ranks.notes,
         ),
         absent_reason=ranks.absent_reason,

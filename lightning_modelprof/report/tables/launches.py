@@ -36,7 +36,7 @@ _NOTES: Final = (
     "Kernel time is the device's; the rows below it overlap. Ratio is the share of all kernels, for Shorter"
     " than their launch and Negative of the kernels with a known launch.",
     "Launch call is the time on the host of the calls that launched kernels. If many kernels are shorter than"
-    " their launch, the host cannot keep the device busy: fuse kernels, enlarge batches or use graphs.",
+    " their launch, the host cannot keep the device busy: fuse kernels{advice}.",
     "Queue delay is from the end of the launch call to the start of the kernel: small where the device waits"
     " for the host, large where the host is ahead. It is negative where the kernel started before the call"
     " returned, or where the clocks of host and device differ.",
@@ -71,7 +71,7 @@ def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: Repo
         columns=_COLUMNS,
         rows=tuple(cells for _, cells in rows),
         depths=tuple(depth for depth, _ in rows),
-        notes=(*(_NOTES if rows else ()), *_graph_note(num_graph_calls), *ranks.notes),
+        notes=(*(_notes(num_graph_calls) if rows else ()), *_graph_note(num_graph_calls), *ranks.notes),
         absent_reason=ranks.absent_reason,
     )
 
@@ -122,6 +122,12 @@ def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]
         times = (getattr(spread, key) for key in _STATISTICS)
         rows.append((depth, (prefix + label, spread.count, share(spread.count, whole), *times)))
     return rows
+
+
+def _notes(num_graph_calls: int) -> tuple[str, ...]:
+    """What the figures mean; graphs are no advice to who has them."""
+    advice = " or enlarge batches" if num_graph_calls else ", enlarge batches or use graphs"
+    return tuple(note.format(advice=advice) for note in _NOTES)
 
 
 def _graph_note(num_graph_calls: int) -> tuple[str, ...]:

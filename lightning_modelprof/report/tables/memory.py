@@ -29,10 +29,11 @@ _NOTES: Final = (
     " innermost annotation), so the rows of a device sum to it. Increased is allocated less freed: below 0"
     " where an operator frees what others allocated.",
     "aten::empty and its kin allocate for others; they stand behind the operator that called them.",
-    "The peaks, At start and At end are of the recorded window, not of the process.",
+    "Peaks, At start and At end are of the recorded window, not of the process.",
 )
 _CPU_NOTE: Final = (
-    "On the CPU torch counts only what was allocated while it recorded memory, and nothing is reserved."
+    "The CPU's peak, At start and At end count from the begin of the window, as sums of what is allocated and"
+    " freed in it: below 0 where more was freed. Nothing is reserved there."
 )
 _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices}: this version of torch did not record them."
 
@@ -81,9 +82,7 @@ def _device_row(name: str, device: DeviceMemory) -> tuple[Cell, ...]:
 def _device_notes(devices: list[tuple[str, DeviceMemory]]) -> tuple[str, ...]:
     """What to keep in mind about these devices' figures."""
     unknown = ", ".join(name for name, device in devices if device.peak_allocated_bytes is None)
-    has_cpu = any(
-        device.total.name == "CPU" and device.peak_allocated_bytes is not None for _, device in devices
-    )
+    has_cpu = any(device.total.name == "CPU" for _, device in devices)
     return (
         *((_CPU_NOTE,) if has_cpu else ()),
         *((_NO_LEVEL_NOTE.format(devices=unknown),) if unknown else ()),

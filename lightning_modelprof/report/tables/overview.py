@@ -51,6 +51,10 @@ _NOTE: Final = (
 _BACKWARD_NOTE: Final = (
     "Backward is the time in nodes of autograd's graph; the operators in them count in Operator, too."
 )
+_OPTIMIZATION_NOTE: Final = (
+    "Optimization and Zero grad are those of the Model Summary, on the thread of the steps: an optimizer step"
+    " around forward and backward (a closure) counts without these."
+)
 _GPU_NOTE: Final = (
     "The GPU columns cover the time from the first step to the end of the work that the last one launched."
     " Kernel is computation; Communication is kernels of NCCL and its like, and on the CPU the operators of"
@@ -90,8 +94,8 @@ def overview_table(by_rank: Mapping[int, Overview | Absent], options: ReportOpti
             _NOTE,
             *([_BACKWARD_NOTE] if any(one.key == "backward" for one in pooled.host) else []),
             _GPU_NOTE if pooled.device else _NO_DEVICE_NOTE,
-            *_dropped_note(pooled),
-            *_several_note(len(ranks.found)),
+            *([_OPTIMIZATION_NOTE] if any(one.key == "optimization" for one in pooled.host) else []),
+            *_several_note(ranks.found),
             *pooled.notes,
             *ranks.notes,
         ),
@@ -102,16 +106,16 @@ def _named(one: EventType) -> tuple[Cell, Cell]:
     return _LABELS[one.key], one.calls
 
 
-def _dropped_note(overview: Overview) -> tuple[str, ...]:
-    """Which steps the GPU rows lack."""
-    if not overview.dropped:
-        return ()
-    numbers = ", ".join(map(str, overview.dropped))
-    return (f"The GPU rows are without these last steps, whose device events are incomplete: {numbers}.",)
-
-
-def _several_note(num_ranks: int) -> tuple[str, ...]:
+def _several_note(found: Mapping[int, Overview]) -> tuple[str, ...]:
     """What several ranks together mean."""
-    if num_ranks == 1:
+    if len(found) == 1:
         return ()
-    return (f"Calls and times are the sums of {num_ranks} ranks, ratios are to the sum of their steps.",)
+    lacking = [str(rank) for rank, one in found.items() if one.device_steps_ns is None]
+    gpu = ""
+    if lacking and len(lacking) < len(found):
+        gpu = f" GPU figures are without rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}, which"
+        gpu += f" ha{'ve' if len(lacking) > 1 else 's'} no device events."
+    return (
+        f"Calls and times are the sums of {len(found)} ranks, CPU ratios are to the sum of their steps, GPU"
+        f" ratios to the sum of their spans on the device.{gpu}",
+    )

@@ -33,16 +33,18 @@ _COLUMNS: Final = (
 )
 
 _ON_DEVICE: Final = frozenset({"kernel", "memcpy", "memset"})
+_BY_RUNTIME: Final = frozenset({"runtime"})
 
 _NOTES: Final = (
     "Each moment of a step counts once, for the first of the columns that is busy then on any thread, stream"
     " or device, so the columns sum to the step: time of the host behind work of the device does not show.",
     "A step begins where the device events launched in the step before end, and lasts to the end of its own.",
-    "Communication is NCCL's and RCCL's kernels and the host's nccl: and gloo: operators, as far as no other"
-    " device event hides it. CPU Exec is operators and annotations, without those around a whole step,"
+    "Communication is the kernels of NCCL and its like and the host's nccl: and gloo: operators, as far as no"
+    " other device event hides it. CPU Exec is operators and annotations, without those around a whole step,"
     " Lightning's [pl] ranges and this package's own.",
 )
 _NO_DEVICE_NOTE: Final = "The trace has no device events: Kernel, Memcpy and Memset are not measured."
+_NO_RUNTIME_NOTE: Final = "The trace has no calls of a device's runtime: Runtime is not measured."
 
 
 def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
@@ -62,14 +64,11 @@ def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options:
     whole = pool_breakdowns(list(ranks.found.values()))
     if ranks.are_several:
         rows = [
-            _row(f"{ranks.prefix(rank)}mean", one.mean_total_ns, one.mean_parts_ns, has_device=one.has_device)
+            _row(f"{ranks.prefix(rank)}mean", one.mean_total_ns, one.mean_parts_ns, one)
             for rank, one in ranks.found.items()
         ]
     else:
-        rows = [
-            _row(f"step {step.number}", step.total_ns, step.parts_ns, has_device=whole.has_device)
-            for step in whole.steps
-        ]
+        rows = [_row(f"step {step.number}", step.total_ns, step.parts_ns, whole) for step in whole.steps]
     total_share = 1.0 if whole.mean_total_ns else None
     return Table(
         id="step_breakdown",
@@ -77,18 +76,38 @@ def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options:
         columns=_COLUMNS,
         rows=(
             # The mean stands first: it is what most readers want, and long tables are cut at their end.
-            _row("Mean", whole.mean_total_ns, whole.mean_parts_ns, has_device=whole.has_device),
-            _row("Share", total_share, whole.shares, has_device=whole.has_device),
+            _row("Mean", whole.mean_total_ns, whole.mean_parts_ns, whole),
+            _row("Share", total_share, whole.shares, whole),
             *rows,
         ),
         row_units=(Unit.DURATION_NS, Unit.RATIO, *[Unit.DURATION_NS] * len(rows)),
-        notes=(*_NOTES, *(() if whole.has_device else (_NO_DEVICE_NOTE,)), *whole.notes, *ranks.notes),
+        notes=(
+            *_NOTES,
+            *(() if whole.has_device else (_NO_DEVICE_NOTE,)),
+            *(() if whole.has_runtime else (_NO_RUNTIME_NOTE,)),
+            *_left_out_note(ranks.found, whole),
+            *dict.fromkeys(note for one in ranks.found.values() for note in one.notes),
+            *ranks.notes,
+        ),
     )
 
 
-def _row(name: str, total: Cell, parts: Sequence[Cell], *, has_device: bool) -> tuple[Cell, ...]:
-    cells = (
-        part if has_device or key not in _ON_DEVICE else None
-        for key, part in zip(STEP_CATEGORIES, parts, strict=True)
+def _left_out_note(found: Mapping[int, StepBreakdown], whole: StepBreakdown) -> tuple[str, ...]:
+    """Which ranks the mean of all is without."""
+    lacking = [str(rank) for rank, one in found.items() if whole.has_device and not one.has_device]
+    if not lacking:
+        return ()
+    several = len(lacking) > 1
+    return (
+        f"Without rank{'s' if several else ''} {', '.join(lacking)} in Mean and Share:"
+        f" {'they have' if several else 'it has'} no device events.",
     )
+
+
+def _row(name: str, total: Cell, parts: Sequence[Cell], fact: StepBreakdown) -> tuple[Cell, ...]:
+    """A row of a fact, with dashes for what its trace cannot tell."""
+    unknown = (frozenset() if fact.has_device else _ON_DEVICE) | (
+        frozenset() if fact.has_runtime else _BY_RUNTIME
+    )
+    cells = (part if key not in unknown else None for key, part in zip(STEP_CATEGORIES, parts, strict=True))
     return name, total, *cells
