@@ -24,10 +24,8 @@ from tests.support import make_trainer
 
 NUM_STEPS = 16
 RELATIVE = 0.05
-ALLOWANCE_NS = 300_000
-"""Beside 5 %, for a phase with a cost; a cost is seven times as much and more."""
-LOOP_ALLOWANCE_NS = 1_000_000
-"""For a phase without a cost, which on a busy machine runs on a cold core."""
+ALLOWANCE_NS = 1_000_000
+"""Beside 5 %: what comes after a nap runs on a cold core. The smallest cost is twice as much."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -181,5 +179,4 @@ def test_every_cost_lands_in_its_phase(mode):
             truth = np.array([spent.steps[step].get(phase.key, 0) for step in keep])
             rest = without_costs.phases_ns[keep, index].min()
             assert (measured >= truth).all(), phase.key
-            allowance = ALLOWANCE_NS if truth.any() else LOOP_ALLOWANCE_NS
-            assert (measured - truth * (1 + RELATIVE)).min() <= 2 * rest + allowance, phase.key
+            assert (measured - truth * (1 + RELATIVE)).min() <= 2 * rest + ALLOWANCE_NS, phase.key

@@ -47,7 +47,7 @@ LIBRARIES = {
     "rich": ("show.terminal", "show.progress"),
     "tensorboard": (),
     "tabulate": (),
-    "msgspec": ("run.archive", "run.chrome", "run.damaged", "run.trace_json", "show.json"),
+    "msgspec": ("run.archive", "run.chrome", "run.damaged", "run.trace_json", "run.trace_text", "show.json"),
     "isal": ("run.archive", "run.trace_text"),
     "psutil": ("measure.cpu_usage",),
 }
