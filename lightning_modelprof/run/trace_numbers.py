@@ -28,7 +28,7 @@ may."""
 
 _MAX_INT: Final = 2**63
 _FRACTION: Final = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
-_LONG_FRACTION: Final = re.compile(rb'"ts"\s*:\s*-?\d{13,}\.')
+_LONG_FRACTION: Final = re.compile(rb'"ts"\s*:\s*\d{14,}\.')
 _NUMBER: Final = re.compile(rb"-?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?")
 _SNIFFED_BYTES: Final = 4096
 _MAX_REGULAR_DIGITS: Final = 16
