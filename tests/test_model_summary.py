@@ -449,6 +449,9 @@ def test_a_rank_without_device_events_adds_no_zeros():
         assert row.device_min_ns == alone[row.key].device_min_ns
         assert row.device_avg_ns == alone[row.key].device_avg_ns
     assert pooled.device_outside_ns == 0
+    told = " ".join(pooled.notes)
+    assert "Some ranks have no device events" in told
+    assert "The trace has no device events" not in told
     nothing = pool_model_summaries([on_host, on_host])
     assert not nothing.has_device
     assert {row.device_total_ns for row in nothing.rows} == {nothing.device_outside_ns} == {None}

@@ -33,7 +33,7 @@ _DERIVED_NOTE: Final = (
     " range in the trace is left out."
 )
 _NO_PHASES_NOTE: Final = "The trace has no ranges that tell the phases apart, so all time is in Others."
-_NO_DEVICE_NOTE: Final = "The trace has no device events: device figures are not measured and show as a dash."
+NO_DEVICE_NOTE: Final = "The trace has no device events: device figures are not measured and show as a dash."
 
 
 NO_STEPS: Final = Absent("the trace holds none of the recorded steps")
@@ -123,7 +123,7 @@ def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
     if host.source != "modelprof ranges":
         notes.append(_DERIVED_NOTE if host.source == "torch ranges" else _NO_PHASES_NOTE)
     if not has_device:
-        notes.append(_NO_DEVICE_NOTE)
+        notes.append(NO_DEVICE_NOTE)
     elif outside.any():
         notes.append(
             f"{int(outside.sum())} of {len(device_ns)} device events are in no row: they were launched"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from lightning_modelprof.analysis.model_summary import ModelSummary, ModelSummaryRow
+from lightning_modelprof.analysis.model_summary import NO_DEVICE_NOTE, ModelSummary, ModelSummaryRow
 from lightning_modelprof.analysis.tally import share
+
+_SOME_DEVICES_NOTE: Final = "Some ranks have no device events: the GPU figures are those of the others."
 
 
 def pool_model_summaries(ranks: Sequence[ModelSummary]) -> ModelSummary:
@@ -25,14 +28,19 @@ def pool_model_summaries(ranks: Sequence[ModelSummary]) -> ModelSummary:
     host_whole_ns = sum(row.host_total_ns for row in whole)
     device_whole_ns = _sum([row.device_total_ns for row in whole])
     outside_ns = [rank.device_outside_ns for rank in ranks]
+    has_device = [rank.has_device for rank in ranks]
+    notes = dict.fromkeys(note for rank in ranks for note in rank.notes)
+    if any(has_device) and not all(has_device):
+        del notes[NO_DEVICE_NOTE]
+        notes[_SOME_DEVICES_NOTE] = None
     return ModelSummary(
         rows=tuple(_pool_row(rows, host_whole_ns, device_whole_ns) for rows in by_key.values()),
         num_steps=sum(rank.num_steps for rank in ranks),
         step_numbers=tuple(sorted({number for rank in ranks for number in rank.step_numbers})),
-        has_device=any(rank.has_device for rank in ranks),
+        has_device=any(has_device),
         phase_source=ranks[0].phase_source,
         device_outside_ns=_sum(outside_ns),
-        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
+        notes=tuple(notes),
     )
 
 
