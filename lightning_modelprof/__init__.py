@@ -17,17 +17,20 @@ from lightning_modelprof.errors import (
 
 if TYPE_CHECKING:
     from lightning_modelprof.callback import ModelProfCallback
+    from lightning_modelprof.measure.timing import EventTimer, benchmark_inference
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArchiveError",
     "ConfigError",
+    "EventTimer",
     "MissingExtraError",
     "ModelProfCallback",
     "ModelProfError",
     "TraceError",
     "__version__",
+    "benchmark_inference",
 ]
 
 
@@ -36,6 +39,10 @@ def __getattr__(name: str) -> Any:
         from lightning_modelprof.callback import ModelProfCallback  # noqa: PLC0415
 
         return ModelProfCallback
+    if name in {"EventTimer", "benchmark_inference"}:
+        from lightning_modelprof.measure import timing  # noqa: PLC0415
+
+        return getattr(timing, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -206,6 +206,21 @@ def test_lightning_cli(tmp_path):
     assert "lightning_modelprof.ModelProfCallback" in (folder / "config.yaml").read_text()
 
 
+def test_pipeline_timing_has_the_three_methods_side_by_side(tmp_path):
+    sizes = ("--device", "cpu", "--warm-up", 2, "--runs", 8, "--image-size", 16, "--width", 8)
+    printed = succeed("examples/pipeline_timing.py", *sizes, cwd=tmp_path)
+    alone, pipeline, missed = printed.split("\n\n")
+    assert re.search(r"^ +wall( +[\d.]+ ms){2} +[\d.]+$", alone, re.MULTILINE), printed
+    assert "the CPU has no device events" in alone
+    for method in ("wall", "synchronize", "event"):
+        row = re.search(rf"^ +{method}((?: +[\d.]+ ms){{4}})$", pipeline, re.MULTILINE)
+        assert row, printed
+        model1, cpu_work, model2, whole = (float(ms) for ms in re.findall(r"[\d.]+", row[1]))
+        # Medians of parts may exceed the median of the whole, but not by much.
+        assert 0 < model1 + cpu_work + model2 <= 1.5 * whole + 0.01
+        assert f"  {method} " in missed
+
+
 def test_overhead_benchmark(tmp_path):
     printed = succeed(
         "benchmarks/overhead.py",
