@@ -27,19 +27,20 @@ LAWS = {
     "report": ("report", "analysis", "run", "errors"),
     "show": ("show", "report.model", "errors"),
     "measure": ("measure", "run", "errors"),
+    "flops": ("flops", "errors"),
     "config": ("measure.schedule", "report.options", "errors"),
     "fit": ("fit", "config", "measure", "report", "show", "analysis", "run", "errors", "__version__"),
     "callback": ("fit", "config", "measure", "report.model", "run", "errors"),
     "cli": ("cli_arguments", "show", "report", "analysis", "run", "errors"),
     "cli_arguments": ("report.options", "run.chrome", "__version__"),
     "__main__": ("cli",),
-    "__init__": ("callback", "errors"),
+    "__init__": ("callback", "errors", "measure.timing"),
 }
 # config may import measure.schedule and report.options, which import nothing but the standard library.
 
 # Library → the only parts and files that may import it.
 LIBRARIES = {
-    "torch": ("fit.checks", "measure"),
+    "torch": ("fit.checks", "flops", "measure"),
     "torchmetrics": ("measure.metrics",),
     "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),
     "pytorch_lightning": (),

@@ -1,0 +1,1 @@
+"""FLOPs of real steps: counted by operator, phase and module while the step runs."""
