@@ -133,7 +133,8 @@ def test_this_process_is_exact_below_a_tick():
     end = burn(0.004)
     used = cpu_use_between(start, read_cpu())
     assert end - begin <= used["process_ns"] < end - begin + 3_000_000
-    assert used["elapsed_ns"] >= used["process_ns"]
+    # The two clocks are not read at one moment, and threads of other tests may still spin for a while.
+    assert used["elapsed_ns"] >= used["process_ns"] - 2_000_000
 
 
 def test_the_reading_itself_is_not_in_the_window(monkeypatch):
