@@ -881,4 +881,4 @@ def test_odd_traces_give_a_report_or_a_trace_error(events, metadata):
         trace = parse_trace(raw, "odd.json")
     except TraceError:
         return
-    render_text(build_trace_report([analyze_trace(trace)]))
+    assert "odd.json" in render_text(build_trace_report([analyze_trace(trace)]))

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.library import custom_op
 from torch.utils.checkpoint import checkpoint
 
 from lightning_modelprof.errors import ModelProfError
@@ -459,7 +460,7 @@ def test_nested_tensors_pass_through():
 # ---- What cannot be counted
 
 
-@torch.library.custom_op("modelprof_test::product", mutates_args=())
+@custom_op("modelprof_test::product", mutates_args=())
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

@@ -281,8 +281,8 @@ def all_formulas(own: Mapping[Any, Formula] | None = None) -> dict[Any, Formula]
     """Formulas by operator, without overloads: the user's before ours before torch's.
 
     Args:
-        own: formulas by ``torch.ops.library.operator``, by one of its overloads or by
-            ``"library::operator"``.
+        own: formulas by ``torch.ops.namespace.operator``, by one of its overloads or by
+            ``"namespace::operator"``.
 
     Raises:
         KeyError: when a name is no operator of this torch.
