@@ -27,7 +27,7 @@ LAWS = {
     "report": ("report", "analysis", "run", "errors"),
     "show": ("show", "report.model", "errors"),
     "measure": ("measure", "run", "errors"),
-    "flops": ("flops", "errors"),
+    "flops": ("flops", "run", "errors"),
     "config": ("measure.schedule", "report.options", "errors"),
     "fit": ("fit", "config", "measure", "report", "show", "analysis", "run", "errors", "__version__"),
     "callback": ("fit", "config", "measure", "report.model", "run", "errors"),

@@ -1,0 +1,214 @@
+"""Measured facts about a model: what a step of it computes, how large it is, where its modules' time goes.
+
+Paths of modules are those of the LightningModule (or of the model that was given): ``""`` is the module
+itself. Counts are plain integers; one multiply-add (MAC) is two FLOPs. ``None`` is *not measured*, and the
+``..._note`` beside it says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
+"""What work is for: recompute is a part of the forward that runs again to save memory."""
+
+FOURIER_OPERATORS: Final = ("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r")
+"""Their FLOPs (5 N log2 N) are kept out of every total: they are no contractions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCount:
+    """The calls of one operator in one phase and module of the counted step.
+
+    Attributes:
+        phase: one of ``FLOP_PHASES``.
+        module: path of the innermost module that ran it; ``""`` for what ran outside of all children.
+        operator: name without overload, as in ``aten::mm``.
+        dtype: of its floating-point operands, such as ``bfloat16``; ``""`` if it has none.
+        calls: how often it ran.
+        flops: of all these calls; ``None`` when it may hold contractions and no formula knows it.
+    """
+
+    phase: str
+    module: str
+    operator: str
+    dtype: str
+    calls: int
+    flops: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCount:
+    """FLOPs of one step of one process.
+
+    Attributes:
+        step: number of the counted step in the fit; ``None`` outside of one.
+        samples: in its batch; ``None`` if unknown.
+        on_fake_tensors: whether a copy of the model on tensors without data was counted, not the step.
+        operators: whatever has FLOPs or may have them.
+        errors: what formulas raised, a sentence each.
+    """
+
+    step: int | None
+    samples: int | None
+    on_fake_tensors: bool
+    operators: tuple[OperatorCount, ...]
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecord:
+    """One module, in the order of ``named_modules``, parents before their children.
+
+    Attributes:
+        path: where it is, first name if it has several.
+        type_name: name of its class.
+        parameters: elements of its own parameters, without its children's; a tied one counts at the first
+            module that has it. ``None`` while one of them is lazy.
+        trainable: those of them that require gradients.
+    """
+
+    path: str
+    type_name: str
+    parameters: int | None
+    trainable: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTime:
+    """Time of one module in the timed steps, without the modules that it called.
+
+    Attributes:
+        calls: forward calls in all timed steps.
+        forward_ns: self time of them, in all timed steps.
+        backward_ns: time of the autograd nodes that its forward made; ``None`` when no backward was timed.
+    """
+
+    path: str
+    calls: int
+    forward_ns: int
+    backward_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTimes:
+    """Times of all modules.
+
+    Attributes:
+        steps: number of timed steps.
+        clock: ``host``, or ``device`` when they lie between events on the device's stream.
+        times: of the modules that ran.
+        notes: what could not be timed and why (compiled regions, nodes of no module).
+    """
+
+    steps: int
+    clock: str
+    times: tuple[ModuleTime, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSize:
+    """Tensors of one kind and dtype in this process.
+
+    Attributes:
+        kind: ``trainable parameters``, ``frozen parameters``, ``gradients``, ``optimizer state`` or
+            ``buffers``.
+        dtype: such as ``float32`` or, for packed weights, what the tensor says of itself.
+        tensors, elements: how many; a tensor that is reached by several names counts once.
+        num_bytes: of their storage here.
+    """
+
+    kind: str
+    dtype: str
+    tensors: int
+    elements: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What a model and its optimizers hold in memory.
+
+    Attributes:
+        sizes: by kind and dtype.
+        lazy: names of parameters and buffers without a size yet.
+        tied: names that share a tensor with a name before them, and are not counted again.
+        notes: what else a reader has to know (shards, quantised weights).
+    """
+
+    sizes: tuple[TensorSize, ...]
+    lazy: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardCount:
+    """fvcore's count of one operator in one module, without the modules inside of it.
+
+    Attributes:
+        module: path.
+        operator: fvcore's name, such as ``linear`` or ``conv``.
+        macs: multiply-adds.
+    """
+
+    module: str
+    operator: str
+    macs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTable:
+    """What fvcore says of one forward pass on the same batch.
+
+    Attributes:
+        counts: multiply-adds by module and operator.
+        activations: path → elements of the outputs of its contractions, with the modules inside of it.
+        parameters: path → elements, with the modules inside of it.
+        unsupported: operator → calls that fvcore has no formula for and that may hold contractions.
+        uncalled: paths of modules that did not run.
+        notes: what had to be done to make it run, and what it cannot see.
+    """
+
+    counts: tuple[ForwardCount, ...]
+    activations: dict[str, int]
+    parameters: dict[str, int]
+    unsupported: dict[str, int]
+    uncalled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakRate:
+    """The most that one device can do in one dtype.
+
+    Attributes:
+        dtype: such as ``bfloat16``.
+        flops_per_s: dense FLOP/s.
+        source: the data sheet, ``given by the user``, or how it was measured.
+        is_measured: whether it is a measured matmul rate: a share of it is not MFU.
+    """
+
+    dtype: str
+    flops_per_s: float
+    source: str
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCost:
+    """All that is known of a model's cost in one process; each part may be missing for its own reason."""
+
+    count: StepCount | None = None
+    count_note: str = ""
+    modules: tuple[ModuleRecord, ...] = ()
+    times: ModuleTimes | None = None
+    times_note: str = ""
+    size: ModelSize | None = None
+    size_note: str = ""
+    forward_table: ForwardTable | None = None
+    forward_table_note: str = ""
+    peaks: tuple[PeakRate, ...] = ()
+    peak_note: str = ""
