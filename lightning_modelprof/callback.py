@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.config import (
-    DEFAULTS,
-    ProfileConfig,
-    explain_unknown_arguments,
-    is_switched_off,
-    read_yaml,
-)
-from lightning_modelprof.fit.checks import check_trainer, check_writeable
-from lightning_modelprof.fit.session import FitSession
-from lightning_modelprof.measure.clock import host_clock
-from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.samples import SampleCounter, make_counter
-from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.archive import DEFAULT_FOLDER
-from lightning_modelprof.run.records import NOT_MEASURED, Run
+from lightning_modelprof.config import DEFAULTS, ProfileConfig, explain_unknown_arguments, read_yaml
+from lightning_modelprof.fit.hooks import ProfilingHooks
 
 
-class ModelProfCallback(Callback):
+class ModelProfCallback(ProfilingHooks, Callback):
     """Shows where the time of a training run goes, at about the cost of an empty callback or less.
+
+    ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
 
     Args:
         active: steps that each torch.profiler window records; 0 means timing only.
@@ -44,14 +31,15 @@ class ModelProfCallback(Callback):
         profile_memory: record allocations.
         stop_after_profile: end training with the step in which the last window closes (the first one after
             it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
+            Only a fit is ended.
         device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
         log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, 0
-            logs none.
+            logs none. Only a fit logs.
         progress_bar: show ips and the reader's share in the progress bar.
         samples_fn: counts the samples (or tokens, ...) of a batch; None means the batch's first dimension.
             It is called every step and must return an int without waiting for the device.
         unit: what samples_fn counts, for example tokens.
-        terminal: print the report when training ends.
+        terminal: print the report when the loop ends.
         tensorboard: write the report's tables to the run's TensorBoard as text.
         files: write the report, the archive and the traces to a folder; in a fast_dev_run only with dirpath.
         dirpath: that folder; None means the folder modelprof beside the logger's files, or in the
@@ -109,7 +97,7 @@ class ModelProfCallback(Callback):
         op_detail: bool = DEFAULTS.op_detail,
         row_limit: int = DEFAULTS.row_limit,
     ) -> None:
-        self.config = ProfileConfig(
+        config = ProfileConfig(
             active=active,
             wait=wait,
             warmup=warmup,
@@ -137,13 +125,7 @@ class ModelProfCallback(Callback):
             op_detail=op_detail,
             row_limit=row_limit,
         )
-        self.report: Report | None = None
-        self.run: Run | None = None
-        self._clock = host_clock
-        self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
-        self._session: FitSession | None = None
-        self._ledger: PhaseLedger | None = None  # the session's, while it measures
-        self._is_awaited = False  # whether the other ranks count on us when training ends
+        super().__init__(config)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:
@@ -166,130 +148,6 @@ class ModelProfCallback(Callback):
 
         Returns:
             Such as `` reader_cost: 0.02830 s batch_cost: 0.24812 s ips: 128.968 images/s``; ``""`` when no
-            step ended since the last call, or outside of training.
+            step ended since the last call, or no loop is running.
         """
         return "" if self._session is None else self._session.live.step_info(unit)
-
-    # Lightning's hooks, in the order in which they come
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check everything that can be checked, then stand in for the trainer's profiler."""
-        self._leave()
-        if stage != "fit" or is_switched_off():
-            return
-        self.config.check()
-        self._count = make_counter(self.config.samples_fn)
-        check_trainer(self.config, trainer, ModelProfCallback)
-        log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
-        directory = Path(self.config.dirpath or Path(log_dir) / DEFAULT_FOLDER)
-        # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
-        has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
-        if has_files:
-            check_writeable(directory)
-        self._session = FitSession(
-            self.config,
-            trainer,
-            directory if has_files else None,
-            own_prefix=f"[Callback]{self.state_key}.",
-            clock=self._clock,
-            warn=_warn,
-            guard=self._guard,
-        )
-        self._is_awaited = True
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to measure; the trial fits of Lightning's tuners do not come here."""
-        session = self._session
-        if session is not None:
-            self._guard(lambda: session.arm(pl_module))
-            self._ledger = session.ledger if self._session is session else None
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A batch is there: count its samples."""
-        ledger = self._ledger
-        if ledger is None:
-            return
-        # Spelled out, as is done at every step: ledger.needs_batch_start
-        if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
-            self._guard(self._session.begin_batch)
-        try:
-            ledger.samples = self._count(batch)
-        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
-            self._stop_counting(error)
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After an epoch without a single step: Lightning does not tell us when steps end."""
-        session = self._session
-        if session is not None:
-            self._guard(session.check_epoch)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report. Every rank comes here."""
-        is_asked, self._is_awaited = self._is_awaited, False
-        if not is_asked:
-            return
-        self._stop("finished")
-        # A rank whose measurement has failed must say so, or the others would wait for its figures for ever.
-        is_safe_point = trainer.world_size == 1 or trainer.strategy.reduce_boolean_decision(
-            self._session is not None, all=True
-        )
-        self._finish("finished", is_safe_point=is_safe_point)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
-        status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-        self._stop(status)
-        self._finish(status, is_safe_point=False)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave nothing behind."""
-        self._leave()
-
-    # Ours
-
-    def _stop(self, status: str) -> None:
-        session, self._ledger = self._session, None
-        if session is not None:
-            self._guard(lambda: session.stop(status))
-
-    def _finish(self, status: str, *, is_safe_point: bool) -> None:
-        session = self._session
-        if session is not None:
-            self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
-            self._take_results(session)
-
-    def _take_results(self, session: FitSession) -> None:
-        self.report, self.run = session.report or self.report, session.run or self.run
-
-    def _leave(self) -> None:
-        session, self._session = self._session, None
-        self._ledger, self._is_awaited = None, False
-        if session is not None:
-            self._guard(session.close)
-
-    def _guard(self, work: Callable[[], None]) -> None:
-        """Run a part of ours; if it fails, step aside for the rest of the fit and warn once."""
-        try:
-            work()
-        except Exception:  # training must not notice
-            session, self._session = self._session, None
-            self._ledger = None
-            _warn(
-                "an internal error stopped the measurement; training goes on without it."
-                f" Please report this:\n{traceback.format_exc()}"
-            )
-            if session is not None:
-                try:
-                    session.abort()
-                except Exception:  # what could not be undone or saved must not hurt either
-                    _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
-                self._take_results(session)
-
-    def _stop_counting(self, error: Exception) -> None:
-        counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
-        _warn(f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known")
-        self._count = lambda _: NOT_MEASURED
-
-
-def _warn(message: str) -> None:
-    warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -63,6 +64,13 @@ class ProfileConfig:
     progress_bar: bool = True
     samples_fn: Callable[[Any], int] | None = None
     unit: str = "samples"
+    flops: bool = True
+    flop_formulas: Mapping[Any, Callable[..., int]] | None = None
+    peak_flops_per_s: float | Mapping[str, float] | None = None
+    fvcore: bool = False
+    ignore_modules: Sequence[str] | None = None
+    module_depth: int | None = DEFAULT_OPTIONS.module_depth
+    top_modules: int = DEFAULT_OPTIONS.top_modules
     terminal: bool = True
     tensorboard: bool = True
     files: bool = True
@@ -107,6 +115,13 @@ class ProfileConfig:
         plain["steps"] = None if self.steps is None else list(self.steps)
         plain["activities"] = None if self.activities is None else list(self.activities)
         plain["dirpath"] = None if self.dirpath is None else str(self.dirpath)
+        formulas = self.flop_formulas
+        plain["flop_formulas"] = (
+            None if formulas is None else {str(k): _name_of(f) for k, f in formulas.items()}
+        )
+        peak = self.peak_flops_per_s
+        plain["peak_flops_per_s"] = dict(peak) if isinstance(peak, Mapping) else peak
+        plain["ignore_modules"] = None if self.ignore_modules is None else list(self.ignore_modules)
         plain["samples_fn"] = None if self.samples_fn is None else _name_of(self.samples_fn)
         options = self.report_options  # Paddle's names are enums, perhaps
         plain["views"] = None if options.views is None else list(options.views)
@@ -138,8 +153,12 @@ class ProfileConfig:
             )
         if not isinstance(self.unit, str) or not self.unit:
             raise _refusal(where, "unit", "the name of what samples_fn counts, such as 'tokens'", self.unit)
+        self._check_flops(where)
         self._check_dirpath(where)
         _check_int(where, "row_limit", self.row_limit, 1)
+        _check_int(where, "top_modules", self.top_modules, 1)
+        if self.module_depth is not None:
+            _check_int(where, "module_depth", self.module_depth, 0)
         self._parse_options(where)
         if self.stop_after_profile:
             self._check_stop(where)
@@ -196,6 +215,42 @@ class ProfileConfig:
                 " or active=0 for timing only."
             )
 
+    def _check_flops(self, where: str) -> None:
+        formulas: Any = self.flop_formulas
+        if formulas is not None and not (
+            isinstance(formulas, Mapping) and all(callable(formula) for formula in formulas.values())
+        ):
+            raise _refusal(
+                where,
+                "flop_formulas",
+                "a mapping of operators to functions",
+                formulas,
+                "For example {torch.ops.mylib.mm: lambda a, b, *, out_val: 2 * a.numel() * b.shape[-1]}.",
+            )
+        peak: Any = self.peak_flops_per_s
+        for value in peak.values() if isinstance(peak, Mapping) else () if peak is None else (peak,):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise _refusal(
+                    where,
+                    "peak_flops_per_s",
+                    "FLOP/s above 0, or such by dtype",
+                    peak,
+                    "For example 989.4e12, or {'bfloat16': 989.4e12, 'float32': 66.9e12}.",
+                )
+        ignored: Any = self.ignore_modules
+        if ignored is not None and (
+            isinstance(ignored, str)
+            or not isinstance(ignored, Collection)
+            or not all(isinstance(name, str) for name in ignored)
+        ):
+            raise _refusal(
+                where,
+                "ignore_modules",
+                "a list of names of classes or paths of modules",
+                ignored,
+                "For example ['Dropout', 'model.head'].",
+            )
+
     def _check_dirpath(self, where: str) -> None:
         path = self.dirpath
         if path is None or isinstance(path, Path) or (isinstance(path, str) and path.strip()):
@@ -216,6 +271,8 @@ class ProfileConfig:
             thread_sep=self.thread_sep,
             op_detail=self.op_detail,
             row_limit=self.row_limit,
+            module_depth=self.module_depth,
+            top_modules=self.top_modules,
         )
 
     def _check_stop(self, where: str) -> None:
@@ -266,11 +323,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         )
     check_names(raw, where)
     arguments = dict(raw)
-    if arguments.get("samples_fn") is not None:
-        raise ConfigError(
-            f"{where}: samples_fn: expected null, got {arguments['samples_fn']!r}: a function can only be"
-            f" given from Python. Leave it out here, or write {WHERE}(samples_fn=...) instead of this file."
-        )
+    for name in ("samples_fn", "flop_formulas"):
+        if arguments.get(name) is not None:
+            raise ConfigError(
+                f"{where}: {name}: expected null, got {arguments[name]!r}: a function can only be"
+                f" given from Python. Leave it out here, or write {WHERE}({name}=...) instead of this file."
+            )
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = tuple(arguments["steps"])
     ProfileConfig(**arguments).check(where)

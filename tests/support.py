@@ -131,7 +131,8 @@ class Truth:
         """Note time that has passed."""
         if not self.is_on:
             return
-        if self.trainer.validating and phase not in {"callbacks", "checkpoint", "profiler"}:
+        is_inside_fit = self.trainer.validating and self.trainer.state.fn == "fit"
+        if is_inside_fit and phase not in {"callbacks", "checkpoint", "profiler"}:
             phase = "validation"
         self._open[phase] += ns
         self._open_device[phase] += 3 * ns
@@ -628,7 +629,11 @@ def remains(trainer: Any) -> list[str]:
         for owner in owners
         for name, value in vars(owner).items()
         if _is_ours(value)
-    ] + [type(callback).__name__ for callback in trainer.callbacks if type(callback).__name__ == "HookPhases"]
+    ] + [
+        type(callback).__name__
+        for callback in trainer.callbacks
+        if type(callback).__name__.endswith("HookPhases")
+    ]
 
 
 def _is_ours(value: Any) -> bool:

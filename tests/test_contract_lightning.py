@@ -1,7 +1,8 @@
 """What this package relies on in Lightning: the names of its profiler actions and their order.
 
-They are documented nowhere. When a test here fails after an upgrade of Lightning, ``measure/classify.py``
-and ``measure/phases.py`` have to learn the new names; until then users get a warning and times by hooks.
+They are documented nowhere. When a test here fails after an upgrade of Lightning, ``run/loops.py`` and
+``measure/classify.py``, ``evaluation.py`` and ``phases.py`` have to learn the new names; until then users get
+a warning and times by hooks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof.measure.classify import INSIDE_TRANSFER, PHASE_OF_HOOK
 from lightning_modelprof.measure.phases import REQUIRED_HOOKS
+from lightning_modelprof.run.loops import PREDICT, TEST, VALIDATE
 from tests.support import HAS_SAVE_ACTION, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,8 +33,10 @@ def is_about_training(event: str) -> bool:
     return "dataloader_next" in event or ".on_train_batch" in event or "run_training_epoch" in event
 
 
-def events_of(package: Any, *, is_manual: bool = False, epochs: int = 2, **arguments: Any) -> list[str]:
-    """What Lightning tells its profiler in a fit: ``> action`` when one begins, ``< action`` when it ends."""
+def events_of(
+    package: Any, *, loop: str = "fit", is_manual: bool = False, epochs: int = 2, **arguments: Any
+) -> list[str]:
+    """What Lightning tells its profiler in a loop: ``> action`` where one begins, ``< action`` at its end."""
     events: list[str] = []
 
     class Recorder(package.profilers.Profiler):
@@ -62,6 +66,12 @@ def events_of(package: Any, *, is_manual: bool = False, epochs: int = 2, **argum
         def validation_step(self, batch: Tensor, batch_idx: int) -> None:
             pass
 
+        def test_step(self, batch: Tensor, batch_idx: int) -> None:
+            pass
+
+        def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return self.layer(batch)
+
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             if is_manual:
@@ -79,7 +89,10 @@ def events_of(package: Any, *, is_manual: bool = False, epochs: int = 2, **argum
         max_epochs=epochs,
         **{"callbacks": [Other()], **arguments},
     )
-    trainer.fit(Net(), data, DataLoader(torch.ones(2, 2)))
+    if loop == "fit":
+        trainer.fit(Net(), data, DataLoader(torch.ones(2, 2)))
+    else:
+        getattr(trainer, loop)(Net(), data)
     return events
 
 
@@ -91,8 +104,13 @@ def step_of(events: list[str], number: int) -> list[str]:
     """The events from one fetch to the next, without the owner; ``= action`` where nothing is inside."""
     fetch = "> [_TrainingEpochLoop].train_dataloader_next"
     starts = [index for index, event in enumerate(events) if event == fetch]
+    return merged_events(events[starts[number] : starts[number + 1]])
+
+
+def merged_events(events: list[str]) -> list[str]:
+    """``= action`` where an action begins and ends with nothing inside."""
     merged: list[str] = []
-    for event in events[starts[number] : starts[number + 1]]:
+    for event in events:
         if event.startswith("<") and merged[-1] == event.replace("<", ">", 1):
             merged[-1] = merged[-1].replace(">", "=", 1)
         else:
@@ -232,3 +250,51 @@ def test_order_around_epochs_and_validation():
     ]
     epoch = ["> run_training_epoch", *(3 * batch), *validation, "< run_training_epoch"]
     assert events == 2 * epoch
+
+
+EVALUATION_BATCH = """
+= [{owner}].{fetch}
+= [LightningModule]Net.on_before_batch_transfer
+> [Strategy]SingleDeviceStrategy.batch_to_device
+= [LightningModule]Net.transfer_batch_to_device
+= [LightningModule]Net.on_after_batch_transfer
+< [Strategy]SingleDeviceStrategy.batch_to_device
+= [Callback]Other.on_{hooks}_batch_start
+= [LightningModule]Net.on_{hooks}_batch_start
+= [Strategy]SingleDeviceStrategy.{step_hook}
+= [Callback]Other.on_{hooks}_batch_end
+= [LightningModule]Net.on_{hooks}_batch_end
+"""
+
+EVALUATION_START = """
+= [Callback]Other.on_{hooks}_start
+= [LightningModule]Net.on_{hooks}_start
+= [Strategy]SingleDeviceStrategy.on_{hooks}_start
+= [Callback]Other.on_{hooks}_epoch_start
+= [LightningModule]Net.on_{hooks}_epoch_start
+"""
+
+EVALUATION_END = """
+= [Callback]Other.on_{hooks}_epoch_end
+= [LightningModule]Net.on_{hooks}_epoch_end
+= [Callback]Other.on_{hooks}_end
+= [LightningModule]Net.on_{hooks}_end
+= [Strategy]SingleDeviceStrategy.on_{hooks}_end
+"""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("loop", [VALIDATE, TEST, PREDICT], ids=lambda loop: loop.key)
+def test_order_of_an_evaluation_loop(package, loop):
+    events = merged_events(events_of(package, loop=loop.key))
+    first = events.index(f"= [Callback]Other.on_{loop.hooks}_start")
+    last = events.index(f"= [Strategy]SingleDeviceStrategy.on_{loop.hooks}_end")
+    names = {
+        "owner": "_PredictionLoop" if loop is PREDICT else "_EvaluationLoop",
+        "fetch": loop.fetch,
+        "hooks": loop.hooks,
+        "step_hook": loop.step_hook,
+    }
+    parts = (EVALUATION_START, *(3 * [EVALUATION_BATCH]), EVALUATION_END)
+    expected = [line for part in parts for line in part.format(**names).strip().splitlines()]
+    assert events[first : last + 1] == expected

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lightning_modelprof.analysis import trace_facts
 from lightning_modelprof.fit import live, outputs, session, windows
-from lightning_modelprof.fit.session import FitSession
+from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.capture import Capture
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.run.archive import load_run
@@ -84,9 +84,9 @@ def harmless(tmp_path, weights, monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "name", "num_steps"),
     [
-        pytest.param(FitSession, "arm", None, id="arm"),
+        pytest.param(LoopSession, "arm", None, id="arm"),
         pytest.param(session, "run_info", None, id="inside arm"),
-        pytest.param(FitSession, "_on_boundary", 0, id="first boundary"),
+        pytest.param(LoopSession, "_on_boundary", 0, id="first boundary"),
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),
         pytest.param(Capture, "_close", 6, id="window closes"),
@@ -130,14 +130,14 @@ def test_an_internal_error_between_start_and_stop_of_a_window(tmp_path, monkeypa
 
 
 def test_an_internal_error_at_the_very_end(tmp_path, monkeypatch, harmless):
-    monkeypatch.setattr(FitSession, "_report", broken())
+    monkeypatch.setattr(LoopSession, "_report", broken())
     callback, messages = harmless(active=0, steps=None)
     assert len(messages) == 1, messages
     assert len(callback.run.ranks[0].steps) == 32
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Capture, "abandon"), (FitSession, "_make_run")], ids=["stopping", "saving"]
+    ("owner", "name"), [(Capture, "abandon"), (LoopSession, "_make_run")], ids=["stopping", "saving"]
 )
 def test_stepping_aside_fails_as_well(monkeypatch, harmless, owner, name):
     monkeypatch.setattr(windows, "parse_trace", broken())
@@ -357,14 +357,14 @@ import json
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.fit.session import FitSession
+from lightning_modelprof.fit.session import LoopSession
 from tests.fits import *
 
 class BreaksRankOne(Callback):
     # What is broken on one rank must not make the others wait.
     def on_train_start(self, trainer, module):
         if trainer.global_rank == 1:
-            FitSession._on_boundary = lambda self: 1 / 0
+            LoopSession._on_boundary = lambda self: 1 / 0
 
 def fit(folder, *others):
     torch.manual_seed(1)

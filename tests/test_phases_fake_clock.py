@@ -45,6 +45,7 @@ from tests.support import (
     PlainModel,
     Truth,
     make_trainer,
+    remains,
 )
 
 # Lightning's advice (workers, loggers, ...) is not the subject.
@@ -535,7 +536,8 @@ def test_fit_twice_with_other_runs_in_between(bench):
     bench.check(num_steps=3)
     first = bench.callback.run
     trainer.validate(model, bench.validation_data(), verbose=False)
-    assert bench.callback.run is first
+    assert bench.callback.run is not first  # tests/test_evaluation_loops.py looks at it
+    assert remains(trainer) == []
     trainer.fit_loop.max_epochs = 3
     bench.fit(model, data, trainer=trainer)
     bench.check(num_steps=6)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchmark, exclusions
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
 from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import (
     AllRanks,
     CallbackTime,
@@ -77,7 +78,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         wall_ns=int(steps.duration_ns.sum()),
         outside_ns=record.outside_ns,
         benchmark=benchmark(steps),
-        exclusions=exclusions(steps),
+        exclusions=exclusions(steps, loop_of(run.info.loop)),
         all_ranks=run.all_ranks,
         phases=phase_times(steps),
         callbacks=record.callbacks,

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 
@@ -87,7 +88,7 @@ class Exclusion:
 
 _REASONS: Final = (
     (StepTag.SKIP_FIRST, "skip_first"),
-    (StepTag.FIRST_OF_EPOCH, "first of an epoch"),
+    (StepTag.FIRST_OF_EPOCH, FIT.first_of),
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
     (StepTag.PROFILER_STOP, "window closed or archive saved"),
@@ -141,14 +142,15 @@ def averages(steps: StepTimings) -> Averages | None:
     )
 
 
-def exclusions(steps: StepTimings) -> tuple[Exclusion, ...]:
-    """Which steps :func:`benchmark` left out, and why; the counts sum to all that were left out."""
+def exclusions(steps: StepTimings, loop: Loop = FIT) -> tuple[Exclusion, ...]:
+    """Which steps of a loop :func:`benchmark` left out, and why; the counts sum to all that were left out."""
     left = (steps.tags & int(NOT_CLEAN)) != 0
     found = []
     for tag, reason in _REASONS:
         mask = left & ((steps.tags & int(tag)) != 0)
         if mask.any():
-            found.append(Exclusion(reason=reason, num_steps=int(mask.sum())))
+            name = loop.first_of if tag is StepTag.FIRST_OF_EPOCH else reason
+            found.append(Exclusion(reason=name, num_steps=int(mask.sum())))
         left &= ~mask
     return tuple(found)
 

@@ -1,7 +1,7 @@
-"""One fit, from the first step to the report: the parts that measure, put together.
+"""One loop of the Trainer, from the first step to the report: the parts that measure, put together.
 
 Made by the callback in ``setup``, thrown away in ``teardown``. Everything that it changes on the trainer
-is undone by :meth:`FitSession.close`.
+is undone by :meth:`LoopSession.close`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.fit.outputs import Outputs, claim_directory
 from lightning_modelprof.fit.windows import WindowResults
@@ -22,13 +23,13 @@ from lightning_modelprof.measure.capture import NEVER, Capture, CaptureOptions
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.environment import run_info
-from lightning_modelprof.measure.hook_phases import LOST, HookPhases
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
     NOT_MEASURED,
@@ -48,22 +49,24 @@ _DEFAULT_CUT: Final = 50
 """Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
 
 
-class FitSession:
-    """Measures one fit.
+class LoopSession:
+    """Measures one fit, or one evaluation loop.
 
     Args:
         config: the checked configuration.
+        loop: which loop it is.
         trainer: its profiler is replaced until :meth:`close`.
         directory: wanted folder for files; ``None`` writes none.
         own_prefix: start of the profiler actions of the callback itself.
         clock: host clock.
         warn: called with one sentence.
-        guard: runs a function of ours so that an error in it cannot reach training.
+        guard: runs a function of ours so that an error in it cannot reach the loop.
     """
 
     def __init__(
         self,
         config: ProfileConfig,
+        loop: Loop,
         trainer: Any,
         directory: Path | None,
         *,
@@ -73,6 +76,7 @@ class FitSession:
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
         self._config = config
+        self._loop = loop
         self._trainer = trainer
         self._wanted_directory = directory
         self._clock = clock
@@ -84,7 +88,7 @@ class FitSession:
         self.ledger = PhaseLedger(
             clock, self._recorder.add, lambda: guard(self._on_boundary), device=self._device
         )
-        self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix)
+        self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
         self._capture: Capture | None = None
         self._outputs: Outputs | None = None
         self._results: WindowResults | None = None
@@ -92,14 +96,16 @@ class FitSession:
         log_every = config.log_every_n_steps
         self._log_every: int = trainer.log_every_n_steps if log_every is None else log_every
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
-        self._logs_scalars = self._log_every > 0
+        # The batches of an evaluation have no step number that loggers could show them at.
+        self._logs_scalars = loop.is_fit and self._log_every > 0
         self._log_every = self._log_every or _DEFAULT_CUT
         self._notes: list[str] = []
         self._next_save_ns = self._armed_ns = 0
-        self._uses_hooks = False
-        self._batches_without_fetch = 0
         self._cleanup = ExitStack()
         self._cleanup.callback(uninstall, trainer, self.delegate)
+        self.fallback = HookFallback(
+            loop, trainer, self.ledger, self.delegate, say=self._say, cleanup=self._cleanup
+        )
         self.is_armed = self.is_finished = self._is_reported = False
         self._is_watched = False  # whether anybody sees the live figures
         self.run: Run | None = None
@@ -109,7 +115,7 @@ class FitSession:
     # Life
 
     def arm(self, pl_module: Any) -> None:
-        """Training begins. Every rank comes here."""
+        """The loop begins. Every rank comes here."""
         trainer, config = self._trainer, self._config
         directory = self._wanted_directory
         if directory is not None:
@@ -123,8 +129,15 @@ class FitSession:
             rank=trainer.global_rank,
             warn=self._warn,
         )
-        self._results = WindowResults(self._outputs, trainer.global_rank, self._warn)
-        self._info = run_info(trainer, pl_module, config.as_plain(), config.unit, __version__)
+        self._results = WindowResults(self._outputs, trainer.global_rank, self._warn, self._loop.subject)
+        self._info = run_info(
+            trainer,
+            pl_module,
+            self._loop,
+            config=config.as_plain(),
+            sample_unit=config.unit,
+            version=__version__,
+        )
         if config.schedule.active:
             self._capture = Capture(
                 config.schedule,
@@ -139,7 +152,7 @@ class FitSession:
                 clock=self._clock,
                 rank=trainer.global_rank,
             )
-        bar = trainer.progress_bar_callback if config.progress_bar else None
+        bar = trainer.progress_bar_callback if config.progress_bar and self._loop.is_fit else None
         if bar is not None:
             self.live.join_progress_bar(bar, self._cleanup)
         self._logs_scalars = self._logs_scalars and self._outputs.has_loggers
@@ -150,7 +163,7 @@ class FitSession:
         self._save(lambda: outputs.save_run(self._make_run("running", None)))
 
     def stop(self, status: str) -> None:
-        """Training is over: close the window and take our parts out.
+        """The loop is over: close the window and take our parts out.
 
         Args:
             status: for the report: ``finished``, ``interrupted`` or ``failed``.
@@ -159,8 +172,8 @@ class FitSession:
             return
         self.is_finished = True
         if self.is_armed and self._capture is not None:
-            reasons = {"finished": "training ended first", "interrupted": "training was interrupted first"}
-            self._capture.finish(reasons.get(status, "training failed first"))
+            ways = {"finished": "ended", "interrupted": "was interrupted"}
+            self._capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
             self.ledger.ranges = None
         self.close()
         self.live.cut()
@@ -198,61 +211,28 @@ class FitSession:
         self.is_finished = True
         self.close()
         if self.is_armed and self._outputs is not None:
-            self._notes.append("An internal error stopped the measurement before training ended.")
+            self._notes.append(
+                f"An internal error stopped the measurement before {self._loop.subject} ended."
+            )
             self.run = self._make_run("aborted", None)
             self._outputs.save_run(self.run)
 
-    # When Lightning's action names are not those we know
-
-    def begin_batch(self) -> None:
-        """A batch starts and no fetch was seen: ``training_step`` fetches, or the names are unknown."""
-        if self._uses_hooks:
-            return
-        self._batches_without_fetch += 1
-        if self._batches_without_fetch == 2 and self.delegate.missing_hooks():
-            self._use_hooks()
-        else:
-            self.ledger.begin_batch()
-
-    def check_epoch(self) -> None:
-        """An epoch ended: if no step of it was seen to end, the names are unknown."""
-        if not self.is_armed or self._uses_hooks or self.ledger.steps_ended:
-            return
-        # An epoch that was skipped before its first training step says nothing about names.
-        if self.delegate.missing_hooks() or self.delegate.has_trained:
-            self._use_hooks()
-
-    def _use_hooks(self) -> None:
-        missing = ", ".join(sorted(self.delegate.missing_hooks())) or "the end of a batch"
-        message = (
-            f"this Lightning does not tell its profiler of {missing}; measuring by callback hooks instead."
-            f" Lost: {LOST}"
-        )
-        self._warn(message)
-        self._notes.append(message[0].upper() + message[1:] + ".")
-        self._uses_hooks = True
-        self.delegate.disarm()
-        self.ledger.restart()
-        hooks = HookPhases(self.ledger)
-        self._trainer.callbacks.append(hooks)
-        self._cleanup.callback(self._trainer.callbacks.remove, hooks)
-
-    # During training
+    # While the loop runs
 
     def _on_boundary(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
         ledger, capture = self.ledger, self._capture
         step = ledger.steps_ended
-        if step == 1 and not self._uses_hooks and self.delegate.missing_hooks():
-            self._use_hooks()
+        if step == 1:
+            self.fallback.check_first_step()
         if capture is not None and step == capture.next_step:
             tags = capture.begin_step(step)
             ledger.tags |= tags
             if StepTag.PROFILER_STOP in tags:
-                self._recorder.drain(step, num_prefetched(self._trainer))
+                self._recorder.drain(step, num_prefetched(self._trainer, self._loop))
             ledger.ranges = capture.ranges
             self.delegate.choose_table()
-            if capture.is_done and self._config.stop_after_profile:
+            if capture.is_done and self._config.stop_after_profile and self._loop.is_fit:
                 self._trainer.should_stop = True
         if step and step % self._log_every == 0 and self._is_watched:
             self._cut()
@@ -292,7 +272,7 @@ class FitSession:
         # A save is short: no more batches than steps would have fitted into it. With slow steps and a long
         # queue the next save would be due before a whole queue is used up, and no step were clean.
         per_step_ns = max(1, (begin_ns - self._armed_ns) // step)
-        self._recorder.drain(step, min(num_prefetched(self._trainer), save_ns // per_step_ns))
+        self._recorder.drain(step, min(num_prefetched(self._trainer, self._loop), save_ns // per_step_ns))
 
     def _save(self, save: Callable[[], None]) -> int:
         """Save something now, and the archive again only after many times the nanoseconds that this took."""
@@ -316,6 +296,11 @@ class FitSession:
         return max(0, int(getattr(epoch_loop, "_batches_that_stepped", self._trainer.global_step)) - 1)
 
     # Results
+
+    def _say(self, message: str) -> None:
+        """Warn, and say the same in the report."""
+        self._warn(message)
+        self._notes.append(message[0].upper() + message[1:] + ".")
 
     def _make_run(self, status: str, everybody: AllRanks | None) -> Run:
         assert self._results is not None

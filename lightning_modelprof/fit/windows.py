@@ -22,6 +22,7 @@ class WindowResults:
         outputs: where traces are saved.
         rank: of this process.
         warn: called with one sentence.
+        loop: what goes on without a window that was refused.
 
     Attributes:
         windows: all closed windows, in order.
@@ -29,8 +30,11 @@ class WindowResults:
         trace_notes: window index → why there is nothing of it.
     """
 
-    def __init__(self, outputs: Outputs, rank: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, outputs: Outputs, rank: int, warn: Callable[[str], None], loop: str = "training"
+    ) -> None:
         self._outputs = outputs
+        self._loop = loop
         self._rank = rank
         self._warn = warn
         self._has_refused = False
@@ -58,7 +62,7 @@ class WindowResults:
         begin_ns = clock()
         if window.status is WindowStatus.REFUSED and not self._has_refused:
             self._has_refused = True
-            self._warn(f"window {window.index} was refused: {window.note}; training goes on without it")
+            self._warn(f"window {window.index} was refused: {window.note}; {self._loop} goes on without it")
         if raw_path is not None:
             window = self._take_trace(window, raw_path)
         if window.close_ns is not None:

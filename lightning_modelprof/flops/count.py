@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,8 +15,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.counter import PHASES, FlopCounter, Phase
-from lightning_modelprof.flops.formulas import FOURIER_OPERATORS, Formula
+from lightning_modelprof.flops.copies import fake_copy, fake_inputs, values_are_missing
+from lightning_modelprof.flops.counter import FlopCounter, Place
+from lightning_modelprof.flops.formulas import Formula
+from lightning_modelprof.flops.place import Phase
+from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,9 @@ class FlopCount:
 
     ``macs`` are half the FLOPs: multiply-adds. ``fourier_flops`` are Fourier transforms, 5 N log2 N, in no
     other total. ``by_module`` holds every module with all that runs inside of it, the root under the empty
-    path; ``by_operator`` every operator with a formula, transforms too. ``uncounted`` are calls of operators
-    that may hold contractions and have no formula, or one that failed: ``errors`` says why.
+    path; ``by_operator`` every operator with a formula, transforms too; ``by_module_and_operator`` the same
+    by the innermost module that ran it. ``uncounted`` are calls of operators that may hold contractions and
+    have no formula, or one that failed: ``errors`` says why.
     """
 
     flops: dict[Phase, int]
@@ -34,38 +38,85 @@ class FlopCount:
     fourier_flops: dict[Phase, int]
     by_module: dict[Phase, dict[str, int]]
     by_operator: dict[Phase, dict[str, int]]
+    by_module_and_operator: dict[Phase, dict[str, dict[str, int]]]
     uncounted: dict[Phase, dict[str, int]]
     errors: tuple[str, ...]
 
 
+def step_count(
+    counter: FlopCounter,
+    *,
+    step: int | None = None,
+    samples: int | None = None,
+    on_fake_tensors: bool = False,
+) -> StepCount:
+    """The record of what a counter has seen.
+
+    An operator whose formula worked for some of its calls and failed for others is there twice at the same
+    place: once with FLOPs, once without.
+
+    Args:
+        counter: after its step.
+        step: number of the step in the fit.
+        samples: in its batch.
+        on_fake_tensors: whether a copy on tensors without data was counted.
+    """
+    counted = [_operator(place, counter.calls[place], flops) for place, flops in counter.flops.items()]
+    uncounted = [_operator(place, calls, None) for place, calls in counter.uncounted.items()]
+    return StepCount(
+        step=step,
+        samples=samples,
+        on_fake_tensors=on_fake_tensors,
+        operators=(*counted, *uncounted),
+        errors=tuple(
+            f"{operator}: {message} ({times} times)" for (operator, message), times in counter.errors.items()
+        ),
+    )
+
+
+def _operator(place: Place, calls: int, flops: int | None) -> OperatorCount:
+    return OperatorCount(**place._asdict(), calls=calls, flops=flops)
+
+
 def summarize(counter: FlopCounter) -> FlopCount:
     """Add up what a counter has seen."""
+    return added_up(step_count(counter))
+
+
+def added_up(count: StepCount) -> FlopCount:
+    """Add up the record of a step."""
     by_module: dict[Phase, Counter[str]] = {}
     by_operator: dict[Phase, Counter[str]] = {}
+    by_both: dict[Phase, dict[str, Counter[str]]] = {}
     uncounted: dict[Phase, Counter[str]] = {}
     fourier: Counter[Phase] = Counter()
-    for place, flops in counter.flops.items():
-        by_operator.setdefault(place.phase, Counter())[place.operator] += flops
-        if place.operator in FOURIER_OPERATORS:
-            fourier[place.phase] += flops
+    for one in count.operators:
+        phase = cast("Phase", one.phase)
+        if one.flops is None:
+            uncounted.setdefault(phase, Counter())[one.operator] += one.calls
             continue
-        modules = by_module.setdefault(place.phase, Counter())
-        parts = place.module.split(".") if place.module else []
+        by_operator.setdefault(phase, Counter())[one.operator] += one.flops
+        by_both.setdefault(phase, {}).setdefault(one.module, Counter())[one.operator] += one.flops
+        if one.operator in FOURIER_OPERATORS:
+            fourier[phase] += one.flops
+            continue
+        modules = by_module.setdefault(phase, Counter())
+        parts = one.module.split(".") if one.module else []
         for depth in range(len(parts) + 1):
-            modules[".".join(parts[:depth])] += flops
-    for place, calls in counter.uncounted.items():
-        uncounted.setdefault(place.phase, Counter())[place.operator] += calls
-    totals = {phase: by_module[phase][""] for phase in PHASES if phase in by_module}
+            modules[".".join(parts[:depth])] += one.flops
+    totals = {phase: by_module[phase][""] for phase in FLOP_PHASES if phase in by_module}
     return FlopCount(
         flops=totals,
         macs={phase: flops // 2 for phase, flops in totals.items()},
         fourier_flops=dict(fourier),
         by_module={phase: dict(counts) for phase, counts in by_module.items()},
         by_operator={phase: dict(counts) for phase, counts in by_operator.items()},
+        by_module_and_operator={
+            phase: {module: dict(counts) for module, counts in modules.items()}
+            for phase, modules in by_both.items()
+        },
         uncounted={phase: dict(counts) for phase, counts in uncounted.items()},
-        errors=tuple(
-            f"{operator}: {message} ({times} times)" for (operator, message), times in counter.errors.items()
-        ),
+        errors=count.errors,
     )
 
 
@@ -74,6 +125,7 @@ def count_flops(
     *args: Any,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     formulas: Mapping[Any, Formula] | None = None,
+    on_fake_tensors: bool = False,
     **kwargs: Any,
 ) -> FlopCount:
     """Run the model once on a real batch and count.
@@ -87,10 +139,13 @@ def count_flops(
         args: the model's arguments.
         loss_fn: makes a scalar of the output; with it, backward is run and counted too.
         formulas: own formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
+        on_fake_tensors: run a copy of the model whose tensors have shapes and no data: nothing is computed,
+            and the model may be larger than the memory. A model on the meta device is always counted so.
         kwargs: the model's keyword arguments.
 
     Raises:
-        ModelProfError: for a model with uninitialised parameters, as running it would give them values.
+        ModelProfError: for a model with uninitialised parameters, as running it would give them values; and
+            on tensors without data for a model that needs the values of its tensors.
     """
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
@@ -98,11 +153,37 @@ def count_flops(
             f"count_flops: expected initialised parameters, got lazy {', '.join(lazy)}."
             " Run the model on one batch first"
         )
+    if on_fake_tensors or any(parameter.is_meta for parameter in model.parameters()):
+        return _count_on_fake_tensors(model, args, kwargs, loss_fn, formulas)
     with _unchanged(model, (args, kwargs)), FlopCounter(model, formulas) as counter:
-        output = model(*args, **kwargs)
-        if loss_fn is not None:
-            loss_fn(output).backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        _run(model, args, kwargs, loss_fn)
     return summarize(counter)
+
+
+def _count_on_fake_tensors(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+    formulas: Mapping[Any, Formula] | None,
+) -> FlopCount:
+    copied, mode = fake_copy(model)
+    args, kwargs = fake_inputs(mode, args), fake_inputs(mode, kwargs)
+    counter = FlopCounter(copied, formulas)
+    with _random_states_kept(()), values_are_missing("count_flops"), mode, counter:
+        _run(copied, args, kwargs, loss_fn)
+    return added_up(step_count(counter, on_fake_tensors=True))
+
+
+def _run(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+) -> None:
+    output = model(*args, **kwargs)
+    if loss_fn is not None:
+        loss_fn(output).backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
 
 
 @contextmanager
@@ -114,9 +195,7 @@ def _unchanged(model: nn.Module, inputs: Any) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = {id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None}
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = {t.device for t in [*with_grad, *(b for b, _ in values.values())] if t.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[d.index for d in devices if d.index is not None]):
+    with _random_states_kept((*with_grad, *(b for b, _ in values.values()))):
         try:
             for tensor, _ in gradients:
                 tensor.grad = None
@@ -132,6 +211,17 @@ def _unchanged(model: nn.Module, inputs: Any) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, value in values.values():
                     buffer.detach().copy_(value)
+
+
+@contextmanager
+def _random_states_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Give back the random states of Python, NumPy, torch's CPU, and the CUDA devices of the tensors."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[d.index for d in devices if d.index is not None]):
+        try:
+            yield
+        finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
 

@@ -63,7 +63,7 @@ class ActionTable(dict[str, Action]):
 
 
 class Classifier:
-    """Makes the actions of one fit.
+    """Makes the actions of one fit, and what an evaluation loop shares with it.
 
     Args:
         ledger: what the actions write to.
@@ -71,22 +71,22 @@ class Classifier:
         own_prefix: start of the action names of our own callback; they are not measured.
 
     Attributes:
-        training: action name → action while training.
+        actions: action name → action while the loop runs.
     """
 
     def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> None:
         self._ledger = ledger
         self._trainer = trainer
         self._own_prefix = own_prefix
-        self.training = ActionTable(self._in_training)
+        self.actions = ActionTable(self._make)
 
     @property
     def _is_manual(self) -> bool:
         """Whether the module steps its optimizers itself; ``manual_backward`` needs other actions."""
         return not self._trainer.lightning_module.automatic_optimization
 
-    def _in_training(self, name: str) -> Action:
-        """The action of a name during training."""
+    def _make(self, name: str) -> Action:
+        """The action of a name while the loop runs."""
         ledger = self._ledger
         hook = name.rpartition(".")[2]
         if name == "run_training_epoch":
@@ -139,11 +139,11 @@ class Classifier:
         """Inside validation only callbacks and checkpoints are told apart."""
         hook = name.rpartition(".")[2]
         if name.startswith("[Callback]") or name == "save_checkpoint":
-            return self.training[name]
+            return self.actions[name]
         if hook == "on_validation_model_train":
             return ValidationEndAction(self._ledger)
         if hook in {"train_dataloader_next", "lr_scheduler_step"} or name == "run_training_epoch":
-            return self.training[name]  # training goes on without the hook that ends a validation loop
+            return self.actions[name]  # training goes on without the hook that ends a validation loop
         return INHERIT
 
     def _marked(self, action: PhaseAction) -> Action:

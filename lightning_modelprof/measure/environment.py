@@ -1,4 +1,4 @@
-"""What runs, on what: read once when training starts."""
+"""What runs, on what: read once when the loop starts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 
+from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.records import RunInfo
 
 
-def run_info(trainer: Any, pl_module: Any, config: dict[str, Any], sample_unit: str, version: str) -> RunInfo:
-    """The description of a fit that is about to begin."""
+def run_info(
+    trainer: Any, pl_module: Any, loop: Loop, *, config: dict[str, Any], sample_unit: str, version: str
+) -> RunInfo:
+    """The description of a loop that is about to begin."""
     device = trainer.strategy.root_device
     package = type(trainer).__module__.partition(".")[0]  # lightning or pytorch_lightning
     return RunInfo(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        loop=loop.key,
         model=type(pl_module).__name__,
         device_type=device.type,
         device_name=device_name(device),
@@ -25,7 +29,7 @@ def run_info(trainer: Any, pl_module: Any, config: dict[str, Any], sample_unit: 
         world_size=trainer.world_size,
         precision=str(trainer.precision),
         strategy=type(trainer.strategy).__name__,
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        accumulate_grad_batches=trainer.accumulate_grad_batches if loop.is_fit else 1,
         sample_unit=sample_unit,
         versions={
             "lightning-modelprof": version,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.measure.ledger import BACKWARD, OPTIMIZER, OTHER, PhaseLedger
+from lightning_modelprof.measure.ledger import BACKWARD, OPTIMIZER, OTHER, PREDICTIONS, PROFILER, PhaseLedger
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import NOT_MEASURED, StepTag
 
@@ -23,12 +23,23 @@ MEASURED: Final = {
     BACKWARD,
     OPTIMIZER,
     OTHER,
-    PHASE_INDEX["profiler"],
+    PROFILER,
+    PREDICTIONS,  # a fit has none
+}
+
+UNSEEN: Final = set(range(len(PHASES))) - MEASURED
+UNSEEN_IN_EVALUATION: Final = {
+    PHASE_INDEX[key]
+    for key in ("dataloader", "transfer", "callbacks", "module_hooks", "logging", "checkpoint", "predictions")
 }
 
 LOST: Final = (
     "the dataloader, transfer, logging and validation times (they are one gap, phase 'other'), the times by"
     " callback, and the optimizer's time apart from clipping and schedulers"
+)
+LOST_IN_EVALUATION: Final = (
+    "the dataloader, transfer, logging and predictions times (they are one gap, phase 'other'), and the times"
+    " by callback"
 )
 
 
@@ -39,11 +50,7 @@ class HookPhases(Callback):
         self._ledger = ledger
 
     def _switch(self, phase: int) -> None:
-        ledger = self._ledger
-        ledger.charge()
-        ledger.current = phase
-        if ledger.device is not None:
-            ledger.device.mark(phase)
+        _switch(self._ledger, phase)
 
     def on_train_epoch_start(self, *args: Any) -> None:
         """The step that runs contains an epoch's boundary."""
@@ -76,11 +83,40 @@ class HookPhases(Callback):
 
     def on_train_batch_end(self, *args: Any) -> None:
         """The step is over."""
-        ledger = self._ledger
         self._switch(OTHER)
-        for index in range(len(PHASES)):
-            if index not in MEASURED:
-                ledger.self_ns[index] = NOT_MEASURED
-        ledger.end_step()
-        if ledger.device is not None:
-            ledger.device.mark(OTHER)  # the fetch is a part of the gap
+        _end_step(self._ledger, UNSEEN)
+
+
+class EvaluationHookPhases(Callback):
+    """The same for an evaluation loop; a step runs from one end of a batch to the next."""
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        self._ledger = ledger
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        """The step method begins; before it was the gap."""
+        _switch(self._ledger, FORWARD)
+        self._ledger.batch_began = True
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        """The step is over."""
+        _switch(self._ledger, OTHER)
+        _end_step(self._ledger, UNSEEN_IN_EVALUATION)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start  # type: ignore[assignment]
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end  # type: ignore[assignment]
+
+
+def _switch(ledger: PhaseLedger, phase: int) -> None:
+    ledger.charge()
+    ledger.current = phase
+    if ledger.device is not None:
+        ledger.device.mark(phase)
+
+
+def _end_step(ledger: PhaseLedger, unseen: set[int]) -> None:
+    for index in unseen:
+        ledger.self_ns[index] = NOT_MEASURED
+    ledger.end_step()
+    if ledger.device is not None:
+        ledger.device.mark(OTHER)  # the fetch is a part of the gap

@@ -1,4 +1,4 @@
-"""The phase ledger: every nanosecond of training goes to exactly one phase.
+"""The phase ledger: every nanosecond of a loop goes to exactly one phase.
 
 One clock read per event; the time since the last event belongs to the phase that was current. So the
 phases of a step sum to its wall time by construction, and closures, gradient accumulation, LBFGS and
@@ -24,6 +24,7 @@ DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
 LOGGING: Final = PHASE_INDEX["logging"]
 OPTIMIZER: Final = PHASE_INDEX["optimizer"]
 OTHER: Final = PHASE_INDEX["other"]
+PREDICTIONS: Final = PHASE_INDEX["predictions"]
 PROFILER: Final = PHASE_INDEX["profiler"]
 VALIDATION: Final = PHASE_INDEX["validation"]
 
@@ -63,7 +64,7 @@ class PhaseLedger:
     Attributes:
         self_ns: nanoseconds per phase since the last step ended.
         outside_ns: nanoseconds per phase that belong to no finished step.
-        steps_ended: number of finished steps in this fit.
+        steps_ended: number of finished steps in this loop.
         unfinished_steps: batches that began and did not end.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
@@ -185,15 +186,29 @@ class PhaseLedger:
         if self.device is not None:
             self.device.mark(DATALOADER_INIT)
         if self.steps_ended == 0:
-            self.discard()  # the first step has no step before it to start at
-            if self.next_boundary == 0:
-                self.on_boundary()
-                self.charge(PROFILER)
+            self._start_steps()
         self.tags |= StepTag.FIRST_OF_EPOCH
         self.open_gap(DATALOADER_INIT)
 
+    def begin_evaluation(self) -> None:
+        """A batch of an evaluation loop begins: if it is the first one, step 0 starts here."""
+        if self.steps_ended or self.batch_began:
+            return
+        self.charge()
+        if self.device is not None:
+            self.device.mark(DATALOADER)
+        self._start_steps()
+        self.tags |= StepTag.FIRST_OF_EPOCH
+
+    def _start_steps(self) -> None:
+        """The first step has no step before it to start at: what was before it is in no step."""
+        self.discard()
+        if self.next_boundary == 0:
+            self.on_boundary()
+            self.charge(PROFILER)
+
     def end_epoch(self) -> None:
-        """``run_training_epoch`` ended: its last step ends here; a skipped batch is no step."""
+        """The loop over batches ended: its last step ends here; a batch that did not end is no step."""
         self.charge()
         self.close_gap_range()
         ends_step = self.batch_ended

@@ -24,22 +24,25 @@ from lightning_modelprof.measure.actions import (
     PhaseAction,
     TracedAction,
 )
-from lightning_modelprof.measure.classify import ActionTable, Classifier
+from lightning_modelprof.measure.classify import ActionTable
+from lightning_modelprof.measure.evaluation import make_classifier
 from lightning_modelprof.measure.ledger import PROFILER, PhaseLedger
+from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import CallbackTime
 
 REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "training_step"}
-"""Without these the ledger cannot tell steps and phases apart; all are seen before a trained batch ends."""
+"""Without these a fit's steps and phases cannot be told apart; all are seen before a trained batch ends."""
 
 
 class PhaseProfiler(Profiler):
-    """Stands in for ``trainer.profiler`` during a fit and forwards everything to the one it replaces.
+    """Stands in for ``trainer.profiler`` during a loop and forwards everything to the one it replaces.
 
     Args:
         inner: the profiler that was there.
         ledger: where times go.
         trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
+        loop: which loop.
     """
 
     inner: Any
@@ -47,18 +50,21 @@ class PhaseProfiler(Profiler):
     # method around it, saves a Python frame each time.
     profile: Callable[[str], Action]  # type: ignore[assignment]
 
-    def __init__(self, inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> None:
+    def __init__(
+        self, inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
+    ) -> None:
         super().__init__()
         self.inner = inner
         self.ledger = ledger
         self._thread = threading.get_ident()
-        classifier = Classifier(ledger, trainer, own_prefix)
-        self._base = classifier.training
+        self._loop = loop
+        classifier = make_classifier(ledger, trainer, own_prefix, loop)
+        self._base = classifier.actions
         self._tables = {
             "idle": self._table(lambda _: INHERIT),
-            "training": self._table(lambda name: self._base[name]),
+            "loop": self._table(lambda name: self._base[name]),
             "validation": self._table(classifier.in_validation),
-            "traced training": self._table(lambda name: self._traced(self._base[name])),
+            "traced loop": self._table(lambda name: self._traced(self._base[name])),
             "traced validation": self._table(lambda name: self._traced(classifier.in_validation(name))),
         }
         self.armed = False
@@ -107,13 +113,13 @@ class PhaseProfiler(Profiler):
     # Ours
 
     def arm(self) -> None:
-        """Start to measure: training begins."""
+        """Start to measure: the loop begins."""
         self.ledger.restart()
         self.armed = True
         self.choose_table()
 
     def disarm(self) -> None:
-        """Stop to measure: training is over. Actions still open end without effect."""
+        """Stop to measure: the loop is over. Actions still open end without effect."""
         if self.armed:
             self.ledger.charge()
             self.ledger.discard()
@@ -121,10 +127,10 @@ class PhaseProfiler(Profiler):
             self.choose_table()
 
     def choose_table(self) -> None:
-        """Use the actions that fit what is going on: idle, training or validation, traced or not."""
+        """Use the actions that fit what is going on: idle, the loop or validation in it, traced or not."""
         table = "idle"
         if self.armed:
-            table = "validation" if self.ledger.in_validation else "training"
+            table = "validation" if self.ledger.in_validation else "loop"
             if self.ledger.ranges is not None:
                 table = f"traced {table}"
         self.profile = self._tables[table].__getitem__
@@ -135,8 +141,10 @@ class PhaseProfiler(Profiler):
         return "run_training_batch" in self._base
 
     def missing_hooks(self) -> set[str]:
-        """Which of the required hooks should have been seen since training began and have not been."""
+        """Which of the required hooks should have been seen since the loop began and have not been."""
         seen = {name.rpartition(".")[2] for name in self._base}
+        if not self._loop.is_fit:
+            return {self._loop.fetch, self._loop.step_hook} - seen
         # A batch that is None or skips its epoch is never trained on.
         expected = REQUIRED_HOOKS if "run_training_batch" in seen else REQUIRED_HOOKS - {"training_step"}
         return expected - seen
@@ -162,7 +170,7 @@ class PhaseProfiler(Profiler):
         # Fetches and gaps write their ranges themselves.
         if isinstance(action, BatchEndAction) and isinstance(action.action, PhaseAction):
             inner = TracedAction(self.ledger, action.action, action.action.phase)
-            return BatchEndAction(self.ledger, inner)
+            return type(action)(self.ledger, inner)
         if isinstance(action, DeviceMarkedAction):
             return TracedAction(self.ledger, action, action.action.phase)
         if isinstance(action, PhaseAction) and not isinstance(action, FetchAction):
@@ -186,12 +194,14 @@ class ForwardingPhaseProfiler(PhaseProfiler):
         return getattr(self.inner, name)
 
 
-def make_delegate(inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> PhaseProfiler:
+def make_delegate(
+    inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
+) -> PhaseProfiler:
     """The delegate that fits the profiler it replaces."""
     # By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own.
     is_silent = type(inner).__name__ == "PassThroughProfiler"
     kind = PhaseProfiler if is_silent else ForwardingPhaseProfiler
-    return kind(inner, ledger, trainer, own_prefix)
+    return kind(inner, ledger, trainer, own_prefix, loop)
 
 
 class ForwardedAction(Action):

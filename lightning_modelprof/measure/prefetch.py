@@ -1,17 +1,19 @@
-"""How far the DataLoader's workers can get ahead of training."""
+"""How far the DataLoader's workers can get ahead of the loop."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from lightning_modelprof.run.loops import FIT, Loop
 
-def num_prefetched(trainer: Any) -> int:
-    """Batches that the workers of the train dataloader keep ready; of several dataloaders the largest number.
+
+def num_prefetched(trainer: Any, loop: Loop = FIT) -> int:
+    """Batches that the workers of the loop's dataloader keep ready; of several the largest number.
 
     0 without workers, and for whatever is not made like torch's DataLoader.
     """
     try:
-        loaders = trainer.fit_loop._combined_loader.flattened
+        loaders = getattr(trainer, loop.trainer_attribute)._combined_loader.flattened
     except Exception:  # no dataloader yet, or another Lightning
         return 0
     return max((_of_loader(loader) for loader in loaders), default=0)

@@ -14,7 +14,7 @@ class Recorder:
     """Collects steps cheaply (one tuple each) and makes columns of them when a cut is asked for.
 
     Args:
-        skip_first: the first steps of the fit, tagged so that the benchmark leaves them out.
+        skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
 
     Attributes:
         add: takes one step: (nanoseconds per phase in PHASES order, tags, samples).
@@ -40,7 +40,7 @@ class Recorder:
         self._device_rows.append((step, phases_ns))
 
     def drain(self, step: int, num_prefetched: int) -> None:
-        """Training stood still when step number ``step`` began.
+        """The loop stood still when step number ``step`` began.
 
         Args:
             step: the running step.

@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import TABLES, TableBuilder
+from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Window, WindowStatus
 
 
@@ -44,8 +45,9 @@ def build_report(
 
 
 def _title(analysis: Analysis) -> str:
-    model = analysis.info.model or "model"
-    return f"lightning-modelprof: {analysis.num_steps} training steps of {model}, {analysis.info.status}"
+    model, loop = analysis.info.model or "model", loop_of(analysis.info.loop)
+    steps = f"{loop.name} {loop.step}" if analysis.num_steps == 1 else f"{loop.name} {loop.steps}"
+    return f"lightning-modelprof: {analysis.num_steps} {steps} of {model}, {analysis.info.status}"
 
 
 def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -80,10 +82,12 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
     unfinished = analysis.unfinished_steps
     if unfinished:
         batches, are = ("batch", "is") if unfinished == 1 else ("batches", "are")
+        loop = loop_of(analysis.info.loop)
+        skipped = "an epoch was skipped, or " if loop.is_fit else ""
         notes.append(
             f"{unfinished} {batches} began and did not end, and {are} in no figure. That is normal once per"
-            " epoch where training_step takes a dataloader_iter, which runs out inside it; otherwise an epoch"
-            " was skipped, or an exception ended training."
+            f" epoch where {loop.step_hook} takes a dataloader_iter, which runs out inside it; otherwise"
+            f" {skipped}an exception ended {loop.subject}."
         )
     return tuple(notes)
 
@@ -105,6 +109,7 @@ def _benchmark_section(analysis: Analysis) -> dict[str, Any] | None:
     figures = analysis.benchmark
     if figures is None:
         return None
+    loop = loop_of(analysis.info.loop)
     steps_per_s = _statistics(figures.steps_per_s)
     samples_per_s = _statistics(figures.samples_per_s)
     return {
@@ -113,7 +118,7 @@ def _benchmark_section(analysis: Analysis) -> dict[str, Any] | None:
         "reader_ratio_per_step": _statistics(figures.reader_ratio),
         "batch_cost_ns": _statistics(figures.batch_cost_ns),
         "reader_cost_ns": _statistics(figures.reader_cost_ns),
-        "ips": None if steps_per_s is None else {"unit": "steps/s", **steps_per_s},
+        "ips": None if steps_per_s is None else {"unit": f"{loop.steps}/s", **steps_per_s},
         "samples_per_s": (
             None if samples_per_s is None else {"unit": f"{analysis.info.sample_unit}/s", **samples_per_s}
         ),

@@ -50,6 +50,8 @@ class ReportOptions:
         op_detail: operators with rows for what they call and launch.
         row_limit: most rows of a table, and most rows below any one row, that a person reads; JSON always
             has all.
+        module_depth: deepest modules in the module tree, 0 being the model; ``None`` means all.
+        top_modules: classes that are named for each depth of the module tree.
     """
 
     views: tuple[View, ...] | None = None
@@ -58,6 +60,8 @@ class ReportOptions:
     thread_sep: bool = False
     op_detail: bool = False
     row_limit: int = 20
+    module_depth: int | None = None
+    top_modules: int = 3
 
 
 DEFAULT_OPTIONS: Final = ReportOptions()
@@ -132,6 +136,8 @@ def saved_options(configuration: Mapping[str, object]) -> ReportOptions:
         "thread_sep": bool,
         "op_detail": bool,
         "row_limit": parse_row_limit,
+        "module_depth": int,
+        "top_modules": int,
     }
     saved = {name: configuration.get(name) for name in parsers}
     return ReportOptions(**{name: parsers[name](value) for name, value in saved.items() if value is not None})

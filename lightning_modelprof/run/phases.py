@@ -1,4 +1,4 @@
-"""The phases of a training step: their keys, labels and the names of their ranges in a trace.
+"""The phases of a step: their keys, labels and the names of their ranges in a trace.
 
 A phase index is the position in :data:`PHASES`; steps store one column per phase in this order.
 Appending a phase is safe for saved runs (they store keys), reordering is not needed.
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Phase(NamedTuple):
-    """One kind of work a training step consists of.
+    """One kind of work a step consists of, a step being one batch of a loop.
 
     ``key`` is used in files and code, ``label`` is what a reader sees, ``is_core`` marks the four
     rows that Paddle's Model Summary shows by name; the rest are shown as parts of Others.
@@ -25,7 +25,7 @@ class Phase(NamedTuple):
 PHASES: Final[tuple[Phase, ...]] = (
     Phase("dataloader", "Dataloader", "waiting for the next batch", is_core=True),
     Phase("transfer", "Transfer", "moving the batch to the device, with the batch-transfer hooks"),
-    Phase("forward", "Forward", "training_step: the model and the loss", is_core=True),
+    Phase("forward", "Forward", "training_step (validation_step, ...): the model and the loss", is_core=True),
     Phase("backward", "Backward", "autograd, with gradient communication", is_core=True),
     Phase(
         "optimizer",
@@ -39,6 +39,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase("callbacks", "Callbacks", "hooks of the other callbacks"),
     Phase("module_hooks", "Module hooks", "hooks of the LightningModule, DataModule and Strategy"),
     Phase("logging", "Logging", "metrics, loggers and progress counters after the batch"),
+    Phase("predictions", "Predictions", "predict only: moving the predictions to the CPU and keeping them"),
     Phase("validation", "Validation", "the validation loop, without callbacks and checkpoints"),
     Phase("checkpoint", "Checkpoint", "saving checkpoints"),
     Phase("dataloader_init", "Dataloader init", "worker shut-down and start-up at an epoch's start"),

@@ -27,9 +27,10 @@ class StepTag(IntFlag):
     """What was special about a step; a step may carry several tags."""
 
     FIRST_OF_EPOCH = 1
-    """Contains the epoch boundary: end-of-epoch hooks, worker shut-down and start-up."""
+    """Contains the epoch boundary: end-of-epoch hooks, worker shut-down and start-up. In an evaluation loop:
+    the first batch of a dataloader."""
     SKIP_FIRST = 2
-    """Among the first ``skip_first`` steps of the fit."""
+    """Among the first ``skip_first`` steps of the loop."""
     PROFILER_WARMUP = 4
     """torch.profiler was warming up."""
     PROFILED = 8
@@ -39,7 +40,8 @@ class StepTag(IntFlag):
     VALIDATION = 32
     """A validation loop ran inside the step."""
     NO_OPTIMIZER_STEP = 64
-    """The optimizer did not step (gradient accumulation). Such a step is still a clean step."""
+    """The optimizer did not step (gradient accumulation, and every batch of an evaluation loop). Such a step
+    is still a clean step."""
     DRAINING = 128
     """Its batch was prefetched while the profiler worked: the DataLoader's workers went on meanwhile."""
 
@@ -57,13 +59,13 @@ NOT_CLEAN: Final = (
 
 
 class StepTimings:
-    """Where the wall-clock time of consecutive training steps of one rank went, as columns.
+    """Where the wall-clock time of consecutive steps (batches) of one rank went, as columns.
 
     A step runs from the start of its fetch to the start of the next fetch. The first step of an epoch
-    starts where the step before it ended, so that the steps tile the training time without a gap.
+    starts where the step before it ended, so that the steps tile the time of the loop without a gap.
 
     Attributes:
-        step: int64, shape (n,): number of the batch in this fit, from 0.
+        step: int64, shape (n,): number of the batch in this loop, from 0.
         duration_ns: int64, shape (n,): wall time of the step.
         phases_ns: int64, shape (n, len(PHASES)): self time per phase, summing to ``duration_ns`` exactly;
             ``NOT_MEASURED`` where the measuring method cannot see the phase.
@@ -150,7 +152,7 @@ class Window:
     """One torch.profiler window: what was asked for and what became of it.
 
     Attributes:
-        index: number of the window in the fit, from 0.
+        index: number of the window in the loop, from 0.
         first_step, last_step: the requested steps, both inclusive.
         recorded_steps: numbers of the steps recorded from start to end.
         status: how it ended.
@@ -173,7 +175,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackTime:
-    """Host time spent in one hook of one other callback, over the whole fit (not only in finished steps)."""
+    """Host time spent in one hook of one other callback, over the whole loop (not only in finished steps)."""
 
     callback: str
     hook: str
@@ -200,11 +202,11 @@ class AllRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """Everything one rank measured during one fit.
+    """Everything one rank measured during one loop.
 
     Attributes:
         steps: the finished steps.
-        outside_ns: host time by phase key between the start and the end of training that is in no
+        outside_ns: host time by phase key between the start and the end of the loop that is in no
             finished step (after the last step; steps that never finished).
         unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
         callbacks: time by callback and hook.
@@ -226,8 +228,9 @@ class RunInfo:
     """What ran, on what.
 
     Attributes:
-        created: local time of the start of the fit, ISO 8601 with zone.
-        status: how the fit ended: ``running``, ``finished``, ``interrupted``, ``failed``, or ``aborted`` by
+        created: local time of the start of the loop, ISO 8601 with zone.
+        loop: the Trainer's method: ``fit``, ``validate``, ``test`` or ``predict``.
+        status: how the loop ended: ``running``, ``finished``, ``interrupted``, ``failed``, or ``aborted`` by
             an error of ours.
         device_type: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
         device_name: the device's own name; ``""`` if unknown.
@@ -237,6 +240,7 @@ class RunInfo:
     """
 
     created: str
+    loop: str = "fit"
     status: str = "running"
     model: str = ""
     device_type: str = "cpu"
@@ -253,7 +257,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Measured facts of one fit: what is saved as run.json and read back by the command line."""
+    """Measured facts of one loop: what is saved as run.json and read back by the command line."""
 
     info: RunInfo
     ranks: tuple[RankRecord, ...]

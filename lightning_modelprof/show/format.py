@@ -23,7 +23,10 @@ _POWER_OF_NS: dict[TimeUnit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 _LARGE_COUNTS = ((18, "E"), (15, "P"), (12, "T"))
 """From a million millions on the digits of a count are noise; below, every digit is printed."""
 
-_FLOP_UNITS = ((18, "EFLOP"), (15, "PFLOP"), (12, "TFLOP"), (9, "GFLOP"), (6, "MFLOP"), (3, "kFLOP"))
+_THOUSANDS = ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k"))
+_FLOP_UNITS = tuple((power, f"{prefix}FLOP") for power, prefix in _THOUSANDS)
+_FLOP_RATE_UNITS = tuple((power, f"{prefix}FLOP/s") for power, prefix in _THOUSANDS)
+_MAC_UNITS = tuple((power, f"{prefix}MAC") for power, prefix in _THOUSANDS)
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -235,6 +238,14 @@ def _flops(number: Decimal) -> str:
     return "0" if number == 0 else _scaled(number, _FLOP_UNITS) or f"{_count(number)} FLOP"
 
 
+def _flops_per_s(number: Decimal) -> str:
+    return _scaled(number, _FLOP_RATE_UNITS) or f"{_measured(number, decimals=0)} FLOP/s"
+
+
+def _macs(number: Decimal) -> str:
+    return "0" if number == 0 else _scaled(number, _MAC_UNITS) or f"{_count(number)} MAC"
+
+
 def _bandwidth(number: Decimal) -> str:
     return _scaled(number, _BANDWIDTH_UNITS) or f"{_measured(number, decimals=0)} B/s"
 
@@ -255,6 +266,8 @@ _WRITERS: dict[Unit, Callable[[Decimal], str]] = {
     Unit.RATIO: _ratio,
     Unit.RATE: _rate,
     Unit.FLOPS: _flops,
+    Unit.FLOPS_PER_S: _flops_per_s,
+    Unit.MACS: _macs,
     Unit.BYTES: _bytes,
     Unit.BYTES_PER_S: _bandwidth,
 }

@@ -7,19 +7,19 @@ from typing import Final
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.run.loops import loop_of
 
 _MIN_SHARE: Final = 1e-3
-_NOTE: Final = "Time inside the hook with all it calls, over the whole fit. Ratio: to the steps' wall time."
 
 
 def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which callback, and which of its hooks, takes time.
 
-    Definition: host time inside the hook with all it calls (a checkpoint's saving too), over the whole fit.
+    Definition: host time inside the hook with all it calls (a checkpoint's saving too), over the whole loop.
     Hooks under 0.1 % of the steps' wall time are summed in one row.
     """
     rows: list[tuple[str, str | None, int | None, int, float | None]] = []
-    wall_ns = analysis.wall_ns
+    wall_ns, loop = analysis.wall_ns, loop_of(analysis.info.loop)
     names = _short_names({time.callback for time in analysis.callbacks})
     small_ns = small_calls = 0
     for time in analysis.callbacks:
@@ -31,6 +31,9 @@ def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, .
             rows.append((names[time.callback], time.hook, time.calls, time.total_ns, ratio))
     if small_calls:
         rows.append(("all other hooks", None, small_calls, small_ns, small_ns / wall_ns if wall_ns else None))
+    whole = "fit" if loop.is_fit else f"{loop.name} loop"
+    ratio_to = f"Ratio: to the {loop.steps}' wall time."
+    note = f"Time inside the hook with all it calls, over the whole {whole}. {ratio_to}"
     return (
         Table(
             id="callbacks",
@@ -43,7 +46,7 @@ def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, .
                 Column("ratio", "Ratio(%)", Unit.RATIO),
             ),
             rows=tuple(rows),
-            notes=(_NOTE,) if rows else (),
+            notes=(note,) if rows else (),
             absent_reason=None if rows else "no other callback was called",
         ),
     )

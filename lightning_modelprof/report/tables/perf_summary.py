@@ -8,6 +8,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
 _COLUMNS: Final = (
@@ -18,17 +19,16 @@ _COLUMNS: Final = (
 _FEW: Final = 10
 """With fewer clean steps a single slow one decides the figures."""
 
-_LONGER: Final = "train for longer"
 _ADVICE: Final = {
-    "skip_first": "train for longer, or lower skip_first",
+    "skip_first": "{more}, or lower skip_first",
     "first of an epoch": "give an epoch more batches",
-    "recorded by torch.profiler": "train for longer, or record fewer steps (active, repeat)",
-    "profiler warm-up": "train for longer, or lower warmup or repeat",
-    "window closed or archive saved": "train for longer, or open fewer windows (repeat)",
-    "prefetched while the profiler worked": "train for longer, or open fewer windows (repeat)",
+    "recorded by torch.profiler": "{more}, or record fewer {steps} (active, repeat)",
+    "profiler warm-up": "{more}, or lower warmup or repeat",
+    "window closed or archive saved": "{more}, or open fewer windows (repeat)",
+    "prefetched while the profiler worked": "{more}, or open fewer windows (repeat)",
     "validation inside": "validate less often (the Trainer's val_check_interval)",
 }
-"""Reason to leave a step out → how to get more clean steps."""
+"""Reason to leave a step out → how to get more clean steps, in the words of the loop."""
 
 
 def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -37,28 +37,28 @@ def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...
     Definition: statistics of the clean steps. avg of ips and Reader Ratio is total over total; max, min and
     percentiles are of the per-step values, so the ips column max belongs to the fastest step.
     """
-    figures = analysis.benchmark
+    figures, loop = analysis.benchmark, loop_of(analysis.info.loop)
     if figures is None:
         return (_table((), (), notes=_left_out(analysis), reason=_no_clean_steps(analysis)),)
     unit = analysis.info.sample_unit
     named: tuple[tuple[str, Statistics | None, Unit], ...] = (
         ("reader_cost", figures.reader_cost_ns, Unit.DURATION_NS),
         ("batch_cost", figures.batch_cost_ns, Unit.DURATION_NS),
-        ("ips (steps/s)", figures.steps_per_s, Unit.RATE),
+        (f"ips ({loop.steps}/s)", figures.steps_per_s, Unit.RATE),
         (f"ips ({unit}/s)", figures.samples_per_s, Unit.RATE),
         ("Reader Ratio", figures.reader_ratio, Unit.RATIO),
     )
     rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
-    plural = "" if figures.num_steps == 1 else "s"
-    notes = [f"Over {figures.num_steps} clean step{plural} of {analysis.num_steps}.", *_left_out(analysis)]
+    steps = loop.step if figures.num_steps == 1 else loop.steps
+    notes = [f"Over {figures.num_steps} clean {steps} of {analysis.num_steps}.", *_left_out(analysis)]
     if figures.num_steps < _FEW:
         notes.append(
-            f"Fewer than {_FEW} clean steps: these figures are of little worth. To get more,"
+            f"Fewer than {_FEW} clean {loop.steps}: these figures are of little worth. To get more,"
             f" {_advice(analysis)}."
         )
     if figures.samples_per_s is None:
         notes.append(f"{unit}/s is not known: the number of {unit} in a batch could not be counted.")
-    if analysis.num_not_stepping:
+    if analysis.num_not_stepping and loop.is_fit:
         notes.append(
             f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step"
             " (gradient accumulation); a step is one batch."
@@ -89,19 +89,27 @@ def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
 def _left_out(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
+    loop = loop_of(analysis.info.loop)
     reasons = ", ".join(f"{e.reason} {e.num_steps}" for e in analysis.exclusions)
-    once = "; a step with several reasons counts once, at the first of them" * (len(analysis.exclusions) > 1)
-    return (f"Steps left out: {reasons}{once}.",)
+    has_several = len(analysis.exclusions) > 1
+    once = f"; a {loop.step} with several reasons counts once, at the first of them" * has_several
+    return (f"{loop.steps.capitalize()} left out: {reasons}{once}.",)
 
 
 def _no_clean_steps(analysis: Analysis) -> str:
+    loop = loop_of(analysis.info.loop)
     if analysis.num_steps == 0:
-        return "no training step ran to its end"
-    return f"none of the {analysis.num_steps} steps is clean; {_advice(analysis)}"
+        return f"no {loop.name} {loop.step} ran to its end"
+    return f"none of the {analysis.num_steps} {loop.steps} is clean; {_advice(analysis)}"
 
 
 def _advice(analysis: Analysis) -> str:
     """How to get more clean steps: against what took most of them, and all else that took a third."""
     by_size = sorted(analysis.exclusions, key=lambda exclusion: -exclusion.num_steps)
     large = [e for e in by_size if e is by_size[0] or 3 * e.num_steps >= analysis.num_steps]
-    return "; ".join(_ADVICE.get(exclusion.reason, _LONGER) for exclusion in large) or _LONGER
+    loop = loop_of(analysis.info.loop)
+    advice = [
+        _ADVICE.get(exclusion.reason, "{more}").format(more=loop.more, steps=loop.steps)
+        for exclusion in large
+    ]
+    return "; ".join(dict.fromkeys(advice)) or loop.more

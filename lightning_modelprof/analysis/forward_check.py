@@ -1,0 +1,279 @@
+"""What fvcore says of a forward pass, and whether the count of a real step agrees with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.run.model_cost import (
+    FOURIER_OPERATORS,
+    ForwardTable,
+    ModelCost,
+    OperatorCount,
+    StepCount,
+)
+
+_TOLERANCE: Final = 1e-3
+"""Two counts agree when they differ by at most this share of the larger one."""
+
+_OWN_FUNCTION: Final = "prim::PythonOp."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardModule:
+    """One module with all modules inside of it.
+
+    Attributes:
+        path: as in ``ForwardTable``; ``""`` is the model.
+        type_name: its class; ``None`` if unknown.
+        parameters: elements.
+        macs: multiply-adds.
+        activations: elements of the outputs of contractions.
+        share: of the model's multiply-adds; ``None`` when it has none.
+    """
+
+    path: str
+    type_name: str | None
+    parameters: int
+    macs: int
+    activations: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOperator:
+    """Multiply-adds of one operator by fvcore's name, and their share as in ``ForwardModule``."""
+
+    operator: str
+    macs: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """A module for which the count of the step and fvcore differ, with all modules inside of it.
+
+    Attributes:
+        module: path.
+        ours_macs: multiply-adds of the forward phase of the counted step.
+        fvcore_macs: of fvcore's forward pass.
+        reason: why, as far as the records tell; otherwise it says that it is unknown.
+    """
+
+    module: str
+    ours_macs: int
+    fvcore_macs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardFacts:
+    """The forward table and its check.
+
+    Attributes:
+        modules: in the order of ``named_modules``.
+        operators: by multiply-adds, most first.
+        macs: of the whole forward pass.
+        agrees: whether the count of the step says the same; ``None`` when no step was counted.
+        check_note: why there was nothing to compare with; ``""`` when there was.
+        disagreements: the innermost modules that differ; empty unless ``agrees`` is false.
+        placed_differently: modules that agree exactly while the modules inside of them do not: the same work,
+            attributed to other modules.
+        unsupported: as in ``ForwardTable``.
+        uncalled: the outermost modules that did not run.
+        notes: as in ``ForwardTable``.
+    """
+
+    modules: tuple[ForwardModule, ...]
+    operators: tuple[ForwardOperator, ...]
+    macs: int
+    agrees: bool | None
+    check_note: str
+    disagreements: tuple[Disagreement, ...]
+    placed_differently: tuple[str, ...]
+    unsupported: Mapping[str, int]
+    uncalled: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def forward_facts(cost: ModelCost) -> ForwardFacts | Absent:
+    """Add up the forward table and check it against the count of the step.
+
+    Compared are multiply-adds of each module with the modules inside of it: half the FLOPs of the step's
+    forward phase, without Fourier transforms, against fvcore's. Two numbers within 0.1 % of the larger agree.
+    Of those that do not, the innermost modules are named; a module around them only when more differs than
+    theirs explain.
+    """
+    table = cost.forward_table
+    if table is None:
+        return Absent(cost.forward_table_note or "fvcore did not run")
+    totals = _with_parents((count.module, count.macs) for count in table.counts)
+    whole = totals[""]
+    types = {record.path: record.type_name for record in cost.modules}
+    operators: Counter[str] = Counter()
+    for count in table.counts:
+        operators[count.operator] += count.macs
+    check = _Check(table, cost.count) if cost.count is not None else None
+    found = check.disagreements() if check is not None else ()
+    return ForwardFacts(
+        modules=tuple(
+            ForwardModule(
+                path=path,
+                type_name=types.get(path),
+                parameters=parameters,
+                macs=totals[path],
+                activations=table.activations.get(path, 0),
+                share=totals[path] / whole if whole else None,
+            )
+            for path, parameters in table.parameters.items()
+        ),
+        operators=tuple(
+            ForwardOperator(operator=operator, macs=macs, share=macs / whole if whole else None)
+            for operator, macs in sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+        ),
+        macs=whole,
+        agrees=None if check is None else not found,
+        check_note="" if check is not None else cost.count_note or "no step was counted",
+        disagreements=found,
+        placed_differently=tuple(check.placed_differently) if check is not None else (),
+        unsupported=table.unsupported,
+        uncalled=tuple(path for path in table.uncalled if _parent(path) not in set(table.uncalled)),
+        notes=table.notes,
+    )
+
+
+class _Check:
+    """Compares the multiply-adds of two counts by module."""
+
+    def __init__(self, table: ForwardTable, count: StepCount) -> None:
+        self._table = table
+        forward = [one for one in count.operators if one.phase == "forward"]
+        self._operators = [one for one in forward if one.operator not in FOURIER_OPERATORS]
+        again = [one for one in count.operators if one.phase == "recompute"]
+        self._ours = _macs_of(self._operators)
+        self._recomputed = _macs_of(again)
+        self._theirs = _with_parents((one.module, one.macs) for one in table.counts)
+        self._children: dict[str, list[str]] = {}
+        for path in sorted({*self._ours, *self._theirs} - {""}):
+            self._children.setdefault(_parent(path), []).append(path)
+        self.placed_differently: list[str] = []
+
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """The innermost modules that differ, each with its reason."""
+        differing = self._differing("")
+        common = self._is_one_factor(differing)
+        return tuple(
+            Disagreement(
+                module=path,
+                ours_macs=self._ours[path],
+                fvcore_macs=self._theirs[path],
+                reason=self._reason(path, common),
+            )
+            for path in differing
+        )
+
+    def _differing(self, path: str) -> list[str]:
+        inside = [found for child in self._children.get(path, ()) for found in self._differing(child)]
+        difference = self._ours[path] - self._theirs[path]
+        if inside and difference == 0:
+            self.placed_differently.append(path)
+            return []
+        explained = sum(self._ours[found] - self._theirs[found] for found in inside)
+        largest = max(self._ours[path], self._theirs[path])
+        if abs(difference - explained) > _TOLERANCE * largest:
+            return [*inside, path]
+        return inside
+
+    def _is_one_factor(self, differing: list[str]) -> bool:
+        """Whether both counts are one multiple of another in every module that has work of its own."""
+        leaves = [path for path in (*self._ours, *self._theirs) if not self._children.get(path)]
+        if len(set(leaves)) < 2 or not differing:
+            return False
+        ours, theirs = self._ours[""], self._theirs[""]
+        return ours != theirs and all(
+            _agree(self._ours[path] * theirs, self._theirs[path] * ours) for path in leaves
+        )
+
+    def _reason(self, path: str, is_one_factor: bool) -> str:
+        """Why a module differs. Each sentence is given when what it says holds, the first that does.
+
+        1. Every module differs by one factor: another batch, or another number of passes.
+        2. Ours is lower, and lists operators in it as uncounted.
+        3. Ours is lower, and with what was recomputed in it both agree.
+        4. Ours is lower, and lists no operator in it.
+        5. Ours is higher, and counts operators in it that fvcore lists as unsupported.
+        6. Ours is higher, and the module did not run in fvcore's pass.
+        7. One is a whole multiple of the other.
+        8. Ours is higher, and fvcore lists unsupported operators, which have no module: only possible.
+        """
+        ours, theirs = self._ours[path], self._theirs[path]
+        if is_one_factor:
+            return "all modules differ by one factor: batches of different sizes, or another number of passes"
+        inside = [one for one in self._operators if _is_inside(one.module, path)]
+        reason = self._why_lower(path, inside) if ours < theirs else self._why_higher(path, inside)
+        if reason:
+            return reason
+        low, high = sorted((ours, theirs))
+        if low and high % low == 0:
+            more = "the counted step" if ours > theirs else "fvcore's pass"
+            return f"{more} has exactly {high // low} times as much: more calls, or a larger batch"
+        if ours > theirs and self._table.unsupported:
+            names = ", ".join(_plain_name(name) for name in self._table.unsupported)
+            return f"unknown; fvcore has no formula for {names}, and does not say where they ran"
+        return "unknown"
+
+    def _why_lower(self, path: str, inside: list[OperatorCount]) -> str:
+        uncounted = sorted({one.operator for one in inside if one.flops is None})
+        if uncounted:
+            return f"the count of the step has no formula for {', '.join(uncounted)}"
+        if self._recomputed[path] and _agree(self._ours[path] + self._recomputed[path], self._theirs[path]):
+            return "the difference is what a checkpoint computed again in backward"
+        return "" if inside else "the counted step lists no operator in it"
+
+    def _why_higher(self, path: str, inside: list[OperatorCount]) -> str:
+        names = sorted({one.operator for one in inside if one.flops} & self._table.unsupported.keys())
+        if names:
+            return f"fvcore has no formula for {', '.join(names)}"
+        if any(_is_inside(path, uncalled) for uncalled in self._table.uncalled) and not self._theirs[path]:
+            return "it did not run in fvcore's forward pass, or its weights are used without calling it"
+        return ""
+
+
+def _macs_of(operators: list[OperatorCount]) -> Counter[str]:
+    """Multiply-adds by module with those inside; one is two FLOPs."""
+    flops = _with_parents((one.module, one.flops or 0) for one in operators)
+    return Counter({path: number // 2 for path, number in flops.items()})
+
+
+def _with_parents(numbers: Iterable[tuple[str, int]]) -> Counter[str]:
+    """Every module's number with those of the modules inside of it."""
+    totals: Counter[str] = Counter({"": 0})
+    for module, number in numbers:
+        path = module
+        while path:
+            totals[path] += number
+            path = _parent(path)
+        totals[""] += number
+    return totals
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return not module or path == module or path.startswith(f"{module}.")
+
+
+def _agree(one: int, other: int) -> bool:
+    return abs(one - other) <= _TOLERANCE * max(one, other)
+
+
+def _plain_name(operator: str) -> str:
+    """An operator's name; of an autograd function what a user calls it."""
+    if operator.startswith(_OWN_FUNCTION):
+        return f"the autograd function {operator.removeprefix(_OWN_FUNCTION)}"
+    return operator

@@ -1,0 +1,250 @@
+"""The modules of a model as a tree: parameters, FLOPs and time of each, with all that is inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.module_sums import (
+    PHASES,
+    ModuleSum,
+    OwnCount,
+    OwnHalf,
+    SubtreeTime,
+    above,
+    nearest,
+    sum_of_known,
+)
+from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord
+
+Figure = Literal["parameters", "forward_macs", "forward_ns", "backward_ns"]
+"""By what classes are ranked."""
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCost:
+    """One module with all modules inside of it, or all modules of one class at one depth.
+
+    ``None`` is not measured: no count or no timing, a lazy parameter, a module inside of something compiled.
+
+    Attributes:
+        path: of the module; of a class ``""``.
+        type_name: its class.
+        depth: 0 for the model itself.
+        modules: how many it stands for: 1, or all of a class.
+        parameters: elements; a tied one at the first module that has it.
+        trainable: those of them that require gradients.
+        forward_flops: of contractions in the counted step; 1 MAC is 2 FLOPs.
+        backward_flops: likewise, without what is computed again.
+        recompute_flops: of what backward computes again.
+        forward_total_ns: in all timed steps.
+        backward_total_ns: likewise, with what is computed again.
+        forward_ns: latency in one step.
+        backward_ns: likewise.
+        forward_flops_per_s: FLOPs over latency; ``None`` also where a part that has FLOPs has no time.
+        backward_flops_per_s: likewise, of backward and what it computes again.
+        parameters_share: of the root's.
+        macs_share: forward, of the root's.
+        forward_share: of the root's latency.
+        backward_share: likewise.
+    """
+
+    path: str
+    type_name: str
+    depth: int
+    modules: int
+    parameters: int | None
+    trainable: int | None
+    forward_flops: int | None
+    backward_flops: int | None
+    recompute_flops: int | None
+    forward_total_ns: int | None
+    backward_total_ns: int | None
+    forward_ns: float | None
+    backward_ns: float | None
+    forward_flops_per_s: float | None
+    backward_flops_per_s: float | None
+    parameters_share: float | None
+    macs_share: float | None
+    forward_share: float | None
+    backward_share: float | None
+
+    @property
+    def forward_macs(self) -> int | None:
+        """Multiply-adds of the forward."""
+        return None if self.forward_flops is None else self.forward_flops // 2
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTree:
+    """All modules, parents before their children.
+
+    Attributes:
+        modules: the first is the root.
+        steps: number of timed steps; 0 without timing.
+        clock: ``host`` or ``device``; ``""`` without timing.
+        notes: what is not measured and why.
+        sums: what the figures of ``modules`` are made of, in the same order.
+    """
+
+    modules: tuple[ModuleCost, ...]
+    steps: int
+    clock: str
+    notes: tuple[str, ...]
+    sums: tuple[ModuleSum, ...]
+
+    @property
+    def root(self) -> ModuleCost:
+        """The model itself."""
+        return self.modules[0]
+
+    @property
+    def depth(self) -> int:
+        """Of the innermost modules."""
+        return max(module.depth for module in self.modules)
+
+    def by_class(self, depth: int) -> dict[str, ModuleCost]:
+        """Modules at one depth, those of each class added up."""
+        members: dict[str, list[ModuleSum]] = {}
+        for module, own in zip(self.modules, self.sums, strict=True):
+            if module.depth == depth:
+                members.setdefault(module.type_name, []).append(own)
+        return {
+            name: _cost(
+                ModuleSum.of_class(found),
+                self.sums[0],
+                self.steps,
+                path="",
+                type_name=name,
+                depth=depth,
+                modules=len(found),
+            )
+            for name, found in members.items()
+        }
+
+    def top_classes(self, depth: int, figure: Figure, count: int) -> list[tuple[str, int | float]]:
+        """The classes at one depth with the most, the most first, without those not measured."""
+        found = [(name, getattr(cost, figure)) for name, cost in self.by_class(depth).items()]
+        measured = [(name, value) for name, value in found if value is not None]
+        return sorted(measured, key=lambda item: (-item[1], item[0]))[:count]
+
+
+def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | Absent:
+    """Put together what is known of each module.
+
+    Args:
+        cost: what was measured of one process.
+        ignore: names of classes or paths: these modules and all inside of them are in no figure, as if the
+            model were without them.
+    """
+    if not cost.modules:
+        return Absent("the model's modules were not recorded")
+    kept = _kept(cost.modules, ignore)
+    if not kept:
+        return Absent("all modules are ignored")
+    known = {record.path for record in cost.modules}
+    kept_paths = {record.path for record in kept}
+    halves = {half: OwnHalf.of(cost, half, known, kept_paths) for half in PHASES}
+    count = OwnCount.of(cost, known)
+    steps = 0 if cost.times is None else cost.times.steps
+    parts: dict[str, list[ModuleSum]] = {path: [] for path in kept_paths}
+    sums: dict[str, ModuleSum] = {}
+    for record in reversed(kept):  # children before their parents
+        path = record.path
+        sums[path] = ModuleSum.of(record, count, halves, parts[path])
+        if path != kept[0].path:
+            parts[nearest(above(path), known)].append(sums[path])
+    root = sums[kept[0].path]
+    modules = [
+        _cost(sums[r.path], root, steps, path=r.path, type_name=r.type_name, depth=_depth(r.path))
+        for r in kept
+    ]
+    return ModuleTree(
+        modules=tuple(modules),
+        steps=steps,
+        clock="" if cost.times is None else cost.times.clock,
+        notes=tuple(_notes(cost)),
+        sums=tuple(sums[record.path] for record in kept),
+    )
+
+
+def _kept(records: Iterable[ModuleRecord], ignore: Collection[str]) -> list[ModuleRecord]:
+    """The modules that are not ignored, nor inside of one that is."""
+    ignored: set[str] = set()
+    kept = []
+    for record in records:
+        path = record.path
+        is_inside = any(outer in ignored for outer in _all_above(path))
+        if is_inside or record.type_name in ignore or path in ignore:
+            ignored.add(path)
+        else:
+            kept.append(record)
+    return kept
+
+
+def _all_above(path: str) -> Iterable[str]:
+    while path:
+        path = above(path)
+        yield path
+
+
+def _cost(
+    own: ModuleSum, root: ModuleSum, steps: int, *, path: str, type_name: str, depth: int, modules: int = 1
+) -> ModuleCost:
+    forward, backward = own.times["forward"], own.times["backward"]
+    in_backward = sum_of_known([own.flops["backward"], own.flops["recompute"]])
+    return ModuleCost(
+        path=path,
+        type_name=type_name,
+        depth=depth,
+        modules=modules,
+        parameters=own.parameters,
+        trainable=own.trainable,
+        forward_flops=own.flops["forward"],
+        backward_flops=own.flops["backward"],
+        recompute_flops=own.flops["recompute"],
+        forward_total_ns=forward.ns,
+        backward_total_ns=backward.ns,
+        forward_ns=None if forward.ns is None else forward.ns / steps,
+        backward_ns=None if backward.ns is None else backward.ns / steps,
+        forward_flops_per_s=_rate(own.flops["forward"], forward, steps),
+        backward_flops_per_s=_rate(in_backward, backward, steps),
+        parameters_share=_share(own.parameters, root.parameters),
+        macs_share=_share(own.flops["forward"], root.flops["forward"]),
+        forward_share=_share(forward.ns, root.times["forward"].ns),
+        backward_share=_share(backward.ns, root.times["backward"].ns),
+    )
+
+
+def _rate(flops: int | None, time: SubtreeTime, steps: int) -> float | None:
+    if flops is None or not time.ns or time.has_untimed_work:
+        return None
+    return flops * steps * 1e9 / time.ns
+
+
+def _share(value: int | None, whole: int | None) -> float | None:
+    return None if value is None or not whole else value / whole
+
+
+def _notes(cost: ModelCost) -> Iterable[str]:
+    if cost.count is None:
+        yield f"FLOPs are not measured: {cost.count_note or 'no step was counted'}."
+    else:
+        names = sorted({entry.operator for entry in cost.count.operators if entry.flops is None})
+        if names:
+            yield f"Without a formula, so in no FLOPs here: {', '.join(names)}."
+    if cost.times is None:
+        yield f"Latency is not measured: {cost.times_note or 'no step was timed'}."
+    else:
+        yield from cost.times.notes

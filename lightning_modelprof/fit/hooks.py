@@ -1,0 +1,224 @@
+"""Lightning's hooks: a session per loop, from ``setup`` to ``teardown``, and what holds its errors back."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning_modelprof.config import ProfileConfig, is_switched_off
+from lightning_modelprof.fit.checks import check_trainer, check_writeable
+from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.measure.samples import SampleCounter, make_counter
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.archive import DEFAULT_FOLDER
+from lightning_modelprof.run.loops import FIT, LOOPS, Loop
+from lightning_modelprof.run.records import NOT_MEASURED, Run, StepTag
+
+
+class ProfilingHooks:
+    """What the callback does in each hook. A validation loop inside a fit is the fit's: its hooks do nothing.
+
+    Args:
+        config: what is wanted; checked in ``setup``.
+
+    Attributes:
+        report: the newest report; ``None`` before the first.
+        run: the measured facts behind it; ``None`` before the first.
+    """
+
+    state_key: str
+
+    def __init__(self, config: ProfileConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.report: Report | None = None
+        self.run: Run | None = None
+        self._clock = host_clock
+        self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
+        self._loop: Loop = FIT
+        self._session: LoopSession | None = None
+        self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
+        self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
+        self._dataloader_idx = 0
+        self._is_awaited = False  # whether the other ranks count on us when the loop ends
+
+    # All loops, in the order in which the hooks come
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check everything that can be checked, then stand in for the trainer's profiler."""
+        self._leave()
+        if stage not in LOOPS or is_switched_off():
+            return
+        self._loop = LOOPS[stage]
+        self.config.check()
+        self._count = make_counter(self.config.samples_fn)
+        check_trainer(self.config, trainer, ProfilingHooks)
+        log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
+        directory = Path(self.config.dirpath or Path(log_dir) / DEFAULT_FOLDER)
+        # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
+        has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
+        if has_files:
+            check_writeable(directory)
+        self._session = LoopSession(
+            self.config,
+            self._loop,
+            trainer,
+            directory if has_files else None,
+            own_prefix=f"[Callback]{self.state_key}.",
+            clock=self._clock,
+            warn=_warn,
+            guard=self._guard,
+        )
+        self._is_awaited = True
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
+        status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
+        self._stop(status)
+        self._finish(status, is_safe_point=False)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave nothing behind."""
+        session, loop = self._session, self._loop
+        has_no_report = session is not None and not session.is_armed and not loop.is_fit
+        # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.
+        if has_no_report and getattr(getattr(trainer, loop.trainer_attribute, None), "skip", False):
+            _warn(f"{loop.subject} had no batch: there is no report of it")
+        self._leave()
+
+    # A fit
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to measure; the trial fits of Lightning's tuners do not come here."""
+        self._ledger = self._arm(pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A batch is there: count its samples."""
+        ledger = self._ledger
+        if ledger is None:
+            return
+        # Spelled out, as is done at every step: ledger.needs_batch_start
+        if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
+            self._guard(self._session.fallback.begin_batch)
+        try:
+            ledger.samples = self._count(batch)
+        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+            self._stop_counting(error)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After an epoch without a single step: Lightning does not tell us when steps end."""
+        session = self._session
+        if session is not None and session.is_armed:
+            self._guard(session.fallback.check_epoch)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report. Every rank comes here."""
+        self._end(trainer)
+
+    # Validate, test and predict
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to measure; the trial runs of Lightning's BatchSizeFinder are in ``on_validation_start``."""
+        if not self._loop.is_fit:
+            self._dataloader_idx = 0
+            self._evaluation = self._arm(pl_module)
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch is there: count its samples."""
+        ledger = self._evaluation
+        if ledger is None:
+            return
+        if ledger.needs_batch_start and self._session is not None:
+            self._guard(self._session.fallback.begin_batch)
+        if dataloader_idx != self._dataloader_idx:
+            self._dataloader_idx = dataloader_idx
+            ledger.tags |= StepTag.FIRST_OF_EPOCH
+        try:
+            ledger.samples = self._count(batch)
+        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+            self._stop_counting(error)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report. Every rank comes here."""
+        if not self._loop.is_fit:
+            self._end(trainer)
+
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_end = on_predict_end = on_validation_end
+
+    # Ours
+
+    def _arm(self, pl_module: Any) -> PhaseLedger | None:
+        """The loop begins; returns the session's ledger if there is something to measure."""
+        session = self._session
+        if session is None:
+            return None
+        self._guard(lambda: session.arm(pl_module))
+        return session.ledger if self._session is session else None
+
+    def _end(self, trainer: Any) -> None:
+        """The loop is over, on every rank."""
+        is_asked, self._is_awaited = self._is_awaited, False
+        if not is_asked:
+            return
+        self._stop("finished")
+        # A rank whose measurement has failed must say so, or the others would wait for its figures for ever.
+        is_safe_point = trainer.world_size == 1 or trainer.strategy.reduce_boolean_decision(
+            self._session is not None, all=True
+        )
+        self._finish("finished", is_safe_point=is_safe_point)
+
+    def _stop(self, status: str) -> None:
+        session, self._ledger, self._evaluation = self._session, None, None
+        if session is not None:
+            self._guard(lambda: session.stop(status))
+
+    def _finish(self, status: str, *, is_safe_point: bool) -> None:
+        session = self._session
+        if session is not None:
+            self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
+            self._take_results(session)
+
+    def _take_results(self, session: LoopSession) -> None:
+        self.report, self.run = session.report or self.report, session.run or self.run
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        self._ledger, self._evaluation, self._is_awaited = None, None, False
+        if session is not None:
+            self._guard(session.close)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
+        try:
+            work()
+        except Exception:  # the loop must not notice
+            session, self._session = self._session, None
+            self._ledger = self._evaluation = None
+            _warn(
+                f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
+                f" Please report this:\n{traceback.format_exc()}"
+            )
+            if session is not None:
+                try:
+                    session.abort()
+                except Exception:  # what could not be undone or saved must not hurt either
+                    _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
+                self._take_results(session)
+
+    def _stop_counting(self, error: Exception) -> None:
+        counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
+        _warn(f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known")
+        self._count = lambda _: NOT_MEASURED
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,261 @@
+"""The inspection of a few steps: one is counted, in some the modules are timed.
+
+Nothing is installed on any other step. The step that is counted computes what it would compute anyway;
+a compiled model is not run eagerly for it, but counted on a copy without data afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+
+from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.fit.inspection_plan import InspectionPlan
+from lightning_modelprof.flops.compiled import find_compiled
+from lightning_modelprof.flops.count import step_count
+from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.flops.copies import fake_copy, fake_inputs, plain_copy, values_are_missing
+from lightning_modelprof.flops.formulas import Formula
+from lightning_modelprof.flops.fvcore_table import forward_table
+from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
+from lightning_modelprof.flops.model_size import model_size
+from lightning_modelprof.flops.module_times import ModuleTimer
+from lightning_modelprof.flops.modules import module_records
+from lightning_modelprof.flops.peaks import peak_rates
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.model_cost import ForwardTable, ModelCost, PeakRate, StepCount
+
+NEVER: Final = 2**62
+_CONTEXTS: Final = {
+    "fit": "train_step_context",
+    "validate": "val_step_context",
+    "test": "test_step_context",
+    "predict": "predict_step_context",
+}
+"""Loop → the context of the precision plugin in which Lightning runs a step."""
+
+T = TypeVar("T")
+
+
+class Inspection:
+    """Finds out what a step costs.
+
+    Args:
+        plan: which steps.
+        loop: which loop they are in.
+        trainer: whose loop it is.
+        pl_module: the LightningModule.
+        formulas: of the user.
+        peak_flops_per_s: of the user: a number, or by dtype.
+        use_fvcore: run fvcore on a copy of the model too.
+
+    Attributes:
+        cost: what is known so far.
+        next_step: the next step that begins or ends something; ``NEVER`` when all is done.
+    """
+
+    def __init__(
+        self,
+        plan: InspectionPlan,
+        loop: Loop,
+        *,
+        trainer: Any,
+        pl_module: nn.Module,
+        formulas: Mapping[Any, Formula] | None,
+        peak_flops_per_s: float | Mapping[str, float] | None,
+        use_fvcore: bool,
+    ) -> None:
+        self._plan = plan
+        self._loop = loop
+        self._trainer = trainer
+        self._module = pl_module
+        self._formulas = formulas
+        self._override = peak_flops_per_s
+        self._use_fvcore = use_fvcore
+        self._counter: FlopCounter | None = None
+        self._is_counting = False
+        self._timer: ModuleTimer | None = None
+        self._is_timing = False
+        self._arguments: tuple[Any, ...] | None = None  # of the counted step
+        self._step: int | None = None
+        self._begin_note = ""  # why counting or timing could not begin
+        self._steps = {plan.counted, *plan.timed} - {None}
+        self.cost = ModelCost(
+            count_note=(
+                f"every {loop.step} is in a profiler window (set wait to leave some out)"
+                if plan.counted is None
+                else f"{loop.subject} ended before {loop.step} {plan.counted}, which was to be counted"
+            ),
+            times_note=f"{loop.subject} ended before modules were timed",
+            size_note=f"{loop.subject} ended before the {loop.step} after which sizes are taken",
+            forward_table_note="fvcore=True runs fvcore too, on a copy of the model",
+        )
+
+    @property
+    def next_step(self) -> int:
+        """The next step at whose boundary there is something to do."""
+        return min((step for step in self._steps if step is not None), default=NEVER)
+
+    def begin_step(self, step: int) -> bool:
+        """A step begins: whether it is inspected."""
+        if step not in self._steps:
+            return False
+        self._steps.discard(step)
+        self._step = step
+        return True
+
+    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The inspected step has its batch, on the device."""
+        if self._step is None:
+            return
+        is_counted = self._step == self._plan.counted
+        if is_counted:
+            self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
+        _, note = _attempt(self._begin_count if is_counted else self._begin_times)
+        self._begin_note = note or self._begin_note
+
+    def _begin_count(self) -> None:
+        if find_compiled(self._module) is None:
+            counter = FlopCounter(self._module, self._formulas, force_eager=False)
+            counter.__enter__()
+            self._counter, self._is_counting = counter, True
+
+    def _begin_times(self) -> None:
+        if self._timer is None:
+            self._timer = ModuleTimer(self._module, device=self._trainer.strategy.root_device)
+        self._timer.arm()
+        self._is_timing = True
+
+    def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
+        """Batch, batch index and dataloader index, as far as the step's method takes them."""
+        parameters = inspect.signature(getattr(self._module, self._loop.step_hook)).parameters.values()
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+            return available
+        return available[: len(parameters)]
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """The inspected step has its loss."""
+        if self._is_timing and self._timer is not None:
+            self._timer.on_before_backward(loss)
+
+    def end_batch(self, *, failed: bool = False) -> None:
+        """The inspected step has done its work, or failed: take out what was put in."""
+        if self._is_counting and self._counter is not None:
+            self._is_counting = False
+            self._counter.__exit__(None, None, None)
+        if self._is_timing and self._timer is not None:
+            self._is_timing = False
+            self._timer.disarm(failed=failed)
+
+    def end_step(self, samples: int | None) -> None:
+        """The inspected step is over: what takes long is done here, outside of it.
+
+        Args:
+            samples: in its batch; ``None`` if unknown.
+        """
+        step, self._step = self._step, None
+        self.end_batch()
+        if step is None:
+            return
+        if step == self._plan.counted:
+            self._take_count(step, samples)
+        if self.next_step == NEVER:
+            self._take_rest()
+
+    def close(self) -> None:
+        """The loop ended, perhaps with an exception: nothing of ours stays on the model."""
+        self._steps = set()
+        self._step = self._arguments = None
+        self.end_batch(failed=True)
+
+    def _take_count(self, step: int, samples: int | None) -> None:
+        """What the counter saw, or what a copy of a compiled model shows it; then what depends on dtypes."""
+        counter, arguments = self._counter, self._arguments
+        self._counter = self._arguments = None
+        if arguments is None:
+            self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
+            return
+        count, note = _attempt(
+            lambda: (
+                self._count_copy(arguments, step, samples)
+                if counter is None
+                else step_count(counter, step=step, samples=samples)
+            )
+        )
+        self.cost = replace(self.cost, count=count, count_note=note)
+        self._take_peaks()
+        if self._use_fvcore:
+            table, note = _attempt(lambda: self._run_fvcore(arguments))
+            self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
+
+    def _count_copy(self, arguments: tuple[Any, ...], step: int, samples: int | None) -> StepCount:
+        """Count the step and its backward on a copy of the module whose tensors hold no data."""
+        copied, mode = fake_copy(self._module)
+        counter = FlopCounter(copied, self._formulas, refuse_collectives=True)
+        with values_are_missing("flops=True"), mode, counter:
+            arguments = fake_inputs(mode, arguments)
+            output = self._run_step(copied, arguments)
+            loss = output.get("loss") if isinstance(output, Mapping) else output
+            if self._loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        return step_count(counter, step=step, samples=samples, on_fake_tensors=True)
+
+    def _run_step(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
+        with getattr(self._trainer.precision_plugin, _CONTEXTS[self._loop.key])():
+            return getattr(module, self._loop.step_hook)(*arguments)
+
+    def _take_peaks(self) -> None:
+        count = self.cost.count
+        dtypes = {entry.dtype for entry in count.operators if entry.flops} if count is not None else set()
+        device = self._trainer.strategy.root_device
+        found, note = _attempt(lambda: _peaks(device, dtypes, self._override))
+        peaks, note = found if found is not None else ((), note)
+        self.cost = replace(self.cost, peaks=peaks, peak_note=note)
+
+    def _run_fvcore(self, arguments: tuple[Any, ...]) -> ForwardTable:
+        if self._trainer.world_size > 1:
+            raise ModelProfError("a forward on one of several ranks could wait for the others for ever")
+        module = plain_copy(self._module)
+        return forward_table(module, lambda: self._run_step(module, arguments))
+
+    def _take_rest(self) -> None:
+        """Sizes and modules, when gradients and the optimizer's state are there."""
+        size, size_note = _attempt(lambda: model_size(self._module, self._trainer.optimizers))
+        modules, _ = _attempt(lambda: module_records(self._module))
+        self.cost = replace(self.cost, size=size, size_note=size_note, modules=modules or ())
+
+    def collect(self) -> ModelCost:
+        """All that is known now; device times may come later than their steps."""
+        timer = self._timer
+        if timer is not None and not self._is_timing:
+            times, note = _attempt(timer.times)
+            self.cost = replace(self.cost, times=times, times_note=note or self._begin_note)
+        return self.cost
+
+
+def _peaks(
+    device: torch.device, dtypes: set[str], override: float | Mapping[str, float] | None
+) -> tuple[tuple[PeakRate, ...], str]:
+    """Peaks of the device; for a CPU, which has none to look up, what its matrix products reach."""
+    if device.type != "cpu" or override is not None:
+        return peak_rates(device, dtypes, override)
+    measured = {dtype: measure_matmul_rate(dtype, device=device) for dtype in sorted(dtypes)}
+    missing = [dtype for dtype, rate in measured.items() if rate is None]
+    note = f"no matrix product of {', '.join(missing)} could be measured" if missing else ""
+    return tuple(rate for rate in measured.values() if rate is not None), note
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
+    """The result, or in its place the reason why there is none: a report goes on without it."""
+    try:
+        return work(), ""
+    except Exception as error:  # whatever the user's model or a library does here, it is not training's fault
+        text = str(error).strip().partition("\n")[0]
+        if isinstance(error, ModelProfError):
+            return None, text
+        return None, f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,51 @@
+"""Which steps of a fit are inspected: one that is counted, and some in which modules are timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.measure.schedule import Action, Schedule
+
+NUM_TIMED: Final = 3
+"""Steps in which modules are timed: enough to see one slow step for what it is."""
+
+_WARM: Final = 1
+"""The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionPlan:
+    """Step numbers of a fit.
+
+    Attributes:
+        counted: the step whose FLOPs are counted; ``None`` when every step is in a profiler window.
+        timed: the steps in which modules are timed.
+    """
+
+    counted: int | None
+    timed: tuple[int, ...]
+
+
+def plan_inspection(
+    schedule: Schedule, *, skip_first: int, accumulate: int = 1, num_steps: int | None = None
+) -> InspectionPlan:
+    """Choose steps that are in no profiler window, and if possible among those that the benchmark skips.
+
+    Args:
+        schedule: of the profiler windows.
+        skip_first: steps that the benchmark leaves out.
+        accumulate: batches per optimizer step; the counted step ends with one, if possible.
+        num_steps: length of the fit; ``None`` if unknown.
+    """
+    wanted = accumulate + NUM_TIMED
+    behind = skip_first + 2 * schedule.cycle + wanted + _WARM  # every kind of step has come by then
+    last = behind if num_steps is None else min(behind, num_steps)
+    begin = max(_WARM, skip_first - wanted)
+    if last <= begin:
+        begin = max(0, min(_WARM, last - 1), last - wanted)
+    free = [step for step in range(begin, last) if schedule.action(step) is Action.WAIT]
+    stepping = [step for step in free[:-NUM_TIMED] or free if (step + 1) % accumulate == 0]
+    counted = next(iter(stepping or free), None)
+    timed = [step for step in free if counted is not None and step > counted]
+    return InspectionPlan(counted=counted, timed=tuple(timed[:NUM_TIMED]))

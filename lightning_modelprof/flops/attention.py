@@ -1,0 +1,115 @@
+"""FLOPs of attention in one operator, unmasked: a causal or block-sparse kernel may do less.
+
+The backward of a fused kernel does five products: the scores again, and the gradients of the scores, of the
+values, of the queries and of the keys. The first of them is the forward's work and counts as recompute.
+"""
+
+# ruff: noqa: ARG001 - formulas take what the operators take
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from lightning_modelprof.flops.result import Formula, WithRecompute
+
+
+def attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any) -> int:
+    """Scores and the weighted sum; of grouped heads, every query's head meets its group's keys."""
+    rows = prod(query.shape[:-1])
+    return int(2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+
+
+def _backward(query: Any, key: Any, value: Any) -> WithRecompute:
+    rows = prod(query.shape[:-1])
+    scores = int(2 * rows * key.shape[-2] * query.shape[-1])
+    weighted_sum = int(2 * rows * key.shape[-2] * value.shape[-1])
+    return WithRecompute(gradients=2 * (scores + weighted_sum), recompute=scores)
+
+
+def attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any
+) -> WithRecompute:
+    """Twice the forward, and the scores again."""
+    return _backward(query, key, value)
+
+
+def flex_attention_backward(
+    query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any
+) -> WithRecompute:
+    """Twice the forward, and the scores again; the gradient comes later among the arguments."""
+    return _backward(query, key, value)
+
+
+def packed_attention_backward(total_of: Callable[..., int]) -> Formula:
+    """Torch's count of a kernel that knows sequences of several lengths, with the scores apart.
+
+    Every one of the five products has the same rows and columns, so that the depths alone give the share.
+    """
+
+    def formula(
+        grad: Any, query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any
+    ) -> WithRecompute:
+        total = total_of(grad, query, key, value, *rest, out_val=out_val, **options)
+        depth, value_depth = query.shape[-1], value.shape[-1]
+        recompute = total * depth // (3 * depth + 2 * value_depth)
+        return WithRecompute(gradients=total - recompute, recompute=recompute)
+
+    return formula
+
+
+def native_attention(
+    query: Any, key: Any, value: Any, embed_dim: int, num_heads: int, *rest: Any, out_val: Any, **options: Any
+) -> int:
+    """The fast path of nn.MultiheadAttention: four projections, scores and weighted sum."""
+    batch, target = query.shape[:2]
+    source = key.shape[1]
+    projections = 2 * batch * (target + source) * embed_dim**2
+    return int(2 * (projections + 2 * batch * target * source * embed_dim))
+
+
+def encoder_layer(x: Any, embed_dim: int, num_heads: int, *weights: Any, out_val: Any, **options: Any) -> int:
+    """The fast path of nn.TransformerEncoderLayer; nested batches by the length of each sequence."""
+    nested = x.is_nested
+    lengths = [int(size[0]) for size in x._nested_tensor_size()] if nested else [x.shape[1]] * x.shape[0]
+    # The weights of four products: query-key-value, projection, and the two of the feed-forward part.
+    products = sum(weights[index].numel() for index in (0, 2, 11, 13))
+    return int(2 * sum(length * products + 2 * length**2 * embed_dim for length in lengths))
+
+
+FORMULAS: dict[str, Formula] = {
+    "aten::_native_multi_head_attention": native_attention,
+    "aten::_transformer_encoder_layer_fwd": encoder_layer,
+    "flex_attention": attention,
+    "flex_attention_backward": flex_attention_backward,
+    **{
+        f"aten::_scaled_dot_product_{kernel}": attention
+        for kernel in (
+            "flash_attention",
+            "flash_attention_for_cpu",
+            "efficient_attention",
+            "cudnn_attention",
+            "fused_attention_overrideable",
+            "attention_math_for_mps",
+        )
+    },
+    **{
+        f"aten::_scaled_dot_product_{kernel}_backward": attention_backward
+        for kernel in (
+            "flash_attention",
+            "flash_attention_for_cpu",
+            "efficient_attention",
+            "cudnn_attention",
+            "fused_attention_overrideable",
+        )
+    },
+    **{
+        f"aten::{kernel}": packed_attention_backward(flop_registry[getattr(torch.ops.aten, kernel)])
+        for kernel in ("_flash_attention_backward", "_efficient_attention_backward")
+        if getattr(torch.ops.aten, kernel, None) in flop_registry
+    },
+}

@@ -1,0 +1,241 @@
+"""Copies of a model that can be run for a count while nothing of the original changes.
+
+What a copy computes whose tensors have shapes and no data takes no memory and next to no time, so that a
+model larger than the memory, or one that is compiled, can be counted.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lightning_modelprof.errors import ModelProfError
+
+T = TypeVar("T")
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_COMPILED_FROM: Final = "_torchdynamo_orig_callable"  # what torch.compile puts on each function that it wraps
+_NEEDS_VALUES: Final = tuple(
+    found
+    for found in (
+        getattr(fake_tensor, name, None)
+        for name in (
+            "DataDependentOutputException",
+            "DynamicOutputShapeException",
+            "UnsupportedOperatorException",
+            "UnsupportedFakeTensorException",
+        )
+    )
+    if found is not None
+)
+
+
+def plain_copy(model: ModuleT) -> ModuleT:
+    """Copy a model with its data, to be run once more where that must leave no trace.
+
+    Weights that are tied stay tied. Compiled parts are what they were before torch.compile. Of a
+    LightningModule, the copy has no Trainer, and ``log`` and ``log_dict`` do nothing.
+
+    Raises:
+        ModelProfError: when a part of the model cannot be copied, for want of memory too.
+    """
+    with _copy_errors(model):
+        copied = _copy(model, {})
+    for module in copied.modules():
+        _silence(module)
+    return copied
+
+
+def fake_copy(model: ModuleT) -> tuple[ModuleT, FakeTensorMode]:
+    """Copy a model without the data of its tensors, for running it under the mode that comes with it.
+
+    As ``plain_copy`` otherwise. Tensors on the meta device become ones on the CPU. A metric that needs values
+    to go on gives zeros.
+
+    Args:
+        model: any module, compiled or not.
+
+    Returns:
+        The copy, and the mode under which it can run: ``with mode: copy(*fake_inputs(mode, arguments))``.
+
+    Raises:
+        ModelProfError: when a part of the model cannot be copied.
+
+    Caveats:
+        Hooks are copied with their modules; what they close over is not.
+    """
+    # Without kernels to fall back on, as those compute; what a model holds beside its modules becomes fake.
+    mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+    with _copy_errors(model):
+        tensors = (*model.parameters(), *model.buffers())
+        memo = {id(tensor): _on_the_cpu(mode, tensor) for tensor in tensors if tensor.is_meta}
+        with fake_tensor.FakeCopyMode(mode):
+            copied = _copy(model, memo)
+    for module in copied.modules():
+        _silence(module)
+        _do_without_values(module)
+    return copied, mode
+
+
+def fake_inputs(mode: FakeTensorMode, value: T) -> T:
+    """The same dicts, sequences, named tuples and dataclasses, with fake tensors in them.
+
+    Other objects are left alone, and whatever holds no tensor comes back as it is.
+    """
+    return _replaced(mode, value)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def values_are_missing(what: str) -> Iterator[None]:
+    """Turn the errors of fake tensors into one that says what to do.
+
+    Args:
+        what: the function of ours that runs the copy.
+
+    Raises:
+        ModelProfError: when the model asks for the values of its tensors, or has an operator that torch
+            cannot run without data.
+    """
+    try:
+        yield
+    except _NEEDS_VALUES as error:
+        raise ModelProfError(
+            f"{what}: expected a model that runs on tensors without data, got one that needs the values of"
+            f" its tensors, or an operator that needs data ({type(error).__name__}: {error})."
+            " Count it on real tensors: on_fake_tensors=False"
+        ) from error
+
+
+@contextmanager
+def _copy_errors(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ModelProfError(
+            f"{type(model).__name__}: expected a model that can be copied,"
+            f" got {type(error).__name__}: {error}"
+        ) from error
+
+
+def _copy(model: ModuleT, memo: dict[int, Any]) -> ModuleT:
+    """Copy a model as it was before torch.compile."""
+    for module in model.modules():
+        # How Lightning notes torch.compile(LightningModule): what is in it cannot be copied.
+        if module.__dict__.get("_compiler_ctx") is not None:
+            memo[id(module.__dict__["_compiler_ctx"])] = None
+    # The innermost come first: a wrapper's copy is the copy of what it wraps.
+    for module in reversed(list(model.modules())):
+        if "_orig_mod" in module._modules:
+            memo[id(module)] = deepcopy(module._modules["_orig_mod"], memo)
+    copied = deepcopy(model, memo)
+    for module in model.modules():
+        if "_orig_mod" not in module._modules:
+            _undo_compiling(module, memo)
+    return copied
+
+
+def _on_the_cpu(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    with mode, torch.no_grad():
+        empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty.requires_grad_(tensor.requires_grad)
+
+
+def _undo_compiling(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Give the copy of a module the methods that torch.compile has replaced on the module."""
+    copied = memo[id(module)]
+    copied.__dict__.pop("_compiled_call_impl", None)
+    for name, value in module.__dict__.items():
+        if name == "_compiled_call_impl" or not isinstance(value, types.FunctionType):
+            continue
+        original = vars(value).get(_COMPILED_FROM)
+        if original is None:
+            continue
+        of_the_class = getattr(type(module), name, None)
+        if getattr(original, "__self__", None) is module and original.__func__ is of_the_class:
+            copied.__dict__.pop(name, None)
+        else:
+            copied.__dict__[name] = deepcopy(original, memo)
+
+
+def _silence(module: nn.Module) -> None:
+    """Let a copy tell nobody of what it does."""
+    if all(hasattr(type(module), name) for name in ("log", "log_dict", "training_step")):
+        module.__dict__.update(log=_do_nothing, log_dict=_do_nothing)
+
+
+def _do_without_values(module: nn.Module) -> None:
+    """Let a copy's metrics do without values."""
+    names = {
+        base.__qualname__ for base in type(module).__mro__ if base.__module__.startswith("torchmetrics.")
+    }
+    if "Metric" in names:
+        for name in ("forward", "update", "compute"):
+            module.__dict__[name] = _without_values(getattr(module, name))
+    if "MetricCollection" in names and hasattr(module, "_enable_compute_groups"):
+        module.__dict__["_enable_compute_groups"] = False  # they are found by comparing values
+
+
+def _do_nothing(*_arguments: Any, **_options: Any) -> None:
+    pass
+
+
+def _without_values(method: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **options)
+        except _NEEDS_VALUES:
+            return torch.zeros(())
+
+    return run
+
+
+def _replaced(mode: FakeTensorMode, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            return _on_the_cpu(mode, value)
+        return mode.from_tensor(value, static_shapes=True)
+    if isinstance(value, (dict, UserDict)):
+        return _with_items(value, {key: _replaced(mode, item) for key, item in value.items()})
+    if isinstance(value, Mapping):
+        items = {key: _replaced(mode, item) for key, item in value.items()}
+        return items if _differs(value, items) else value
+    if isinstance(value, list):
+        return _with_items(value, dict(enumerate(_replaced(mode, item) for item in value)))
+    if isinstance(value, tuple):
+        replaced = [_replaced(mode, item) for item in value]
+        if all(new is old for new, old in zip(replaced, value, strict=True)):
+            return value
+        return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = copy(value)
+        for field in fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(changed, field.name, _replaced(mode, getattr(value, field.name)))
+        return changed
+    return value
+
+
+def _differs(value: Any, items: Mapping[Any, Any]) -> bool:
+    return any(value[key] is not item for key, item in items.items())
+
+
+def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
+    """A copy of a dict or list, of the same class, with other items; itself where nothing differs."""
+    if not _differs(container, items):
+        return container
+    changed = copy(container)
+    for key, item in items.items():
+        changed[key] = item
+    return changed

@@ -1,0 +1,231 @@
+"""A call of a model that torch's tracer can follow, and that leaves the model as it was."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+
+_COMPILED_FROM: Final = "_torchdynamo_orig_callable"
+"""What torch.compile puts on every function that it wraps."""
+
+_MODULE_BLOCK: Final = "prim::TracedModuleForward"
+_MAKES_NO_VALUES: Final = re.compile(r"prim::Constant|aten::(new_)?(empty|zeros|ones|full)(_like|_strided)?")
+_MOVES_VALUES: Final = re.compile(
+    "aten::(view|view_as|reshape|flatten|unflatten|transpose|t|permute|contiguous|squeeze|unsqueeze|expand|slice"
+    "|select|narrow|detach|alias|to)"
+)
+
+
+class TracedCall(nn.Module):
+    """Runs a call as a module without arguments, with the model as its child ``MODEL``.
+
+    Batches of any kind stay inside the call, and so does its result: every operator counts as needed, so
+    that the tracer drops none of those that the result does not depend on.
+
+    Args:
+        model: whose modules have names in the graph.
+        call: what to run.
+
+    Attributes:
+        called: the modules that ran, by id.
+    """
+
+    MODEL: Final = "model"
+
+    def __init__(self, model: nn.Module, call: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.called: set[int] = set()
+        self._call = call
+
+    def state_dict(self, *_args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Parameters and buffers: a module's extra state would stop the tracer."""
+        destination = options.get("destination")
+        found: dict[str, Any] = OrderedDict() if destination is None else destination
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            found[f"{options.get('prefix', '')}{name}"] = tensor
+        return found
+
+    def forward(self) -> torch.Tensor:
+        """Run the call; the tensor only gives the tracer something to return."""
+        note = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, _inputs: self.called.add(id(module))
+        )
+        try:
+            self._call()
+        finally:
+            note.remove()
+        graph = torch._C._get_tracing_state().graph()
+        _keep_all(graph, graph)
+        return torch.zeros((), device="cpu")
+
+
+def _keep_all(graph: Any, block: Any) -> None:
+    """Make every result a result of the graph."""
+    for node in list(block.nodes()):
+        kind = node.kind()
+        if kind == _MODULE_BLOCK:
+            for inner in node.blocks():
+                _keep_all(graph, inner)
+        elif not kind.startswith("prim::") or kind in ("prim::PythonOp", "prim::CallFunction"):
+            for value in node.outputs():
+                graph.registerOutput(value)
+
+
+# ---- Functions with a backward of their own
+
+
+class _Context(FunctionCtx):
+    """Stands in for the context that autograd would give to a function's forward."""
+
+    def __init__(self, arguments: int) -> None:
+        self.needs_input_grad = (False,) * arguments
+
+
+@contextmanager
+def functions_run_inline() -> Iterator[Counter[str]]:
+    """Let the forward of every autograd.Function run as plain code in this thread, where the tracer sees it.
+
+    Gradients have to be off. Yields calls by name of the functions whose result no traced operator computed,
+    as that of a kernel of their own: what they cost is unknown. torch's re-entrant checkpoint is a function
+    too, which the tracer cannot follow otherwise.
+    """
+    unseen: Counter[str] = Counter()
+    thread = threading.get_ident()
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread or torch._C._get_tracing_state() is None:
+            return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+        if cls.setup_context is _SingleLevelFunction.setup_context:
+            result = cls.forward(_Context(len(args)), *args, **kwargs)
+        else:
+            result = cls.forward(*args, **kwargs)
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        inputs = {id(value) for value in args}
+        new = [value for value in outputs if isinstance(value, torch.Tensor) and id(value) not in inputs]
+        if any(not _is_computed(value) for value in new):
+            unseen[cls.__name__] += 1
+        return result
+
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    try:
+        yield unseen
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+
+
+def _is_computed(tensor: torch.Tensor) -> bool:
+    """Whether a traced operator computed the values, rather than only made room for them."""
+    node = torch._C._get_value_trace(tensor).node()  # type: ignore[attr-defined]
+    while _MOVES_VALUES.fullmatch(node.kind()):
+        node = next(iter(node.inputs())).node()
+    return _MAKES_NO_VALUES.fullmatch(node.kind()) is None
+
+
+# ---- How it runs, and what is undone
+
+
+@contextmanager
+def traceable(model: nn.Module) -> Iterator[None]:
+    """No gradients, nothing compiled or fused, no weights cast for autocast that outlive the call.
+
+    Needs ``untouched`` around it: the compiled functions that modules hold are replaced by what was compiled.
+    """
+    for module in model.modules():
+        own = vars(module)
+        for name, value in own.items():
+            if isinstance(value, FunctionType) and _COMPILED_FROM in vars(value):
+                own[name] = vars(value)[_COMPILED_FROM]
+        own.pop("_compiled_call_impl", None)  # of module.compile()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+        torch.set_autocast_cache_enabled(False)
+        yield
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Give back what a forward pass changes, whatever happens.
+
+    That is: random states; gradients and whether parameters want them; and of every module its attributes
+    (hooks, modes and buffers among them), the contents of those that are lists, dicts and sets, and the
+    values of buffers and of other tensors among the attributes. Values of parameters, and what objects of
+    other kinds hold, are not.
+    """
+    parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    held = {id(value): value for _, saved in attributes for value in saved.values()}
+    containers = [(value, value.copy()) for value in held.values() if type(value) in _CONTAINERS]
+    tensors = {id(b): b for b in model.buffers()}
+    for value in held.values():
+        if isinstance(value, torch.Tensor) and not value.is_meta and not isinstance(value, nn.Parameter):
+            tensors[id(value)] = value
+    values = [(t, t.detach().clone()) for t in tensors.values() if _can_be_written(t)]
+    devices = {t.device for t in (*model.parameters(), *tensors.values())}
+    with _random_states(devices):
+        try:
+            yield
+        finally:
+            for own, saved in attributes:
+                own.clear()
+                own.update(saved)
+            for container, contents in containers:
+                container.clear()
+                _fill(container, contents)
+            for parameter, requires_grad, gradient in parameters:
+                parameter.requires_grad = requires_grad
+                parameter.grad = gradient
+            with torch.no_grad():
+                for tensor, value in values:
+                    tensor.detach().copy_(value)
+
+
+_CONTAINERS: Final = (dict, OrderedDict, list, set)
+
+
+def _fill(container: Any, contents: Any) -> None:
+    if isinstance(container, list):
+        container.extend(contents)
+    else:
+        container.update(contents)
+
+
+def _can_be_written(tensor: torch.Tensor) -> bool:
+    """Not where several elements share a place in memory, which nothing else can change either."""
+    if tensor.is_meta:
+        return False
+    if tensor.layout is not torch.strided:
+        return True
+    return all(step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+@contextmanager
+def _random_states(devices: set[torch.device]) -> Iterator[None]:
+    """Random states of Python, NumPy, torch on the host, and of these devices."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for kind in {device.type for device in devices} & {"cuda", "xpu"}:
+            found = [d.index for d in devices if d.type == kind and d.index is not None]
+            stack.enter_context(torch.random.fork_rng(devices=found, device_type=kind))
+        if any(device.type == "mps" for device in devices):
+            stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

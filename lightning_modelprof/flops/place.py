@@ -1,0 +1,193 @@
+"""Where an operator runs: in which phase of the step, and in which module.
+
+In forward the innermost running module is known by hooks. In backward the node that runs is looked up by the
+sequence number that autograd gave it when it was made.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.checkpoint import CheckpointFunction
+
+from lightning_modelprof.flops.compiled import find_compiled
+from lightning_modelprof.flops.marks import SequenceMarks
+
+Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
+
+_CHECKPOINT_FILE = CheckpointFunction.forward.__code__.co_filename
+_NO_TASK = -1  # what autograd answers outside a backward pass
+# What wrappers of compiling, sharding and checkpointing add to the path of the module that they hold.
+_WRAPPER_PARTS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+
+
+class _Entered(NamedTuple):
+    """A module that is running, and the backward pass that called it (or none)."""
+
+    module: str
+    task: int
+
+
+class Whereabouts:
+    """Follows the modules below a root, the backward passes and the optimizers of a step.
+
+    Args:
+        root: the module whose children give the paths; names that wrappers add are left out.
+        into_compiled: whether to follow the modules of a model that has compiled parts. Only when those run
+            eagerly meanwhile: hooks that are there when a part is compiled would break its graph for good.
+    """
+
+    def __init__(self, root: nn.Module, *, into_compiled: bool) -> None:
+        self._root = root
+        self._into_compiled = into_compiled
+        self._paths: dict[int, str] = {}
+        self._entered: list[_Entered] = []
+        self._main_marks = SequenceMarks("")
+        # Marks that threads of the autograd engine made, by thread: each counts its nodes on its own.
+        self._engine_marks: dict[int, tuple[int, SequenceMarks[str]]] = {}
+        self._main_thread = 0
+        self._optimizer_depths: list[int] = []
+        self._cleanup: list[Callable[[], None]] = []
+
+    def follow(self) -> None:
+        """Start to follow; ``leave`` undoes it, also after an error in here."""
+        self._main_thread = threading.get_ident()
+        self._paths = paths_below(self._root)
+        self._main_marks = SequenceMarks("")
+        self._mark()
+        if self._into_compiled or find_compiled(self._root) is None:
+            self._follow_modules()
+        self._cleanup.append(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
+        self._cleanup.append(register_optimizer_step_post_hook(self._leave_optimizer).remove)
+
+    def leave(self) -> None:
+        """Take all hooks off again."""
+        while self._cleanup:
+            self._cleanup.pop()()
+        self._entered.clear()
+        self._optimizer_depths.clear()
+
+    def now(self) -> tuple[Phase, str]:
+        """Phase and module path of the operator that is running."""
+        module, task_of_module = self._entered[-1] if self._entered else ("", _NO_TASK)
+        task = torch._C._current_graph_task_id()
+        if task == _NO_TASK:
+            stepping = self._optimizer_depths and self._optimizer_depths[-1] >= len(self._entered)
+            # Closures run inside the optimizer's step, but with gradients on.
+            if stepping and not torch.is_grad_enabled():
+                return "optimizer", ""
+            return "forward", module
+        if torch.is_grad_enabled() and (task_of_module == task or _checkpoint_is_running()):
+            return "recompute", module
+        return "backward", self._module_of_node(task)
+
+    def _follow_modules(self) -> None:
+        """Put hooks on the instances, except where hooks would change what the model computes.
+
+        nn.TransformerEncoderLayer leaves its fast path when it or a part of it has hooks: those are seen by
+        hooks for all modules, which it does not mind.
+        """
+        hookless = {
+            id(part)
+            for layer in self._root.modules()
+            if isinstance(layer, nn.TransformerEncoderLayer) and not layer.training
+            for part in layer.modules()
+        }
+        for module in self._root.modules():
+            if id(module) in hookless or isinstance(module, torch.jit.ScriptModule):
+                continue
+            self._cleanup.append(module.register_forward_pre_hook(self._enter_module, prepend=True).remove)
+            self._cleanup.append(module.register_forward_hook(self._leave_module, always_call=True).remove)
+        if hookless:
+
+            def enter(module: nn.Module, inputs: Any) -> None:
+                if id(module) in hookless:
+                    self._enter_module(module, inputs)
+
+            def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+                if id(module) in hookless:
+                    self._leave_module(module, inputs, output)
+
+            self._cleanup.append(register_module_forward_pre_hook(enter).remove)
+            self._cleanup.append(register_module_forward_hook(leave, always_call=True).remove)
+
+    def _mark(self) -> None:
+        """Note that nodes made from now on belong to the module on top."""
+        number = torch._C._autograd._get_sequence_nr()
+        module = self._entered[-1].module if self._entered else ""
+        thread = threading.get_ident()
+        if thread == self._main_thread:
+            self._main_marks.add(number, module)
+        else:
+            task = torch._C._current_graph_task_id()
+            known = self._engine_marks.get(thread)
+            if known is None or known[0] != task:
+                known = self._engine_marks[thread] = (task, SequenceMarks(""))
+            known[1].add(number, module)
+
+    def _enter_module(self, module: nn.Module, _inputs: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            self._entered.append(_Entered(path, torch._C._current_graph_task_id()))
+            self._mark()
+
+    def _leave_module(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        path = self._paths.get(id(module))
+        for index in range(len(self._entered) - 1, -1, -1):
+            # A module that failed between its hooks has left its entry above this one.
+            if self._entered[index].module == path:
+                del self._entered[index:]
+                self._mark()
+                return
+
+    def _enter_optimizer(self, *_arguments: Any) -> None:
+        self._optimizer_depths.append(len(self._entered))
+
+    def _leave_optimizer(self, *_arguments: Any) -> None:
+        if self._optimizer_depths:
+            self._optimizer_depths.pop()
+
+    def _module_of_node(self, task: int) -> str:
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        number = node._sequence_nr()
+        if number >= 2**63:  # accumulates a parameter's gradient; made once, belongs to no call
+            return ""
+        inner = self._engine_marks.get(threading.get_ident())
+        # A pass inside a pass goes through what this engine's thread has recomputed.
+        marks = inner[1] if inner is not None and inner[0] < task else self._main_marks
+        return marks.owner_of(number)
+
+
+def paths_below(root: nn.Module) -> dict[int, str]:
+    """Path of every module by its id, without the names that wrappers add.
+
+    ``module`` in front is left out where the root is a DistributedDataParallel.
+    """
+    is_ddp = isinstance(root, DistributedDataParallel)
+    paths = {}
+    for path, module in root.named_modules():
+        parts = path.split(".")
+        if is_ddp and parts[0] == "module":
+            parts = parts[1:]
+        paths[id(module)] = ".".join(part for part in parts if part not in _WRAPPER_PARTS)
+    return paths
+
+
+def _checkpoint_is_running() -> bool:
+    """Whether a caller is torch's checkpoint: asked only where gradients are on during a backward pass."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT_FILE:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost, which mypy leaves out
+    return False

@@ -1,0 +1,132 @@
+"""The memory behind a tensor: which storages it has in this process, and how large they are.
+
+Nothing is computed, copied or waited for: sizes and storages are known to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_SPARSE_PARTS: Final = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+class TensorMemory(NamedTuple):
+    """What one tensor holds here.
+
+    ``storages`` are storage → bytes, by an address that no other living storage has. ``elements`` are
+    those of this process; of a sparse tensor the values that it holds. ``unseen_bytes`` are the elements'
+    size where torch shows no storage.
+    """
+
+    dtype: str
+    elements: int
+    storages: dict[int, int]
+    unseen_bytes: int
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Look at tensors without their subclasses' Python code running, and without making a graph."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        yield
+
+
+def memory_of(tensor: torch.Tensor) -> TensorMemory:
+    """The memory of a tensor of any kind, to be called while ``unnoticed``.
+
+    Args:
+        tensor: with a size; not a lazy parameter.
+    """
+    local = local_part(tensor)
+    storages: dict[int, int] = {}
+    unseen_bytes = 0
+    for part in _plain_parts(local):
+        storage = _storage(part)
+        if storage is None:
+            unseen_bytes += part.numel() * part.element_size()
+        else:
+            storages[storage[0]] = storage[1]
+    return TensorMemory(_dtype_name(local), _elements(local), storages, unseen_bytes)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard of a distributed tensor that this process holds, or the tensor itself."""
+    local: Any = tensor
+    while is_distributed(local):
+        # Not to_local(), which waits for a communication that is under way.
+        local = local._local_tensor
+    return cast(torch.Tensor, local)
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor; told by what it has, since torch may be built without them."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "_local_tensor")
+
+
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether its storage is one that it would have: on the meta device, and for fake tensors."""
+    local = local_part(tensor)
+    return isinstance(local, FakeTensor) or local.device.type == "meta"
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether it holds only some of its elements."""
+    return local_part(tensor).layout in _SPARSE_PARTS
+
+
+def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with a storage that a tensor is made of, itself if it has one."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in _inner_names(tensor):
+            yield from _plain_parts(local_part(getattr(tensor, name)))
+    elif tensor.layout in _SPARSE_PARTS:
+        for name in _SPARSE_PARTS[tensor.layout]:
+            yield getattr(tensor, name)()
+    else:
+        yield tensor
+        if tensor.is_quantized and tensor.qscheme() in {
+            torch.per_channel_affine,
+            torch.per_channel_affine_float_qparams,
+        }:
+            yield tensor.q_per_channel_scales()
+            yield tensor.q_per_channel_zero_points()
+
+
+def _inner_names(tensor: torch.Tensor) -> list[str]:
+    """Names of the tensors inside of a subclass, as packed weights and nested tensors have them."""
+    flatten: Any = tensor.__tensor_flatten__  # type: ignore[attr-defined]  # asked for before
+    names, _ = flatten()
+    return [name for name in names if isinstance(getattr(tensor, name, None), torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Address and bytes of the storage; ``None`` for tensors that show none, as mkldnn's."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage.nbytes()
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    if tensor.layout in _SPARSE_PARTS:
+        values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+        return int(values.numel())
+    return int(tensor.numel())
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    """The dtype, with the class that packs it: a packed tensor says the dtype that it computes in."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return f"{name} in {type(tensor).__name__}" if hasattr(tensor, "__tensor_flatten__") else name

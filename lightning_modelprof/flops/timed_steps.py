@@ -1,0 +1,200 @@
+"""Marks of timed steps, and the times between them once they are known."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lightning_modelprof.measure.clock import DeviceClock, HostClock
+from lightning_modelprof.run.model_cost import ModuleTime, ModuleTimes
+
+
+class Owner(NamedTuple):
+    """Whose time it is.
+
+    ``path`` is a module's, ``None`` for nodes that no module's forward made. While an owner that
+    ``hides_modules`` is innermost, the modules that run are a part of it.
+    """
+
+    path: str | None
+    is_backward: bool
+    hides_modules: bool = False
+
+
+class HostMarks:
+    """The host's clock in the form of a device's: its marks are nanoseconds and reached at once."""
+
+    def __init__(self, clock: HostClock) -> None:
+        self.mark: Callable[[], Any] = clock
+
+    def is_reached(self, mark: int) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def elapsed_ns(self, begin: int, end: int) -> int | None:
+        """Their difference."""
+        return end - begin
+
+    def release(self, mark: int) -> None:
+        """Nothing to give back."""
+
+
+class Track:
+    """What one thread did: from each mark on, its time is that of the mark's owner."""
+
+    __slots__ = ("marks", "open")
+
+    def __init__(self) -> None:
+        self.open: list[Owner] = []
+        self.marks: list[tuple[Any, Owner | None]] = []
+
+    def begin(self, mark: Any, owner: Owner) -> None:
+        """From here on it is the owner's time."""
+        self.open.append(owner)
+        self.marks.append((mark, owner))
+
+    def end(self, mark: Any, owner: Owner) -> None:
+        """From here on it is the time of whatever the owner was in."""
+        running = self.open
+        if running and running[-1] is owner:
+            running.pop()
+        elif owner in running:
+            # What failed between its begin and its end has left its entry above this one.
+            while running.pop() != owner:
+                pass
+        self.marks.append((mark, running[-1] if running else None))
+
+
+@dataclass(slots=True)
+class TimedStep:
+    """One armed step.
+
+    Attributes:
+        tracks: by thread: autograd has threads of its own on a device.
+        calls: of modules in forward, by path.
+        hidden: paths of modules whose backward is a part of somebody else's.
+        has_backward: whether any node was timed.
+    """
+
+    tracks: dict[int, Track] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    hidden: set[str] = field(default_factory=set)
+    has_backward: bool = False
+
+    def track(self) -> Track:
+        """That of the thread which asks."""
+        thread = threading.get_ident()
+        track = self.tracks.get(thread)
+        if track is None:
+            track = self.tracks[thread] = Track()
+        return track
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that began has ended."""
+        return not any(track.open for track in self.tracks.values())
+
+
+class TimedSteps:
+    """Adds up the steps whose marks are reached; the others wait.
+
+    Args:
+        clock: where the marks come from.
+    """
+
+    def __init__(self, clock: DeviceClock | HostMarks) -> None:
+        self._clock = clock
+        self._waiting: list[TimedStep] = []
+        self._times: Counter[Owner] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._hidden: set[str] = set()
+        self._num_steps = 0
+        self._num_with_backward = 0
+        self._num_negative = 0
+
+    def add(self, step: TimedStep) -> None:
+        """Take a step that has ended."""
+        self._waiting.append(step)
+
+    def collect(self) -> None:
+        """Read the steps whose marks the device has passed; does not wait."""
+        self._waiting = [step for step in self._waiting if not self._read(step)]
+
+    def times(self, clock_name: str, notes: list[str]) -> ModuleTimes:
+        """The sums over all steps that could be read so far."""
+        self.collect()
+        notes = list(notes)
+        has_backward = self._num_with_backward == self._num_steps and self._num_steps > 0
+        if self._num_with_backward and not has_backward:
+            notes.append(
+                f"Backward ran in {self._num_with_backward} of {self._num_steps} timed steps: it is not"
+                " measured."
+            )
+        if has_backward:
+            notes += self._backward_notes()
+        if self._waiting:
+            notes.append(f"Left out: {len(self._waiting)} steps that the device had not passed yet.")
+        if self._num_negative:
+            notes.append(f"Left out: {self._num_negative} steps in which streams overtook each other.")
+        backward_ns: Counter[str] = Counter()
+        for owner, ns in self._times.items():
+            if owner.path is not None and owner.is_backward:
+                backward_ns[owner.path] += ns
+        return ModuleTimes(
+            steps=self._num_steps,
+            clock=clock_name,
+            times=tuple(
+                ModuleTime(
+                    path=path,
+                    calls=self._calls[path],
+                    forward_ns=self._times[Owner(path, is_backward=False)],
+                    backward_ns=backward_ns[path] if has_backward and path not in self._hidden else None,
+                )
+                for path in dict.fromkeys([*self._calls, *backward_ns])
+            ),
+            notes=tuple(notes),
+        )
+
+    def _backward_notes(self) -> list[str]:
+        notes = []
+        outside_ns = sum(ns for owner, ns in self._times.items() if owner.path is None)
+        if outside_ns:
+            notes.append(
+                "Backward of what ran outside of all modules, such as a loss function:"
+                f" {outside_ns / self._num_steps / 1e6:.3g} ms per step; it is no module's."
+            )
+        if self._hidden:
+            notes.append(
+                "Reentrant checkpoints run a backward of their own: its time is that of the module that"
+                " called the checkpoint, and the modules inside have none."
+            )
+        return notes
+
+    def _read(self, step: TimedStep) -> bool:
+        clock = self._clock
+        if not all(clock.is_reached(track.marks[-1][0]) for track in step.tracks.values()):
+            return False
+        times: Counter[Owner] = Counter()
+        for track in step.tracks.values():
+            for (begin, owner), (end, _) in zip(track.marks, track.marks[1:], strict=False):
+                if owner is None:
+                    continue
+                elapsed_ns = clock.elapsed_ns(begin, end)
+                if elapsed_ns is None:  # another stream is behind
+                    return False
+                if elapsed_ns < 0:
+                    self._num_negative += 1
+                    return True
+                times[owner] += elapsed_ns
+        for track in step.tracks.values():
+            for mark, _ in track.marks:
+                clock.release(mark)
+        self._times.update(times)
+        self._calls += step.calls
+        self._hidden |= step.hidden
+        self._num_steps += 1
+        self._num_with_backward += step.has_backward
+        return True

@@ -1,0 +1,114 @@
+"""The arguments of profile_model: what can be meant by them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from operator import index
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.flops.modules import plain_path
+from lightning_modelprof.flops.profiled_call import kind_of
+from lightning_modelprof.run.model_cost import ModuleRecord
+
+MODES: Final = ("forward", "generate")
+
+
+def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
+    """What is called."""
+    if not isinstance(model, nn.Module):
+        raise ModelProfError(f"profile_model(model): expected a torch.nn.Module, got {kind_of(model)}.")
+    if mode not in MODES:
+        close = difflib.get_close_matches(str(mode), MODES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ModelProfError(f"profile_model(mode): expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
+    if mode == "forward":
+        return model
+    if loss_fn is not None:
+        raise ModelProfError(
+            "profile_model(loss_fn): expected none with mode='generate', which has no backward. Leave it out."
+        )
+    target = getattr(model, "generate", None)
+    if not callable(target):
+        raise ModelProfError(
+            f"profile_model(mode='generate'): expected a model with a method generate, got"
+            f" {type(model).__name__}, which has none. Use mode='forward'."
+        )
+    return target  # type: ignore[no-any-return]  # an attribute of anybody's model
+
+
+def whole_number(name: str, value: Any, at_least: int) -> int:
+    """An argument that is a number."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = at_least - 1
+    if isinstance(value, bool | torch.Tensor) or number < at_least:
+        raise ModelProfError(
+            f"profile_model({name}): expected a whole number of at least {at_least}, got {value!r}."
+        )
+    return number
+
+
+def writeable_file(output_file: str | Path | None) -> Path | None:
+    """Where the report goes; ``None`` for nowhere."""
+    if output_file is None:
+        return None
+    path = Path(output_file)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ModelProfError(
+            f"profile_model(output_file): expected a file in a folder that exists, got {path}. Make it first."
+        )
+    return path
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuses what has no values yet: running it would give it some, or could not."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        raise ModelProfError(
+            f"profile_model(model): expected initialised parameters, got lazy {', '.join(lazy)}."
+            " Run the model on one batch first."
+        )
+    if any(tensor.is_meta for _, tensor in tensors):
+        raise ModelProfError(
+            "profile_model(model): expected tensors that hold values, got some on the device meta, which"
+            " cannot be timed. count_flops counts the FLOPs of such a model."
+        )
+
+
+def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any) -> set[str]:
+    """Paths of the modules that are meant; a class means its subclasses too."""
+    by_path = {record.path: record.type_name for record in records}
+    by_path_modules = [(plain_path(path), module) for path, module in model.named_modules()]
+    paths: set[str] = set()
+    for one in [wanted] if isinstance(wanted, str | type) else wanted or ():
+        if not isinstance(one, str | type):
+            raise ModelProfError(
+                "profile_model(ignore_modules): expected classes, their names or paths of modules, got"
+                f" {type(one).__name__}."
+            )
+        if isinstance(one, type):
+            found = {path for path, module in by_path_modules if isinstance(module, one)}
+            name = one.__name__
+        else:
+            name = one
+            found = {path for path, type_name in by_path.items() if name and name in (path, type_name)}
+        if not found:
+            names = sorted({*by_path, *by_path.values()} - {""})
+            close = difflib.get_close_matches(name, names, n=1)
+            types = ", ".join(sorted(set(by_path.values())))
+            hint = f"Did you mean {close[0]!r}?" if close else f"Its classes are {types}."
+            raise ModelProfError(
+                "profile_model(ignore_modules): expected classes or paths of modules of this model, got"
+                f" {name!r}, which is none. {hint}"
+            )
+        paths |= found
+    return paths

@@ -1,0 +1,73 @@
+"""Model size: what parameters, gradients, optimizer state and buffers hold in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lightning_modelprof.analysis.size_facts import total_size
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.run.model_cost import ModelSize
+
+_MOST_NAMES: Final = 5
+_NOTE: Final = (
+    "What this process holds: a tensor counts once, and so does memory that several tensors share."
+    " Activations and temporary tensors are not in it."
+)
+
+
+def model_size_table(size: ModelSize | None, note: str) -> Table:
+    """How much memory the model takes before anything is computed, and in which dtypes.
+
+    Definition: a row by kind and dtype; elements and bytes of the tensors in this process, each storage
+    once and whole. The last row is the sum of all.
+
+    Args:
+        size: what was counted; ``None`` if nothing was.
+        note: why nothing was.
+    """
+    rows = () if size is None else size.sizes
+    total = () if size is None or not rows else (total_size(size),)
+    return Table(
+        id="model_size",
+        title="Model size",
+        columns=(
+            Column("kind", "Kind"),
+            Column("dtype", "Type"),
+            Column("tensors", "Tensors", Unit.COUNT),
+            Column("elements", "Elements", Unit.COUNT),
+            Column("bytes", "Size", Unit.BYTES),
+        ),
+        rows=tuple(
+            (row.kind, row.dtype, row.tensors, row.elements, row.num_bytes) for row in (*rows, *total)
+        ),
+        notes=((_NOTE,) if rows else ()) + _notes(size),
+        absent_reason=_absent_reason(size, note),
+    )
+
+
+def _absent_reason(size: ModelSize | None, note: str) -> str | None:
+    if size is None:
+        return note or "it was not counted"
+    if size.sizes:
+        return None
+    return "no tensor has a size yet" if size.lazy else "the model has no parameters and no buffers"
+
+
+def _notes(size: ModelSize | None) -> tuple[str, ...]:
+    """The names that a reader misses in the rows, and what the counting has to say."""
+    if size is None:
+        return ()
+    notes: list[str] = []
+    if size.tied:
+        notes.append(f"Tied to tensors before them, not counted again: {_some(size.tied)}.")
+    if size.lazy:
+        notes.append(f"Without a size yet, not counted: {_some(size.lazy)}.")
+    notes += [f"{note[0].upper()}{note[1:]}." for note in size.notes if note]
+    return tuple(notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many there are more."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,91 @@
+"""The Trainer's loops that are measured, in Lightning's words and in a reader's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """One of the Trainer's loops. A validation loop inside a fit is a part of the fit.
+
+    Attributes:
+        key: the Trainer's method, which is also the stage that Lightning gives to ``setup``.
+        name: what a reader calls it.
+        hooks: what stands for the loop in the names of hooks, as in ``on_validation_batch_start``.
+        fetch: end of the profiler action that is the fetch of a batch.
+        step_hook: the LightningModule's method for one batch.
+        trainer_attribute: where the Trainer has the loop.
+        step, steps: what a reader calls one batch, and several.
+        more: how to get more of them.
+    """
+
+    key: str
+    name: str
+    hooks: str
+    fetch: str
+    step_hook: str
+    trainer_attribute: str
+    step: str = "batch"
+    steps: str = "batches"
+    more: str = "give the loop more batches"
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it trains."""
+        return self.key == "fit"
+
+    @property
+    def subject(self) -> str:
+        """The loop as the subject of a sentence."""
+        return self.name if self.is_fit else f"the {self.name} loop"
+
+    @property
+    def first_of(self) -> str:
+        """Why a step with ``FIRST_OF_EPOCH`` is left out; an evaluation goes through each dataloader once."""
+        return "first of an epoch" if self.is_fit else "first of a dataloader"
+
+
+FIT: Final = Loop(
+    key="fit",
+    name="training",
+    hooks="train",
+    fetch="train_dataloader_next",
+    step_hook="training_step",
+    trainer_attribute="fit_loop",
+    step="step",
+    steps="steps",
+    more="train for longer",
+)
+VALIDATE: Final = Loop(
+    key="validate",
+    name="validation",
+    hooks="validation",
+    fetch="val_next",
+    step_hook="validation_step",
+    trainer_attribute="validate_loop",
+)
+TEST: Final = Loop(
+    key="test",
+    name="test",
+    hooks="test",
+    fetch="test_next",
+    step_hook="test_step",
+    trainer_attribute="test_loop",
+)
+PREDICT: Final = Loop(
+    key="predict",
+    name="prediction",
+    hooks="predict",
+    fetch="predict_next",
+    step_hook="predict_step",
+    trainer_attribute="predict_loop",
+)
+
+LOOPS: Final[dict[str, Loop]] = {loop.key: loop for loop in (FIT, VALIDATE, TEST, PREDICT)}
+
+
+def loop_of(key: str) -> Loop:
+    """The loop of a saved run; one that this version does not know is read as a fit."""
+    return LOOPS.get(key, FIT)

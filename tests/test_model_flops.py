@@ -1,0 +1,126 @@
+"""FLOPs against time and peak, worked out by hand; what is not known stays unknown."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.model_flops import ideal_seconds, model_flops
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
+from lightning_modelprof.report.tables.flops import flop_tables
+from lightning_modelprof.run.model_cost import ModelCost, OperatorCount, PeakRate, StepCount
+
+
+def operator(phase, flops, *, name="aten::mm", module="", dtype="float32", calls=1):
+    return OperatorCount(phase=phase, module=module, operator=name, dtype=dtype, calls=calls, flops=flops)
+
+
+def cost(*operators, peaks=(), errors=(), fake=False, note=""):
+    count = StepCount(step=6, samples=4, on_fake_tensors=fake, operators=operators, errors=errors)
+    return ModelCost(count=count, peaks=peaks, peak_note=note)
+
+
+def peak(dtype="float32", rate=1e12, measured=False):
+    return PeakRate(dtype=dtype, flops_per_s=rate, source="a data sheet", is_measured=measured)
+
+
+STEP = (
+    operator("forward", 600, calls=2),
+    operator("forward", 400, name="aten::convolution", module="head"),
+    operator("backward", 2000, calls=4),
+    operator("recompute", 500),
+    operator("optimizer", 100),
+    operator("forward", 77, name="aten::_fft_c2c"),
+    operator("backward", None, name="mylib::secret", module="head", calls=3),
+)
+
+
+def tables(facts, unit="samples"):
+    return flop_tables(SimpleNamespace(flops=facts, info=SimpleNamespace(sample_unit=unit)), DEFAULT_OPTIONS)
+
+
+def test_totals_leave_transforms_out():
+    facts = model_flops(cost(*STEP), None)
+    assert facts.phases == {"forward": 1000, "backward": 2000, "recompute": 500, "optimizer": 100}
+    assert (facts.model_flops, facts.hardware_flops, facts.fourier) == (3000, 3600, {"forward": 77})
+
+
+def test_rates_and_shares():
+    """A step of 2 us at a peak of 2.5 GFLOP/s: 3000 FLOPs are 1.5 GFLOP/s and three fifths of the peak."""
+    facts = model_flops(cost(*STEP, peaks=(peak(rate=2.5e9),)), 2000)
+    assert facts.model.flops_per_s == pytest.approx(1.5e9, rel=1e-12)
+    assert facts.model.share_of_peak == pytest.approx(0.6, rel=1e-12)
+    assert facts.hardware.share_of_peak == pytest.approx(0.72, rel=1e-12)
+    assert facts.is_mfu
+
+
+def test_each_dtype_has_its_own_peak():
+    """1000 FLOPs at 1 kFLOP/s and 3000 at 6 kFLOP/s: one second and half a second."""
+    entries = [operator("forward", 1000), operator("forward", 3000, dtype="bfloat16")]
+    peaks = [peak(rate=1e3), peak("bfloat16", 6e3)]
+    assert ideal_seconds(entries, peaks) == pytest.approx(1.5)
+    assert ideal_seconds(entries, peaks[:1]) is None  # a half-known share would be too high
+    assert ideal_seconds([], peaks) is None
+
+
+@pytest.mark.parametrize("step_ns", [None, 0.0])
+def test_without_clean_steps_there_is_no_rate(step_ns):
+    facts = model_flops(cost(*STEP, peaks=(peak(),)), step_ns)
+    assert facts.model.flops_per_s is None
+    assert facts.model.share_of_peak is None
+
+
+def test_reasons_of_absence():
+    assert model_flops(None, 1.0) == Absent("not counted (flops=True counts one step)")
+    assert model_flops(ModelCost(count_note="why"), 1.0) == Absent("why")
+    phases, operators = tables(Absent("why"))
+    assert phases.absent_reason == operators.absent_reason == "why"
+
+
+def test_the_phase_table():
+    facts = model_flops(cost(*STEP, peaks=(peak(rate=2.5e9),)), 2000)
+    table, _ = tables(facts, unit="tokens")
+    assert [column.label for column in table.columns][4:] == ["Per token", "FLOP/s", "MFU / HFU"]
+    assert table.rows == (
+        ("Model: forward and backward", 3000, 1500, 3000 / 3600, 750.0, 3000 / 2e-6, 3000 / 2.5e9 / 2e-6),
+        ("Forward", 1000, 500, 1000 / 3600, 250.0, None, None),
+        ("Backward", 2000, 1000, 2000 / 3600, 500.0, None, None),
+        ("Hardware: all that ran", 3600, 1800, 1.0, 900.0, 3600 / 2e-6, 3600 / 2.5e9 / 2e-6),
+        ("Recompute", 500, 250, 500 / 3600, 125.0, None, None),
+        ("Optimizer", 100, 50, 100 / 3600, 25.0, None, None),
+    )
+    assert table.depths == (0, 1, 1, 0, 1, 1)
+    text = " ".join(table.notes)
+    assert "Counted while step 6 ran" in text
+    assert "too low by as much: mylib::secret (3 calls)" in text
+    assert "are 77 FLOPs more" in text
+    assert "Peak of float32: a data sheet" in text
+
+
+def test_a_measured_rate_is_not_called_mfu():
+    facts = model_flops(cost(*STEP, peaks=(peak(measured=True),), errors=("aten::mm: wrong",), fake=True), 10)
+    table, _ = tables(facts)
+    assert table.columns[-1].label == "Of matmul rate"
+    text = " ".join(table.notes)
+    assert "no MFU" in text
+    assert "A formula failed: aten::mm: wrong." in text
+    assert "as compiled models are" in text
+
+
+def test_the_operator_table():
+    _, table = tables(model_flops(cost(*STEP), None))
+    assert table.rows == (
+        ("aten::mm", 8, 3200, 3200 / 3600, 600, 2000, 500, 100),
+        ("aten::convolution", 1, 400, 400 / 3600, 400, None, None, None),
+        ("aten::_fft_c2c", 1, 77, None, 77, None, None, None),
+        ("mylib::secret", 3, None, None, None, None, None, None),
+    )
+
+
+def test_only_uncounted_work_is_no_zero():
+    facts = model_flops(cost(operator("forward", None, name="mylib::secret")), 5)
+    assert facts.model_flops is None
+    phases, _ = tables(facts)
+    assert phases.rows[0][1] is None

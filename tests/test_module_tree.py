@@ -1,0 +1,356 @@
+"""The module tree against sums by hand, and against a brute-force on generated models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.module_tree import module_tree
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.tables.module_tree import module_tables
+from lightning_modelprof.run.model_cost import (
+    ModelCost,
+    ModuleRecord,
+    ModuleTime,
+    ModuleTimes,
+    OperatorCount,
+    StepCount,
+)
+from lightning_modelprof.show.text import render_text
+
+
+def record(path, kind, parameters=0, trainable=None):
+    trainable = parameters if trainable is None else trainable
+    return ModuleRecord(path=path, type_name=kind, parameters=parameters, trainable=trainable)
+
+
+def operator(module, flops, phase="forward", name="aten::mm"):
+    return OperatorCount(phase=phase, module=module, operator=name, dtype="float32", calls=1, flops=flops)
+
+
+def count(*operators):
+    return StepCount(step=3, samples=8, on_fake_tensors=False, operators=operators)
+
+
+def timed(*times, steps=2, clock="host", notes=()):
+    rows = tuple(ModuleTime(path=p, calls=c, forward_ns=f, backward_ns=b) for p, c, f, b in times)
+    return ModuleTimes(steps=steps, clock=clock, times=rows, notes=notes)
+
+
+MODULES = (
+    record("", "Net", 10),
+    record("body", "Sequential"),
+    record("body.0", "Linear", 600),
+    record("body.1", "ReLU"),
+    record("body.2", "Linear", 200, 0),
+    record("head", "Linear", 190),
+)
+COST = ModelCost(
+    modules=MODULES,
+    count=count(
+        operator("body.0", 1_000),
+        operator("body.2", 600),
+        operator("head", 400),
+        operator("", 2_000),
+        operator("body.0", 1_000, "backward"),
+        operator("body.2", 700, "backward"),
+        operator("body.2", 600, "recompute"),
+        operator("body.1", 99_999, name="aten::_fft_c2c"),
+    ),
+    times=timed(
+        ("", 2, 1_000, 500),
+        ("body", 2, 100, 0),
+        ("body.0", 2, 4_000, 8_000),
+        ("body.1", 2, 300, 400),
+        ("body.2", 4, 600, 2_000),
+        ("head", 2, 2_000, 100),
+    ),
+)
+
+
+def by_path(tree):
+    return {module.path: module for module in tree.modules}
+
+
+def test_figures_of_a_module_are_sums_of_what_is_inside():
+    tree = module_tree(COST)
+    found = by_path(tree)
+    root, body = found[""], found["body"]
+    assert [module.path for module in tree.modules] == [r.path for r in MODULES]
+    assert [module.depth for module in tree.modules] == [0, 1, 2, 2, 2, 1]
+    assert (root.parameters, root.trainable) == (1_000, 800)
+    assert (body.parameters, body.trainable, body.parameters_share) == (800, 600, 0.8)
+    assert (root.forward_flops, root.forward_macs, body.forward_flops, body.macs_share) == (
+        4_000,
+        2_000,
+        1_600,
+        0.4,
+    )
+    assert (root.backward_flops, root.recompute_flops) == (1_700, 600)
+    assert (root.forward_total_ns, root.backward_total_ns) == (8_000, 11_000)
+    assert (root.forward_ns, body.forward_ns, body.backward_ns) == (4_000, 2_500, 5_200)
+    assert (body.forward_share, body.backward_share) == (5_000 / 8_000, 10_400 / 11_000)
+    # 1600 FLOPs in 2500 ns; backward computes 600 of them again in its time.
+    assert body.forward_flops_per_s == 1_600 / 2_500e-9
+    assert body.backward_flops_per_s == (1_700 + 600) / 5_200e-9
+    assert found["body.1"].forward_flops == 0
+    assert found["body.1"].forward_flops_per_s == 0
+    assert found["head"].backward_flops == 0
+    assert found["body.2"].name == "2"
+    assert (tree.steps, tree.clock) == (2, "host")
+
+
+def test_classes_by_depth():
+    tree = module_tree(COST)
+    deepest = tree.by_class(2)
+    assert set(deepest) == {"Linear", "ReLU"}
+    linear = deepest["Linear"]
+    assert (linear.modules, linear.parameters, linear.trainable) == (2, 800, 600)
+    assert (linear.forward_flops, linear.forward_total_ns, linear.forward_ns) == (1_600, 4_600, 2_300)
+    assert linear.forward_flops_per_s == 1_600 / 2_300e-9
+    assert tree.top_classes(1, "parameters", 1) == [("Sequential", 800)]
+    assert tree.top_classes(1, "forward_ns", 5) == [("Sequential", 2_500), ("Linear", 1_000)]
+    assert tree.top_classes(2, "forward_macs", 5) == [("Linear", 800), ("ReLU", 0)]
+    assert tree.by_class(7) == {}
+
+
+@pytest.mark.parametrize("ignore", [{"Sequential"}, ["body"]])
+def test_ignored_modules_are_in_no_total(ignore):
+    tree = module_tree(COST, ignore)
+    assert [module.path for module in tree.modules] == ["", "head"]
+    root = tree.root
+    assert (root.parameters, root.forward_flops, root.backward_flops) == (200, 2_400, 0)
+    assert (root.forward_total_ns, root.backward_total_ns) == (3_000, 600)
+    assert root.forward_flops_per_s == 2_400 / 1_500e-9
+
+
+def test_ignored_class_inside_of_kept_modules():
+    tree = module_tree(COST, {"Linear"})
+    assert [module.path for module in tree.modules] == ["", "body", "body.1"]
+    assert tree.root.parameters == 10
+    assert tree.root.forward_total_ns == 1_400
+    assert module_tree(COST, {"Net"}) == Absent("all modules are ignored")
+
+
+def test_nothing_measured_is_none_and_not_zero():
+    tree = module_tree(ModelCost(modules=MODULES, count_note="switched off", times_note="too short"))
+    root = tree.root
+    assert root.parameters == 1_000
+    assert (root.forward_flops, root.forward_macs, root.backward_flops, root.recompute_flops) == (None,) * 4
+    assert (root.forward_ns, root.backward_ns, root.forward_total_ns) == (None,) * 3
+    assert (root.forward_flops_per_s, root.macs_share, root.forward_share) == (None,) * 3
+    assert tree.notes == (
+        "FLOPs are not measured: switched off.",
+        "Latency is not measured: too short.",
+    )
+    assert module_tree(ModelCost()) == Absent("the model's modules were not recorded")
+
+
+def test_forward_only():
+    forward = ModelCost(
+        modules=MODULES,
+        count=count(operator("head", 400)),
+        times=timed(("", 1, 5, None), ("head", 1, 7, None)),
+    )
+    root = module_tree(forward).root
+    assert (root.forward_flops, root.backward_flops, root.recompute_flops) == (400, None, None)
+    assert (root.forward_total_ns, root.backward_total_ns, root.backward_flops_per_s) == (12, None, None)
+
+
+def test_model_without_contractions_has_none_of_them():
+    root = module_tree(ModelCost(modules=MODULES, count=count())).root
+    assert (root.forward_flops, root.backward_flops, root.macs_share) == (0, None, None)
+
+
+def test_lazy_parameters_are_not_known_nor_is_a_total_with_them():
+    lazy = record("body.0", "LazyLinear")
+    lazy = replace(lazy, parameters=None, trainable=None)
+    tree = module_tree(replace(COST, modules=(*MODULES[:2], lazy, *MODULES[3:])))
+    found = by_path(tree)
+    assert (found["body.0"].parameters, found["body"].parameters, found[""].parameters) == (None,) * 3
+    assert (found["head"].parameters, found["head"].parameters_share) == (190, None)
+    assert tree.top_classes(2, "parameters", 5) == [("Linear", 200), ("ReLU", 0)]
+
+
+def test_compiled_region_has_the_time_of_what_is_inside():
+    times = timed(("", 2, 1_000, 500), ("body", 2, 5_000, 9_000), ("head", 2, 2_000, 100))
+    tree = module_tree(replace(COST, times=times))
+    found = by_path(tree)
+    assert (found["body.0"].forward_ns, found["body.0"].forward_flops_per_s) == (None, None)
+    assert found["body.0"].forward_flops == 1_000
+    assert found["body"].forward_flops_per_s == 1_600 / 2_500e-9
+    assert found[""].forward_flops_per_s == 4_000 / 4_000e-9
+    assert tree.by_class(2)["Linear"].forward_ns is None
+    # Its time cannot be told from the region's.
+    ignoring = by_path(module_tree(replace(COST, times=times), {"body.0"}))
+    assert (ignoring["body"].forward_ns, ignoring[""].forward_ns) == (None, None)
+    assert ignoring["head"].forward_ns == 1_000
+
+
+def test_class_of_which_one_module_was_not_timed_is_not_measured():
+    times = timed(("body.0", 2, 4_000, 8_000), ("body.1", 2, 10, 10))
+    tree = module_tree(replace(COST, times=times))
+    assert tree.by_class(2)["Linear"].forward_ns is None  # body.2 has FLOPs, so it ran
+    assert tree.by_class(2)["ReLU"].forward_ns == 5
+    root = tree.root
+    assert root.forward_ns == 2_005
+    assert root.forward_flops_per_s is None  # the root's own 2000 FLOPs ran in no measured time
+
+
+def test_operators_without_a_formula():
+    unknown = operator("body.1", None, name="my::op")
+    tree = module_tree(replace(COST, count=count(unknown, operator("head", 400), operator("head", None))))
+    found = by_path(tree)
+    assert found["body.1"].forward_flops is None
+    assert (found["head"].forward_flops, found[""].forward_flops) == (400, 400)
+    assert tree.notes == ("Without a formula, so in no FLOPs here: aten::mm, my::op.",)
+
+
+def test_inside_of_torchscript_nothing_is_known():
+    modules = (
+        record("", "Net"),
+        record("a", "RecursiveScriptModule", 4),
+        record("a.0", "RecursiveScriptModule", 2),
+    )
+    found = by_path(module_tree(ModelCost(modules=modules, count=count(operator("", 40)))))
+    assert (found["a.0"].forward_flops, found["a"].parameters, found[""].forward_flops) == (None, 6, 40)
+
+
+def test_what_is_not_in_the_records_belongs_to_the_module_around_it():
+    cost = replace(COST, count=count(operator("body.9.x", 10)), times=timed(("body.9", 2, 30, 40)))
+    body = by_path(module_tree(cost))["body"]
+    assert (body.forward_flops, body.forward_total_ns, body.backward_total_ns) == (10, 30, 40)
+
+
+# ---- Against a brute-force
+
+
+@st.composite
+def costs(draw):
+    paths = [""]
+    for _ in range(draw(st.integers(0, 9))):
+        parent = draw(st.sampled_from(paths))
+        name = str(len(paths))
+        paths.append(f"{parent}.{name}" if parent else name)
+    # In the order of named_modules: parents before their children, depth first.
+    paths.sort(key=lambda path: [int(part) for part in path.split(".")] if path else [])
+    number = st.integers(0, 2**60)
+    kinds = st.sampled_from(["A", "B", "C"])
+    modules = tuple(record(p, draw(kinds), draw(number), draw(number)) for p in paths)
+    some = st.sampled_from(paths)
+    phases = st.sampled_from(["forward", "backward", "recompute", "optimizer"])
+    operators = draw(st.lists(st.builds(operator, some, number, phases), max_size=12))
+    times = draw(
+        st.none() | st.lists(st.tuples(some, st.just(1), number, number), unique_by=lambda row: row[0])
+    )
+    return ModelCost(
+        modules=modules,
+        count=count(*operators),
+        times=None if times is None else timed(*times),
+    )
+
+
+def inside(path, root):
+    return path == root or root == "" or path.startswith(f"{root}.")
+
+
+@settings(max_examples=200, deadline=None)
+@given(costs(), st.sets(st.sampled_from(["A", "B", "1", "2.3"])))
+def test_sums_are_those_of_a_brute_force(cost, ignore):
+    dropped = [m.path for m in cost.modules if m.type_name in ignore or m.path in ignore]
+    kept = [m for m in cost.modules if not any(inside(m.path, path) for path in dropped)]
+    tree = module_tree(cost, ignore)
+    if not kept:
+        assert tree == Absent("all modules are ignored")
+        return
+    paths = {m.path for m in kept}
+    operators = [entry for entry in cost.count.operators if entry.module in paths]
+    has_backward = {"backward"} & {entry.phase for entry in cost.count.operators}
+    assert [module.path for module in tree.modules] == [m.path for m in kept]
+    for module in tree.modules:
+        mine = [m for m in kept if inside(m.path, module.path)]
+        assert module.parameters == sum(m.parameters for m in mine)
+        assert module.trainable == sum(m.trainable for m in mine)
+        flops = {
+            phase: sum(e.flops for e in operators if e.phase == phase and inside(e.module, module.path))
+            for phase in ("forward", "backward")
+        }
+        assert module.forward_flops == flops["forward"]
+        assert module.backward_flops == (flops["backward"] if has_backward else None)
+        if cost.times is None:
+            assert module.forward_ns is None
+            continue
+        rows = [t for t in cost.times.times if t.path in paths and inside(t.path, module.path)]
+        if not dropped:
+            assert module.forward_total_ns == (sum(t.forward_ns for t in rows) if rows else None)
+            assert module.backward_total_ns == (sum(t.backward_ns for t in rows) if rows else None)
+        elif module.forward_total_ns is not None:
+            assert module.forward_total_ns == sum(t.forward_ns for t in rows)
+        if module.forward_flops_per_s is not None:
+            timed_paths = {t.path for t in rows}
+            for entry in operators:
+                if entry.phase == "forward" and entry.flops and inside(entry.module, module.path):
+                    assert any(inside(entry.module, path) for path in timed_paths)
+    for depth in range(tree.depth + 1):
+        members = [module for module in tree.modules if module.depth == depth]
+        classes = tree.by_class(depth)
+        assert sum(one.modules for one in classes.values()) == len(members)
+        assert sum(one.parameters for one in classes.values()) == sum(m.parameters for m in members)
+        assert sum(one.forward_flops for one in classes.values()) == sum(m.forward_flops for m in members)
+
+
+# ---- Tables
+
+
+def render(*tables):
+    return render_text(Report(title="A model", facts=(), tables=tables, notes=(), sections={}))
+
+
+def test_tables_of_the_tree():
+    top, tree = module_tables(module_tree(COST))
+    assert (tree.id, top.id) == ("module_tree", "top_modules")
+    assert tree.depths == (0, 1, 2, 2, 2, 1)
+    assert [row[0] for row in tree.rows] == [
+        "Net",
+        "body (Sequential)",
+        "0 (Linear)",
+        "1 (ReLU)",
+        "2 (Linear)",
+        "head (Linear)",
+    ]
+    assert tree.rows[1][1:8] == (800, 0.8, 800, 0.4, 2_500, 0.625, 1_600 / 2_500e-9)
+    assert [row[:3] for row in top.rows] == [
+        ("0", "Net", 1_000),
+        ("1", "Sequential", 800),
+        ("", "Linear", 190),
+        ("2", "Linear", 800),
+        ("", "ReLU", 0),
+    ]
+    assert "body (Sequential)" in render(top, tree)
+
+
+def test_depth_and_top_limit_the_tables():
+    top, tree = module_tables(module_tree(COST), module_depth=1, top_modules=1)
+    assert tree.depths == (0, 1, 1)
+    assert [row[1] for row in top.rows] == ["Net", "Sequential"]
+    assert any("depth 1 of 2" in note for note in tree.notes)
+    assert [table.id for table in module_tables(module_tree(COST), detailed=False)] == ["top_modules"]
+    assert len(module_tables(module_tree(COST), module_depth=99)[1].rows) == len(MODULES)
+    assert len(module_tables(module_tree(COST), module_depth=0)[1].rows) == 1
+
+
+def test_what_was_not_measured_has_no_columns_but_a_note():
+    top, tree = module_tables(module_tree(ModelCost(modules=MODULES, count_note="off", times_note="off")))
+    assert [column.key for column in tree.columns] == ["module", "parameters", "parameters_ratio"]
+    assert [column.key for column in top.columns] == ["depth", "parameters_class", "parameters"]
+    assert "Latency is not measured: off." in tree.notes
+
+
+def test_absent_tree_says_why():
+    tables = module_tables(Absent("the model's modules were not recorded"))
+    assert [table.absent_reason for table in tables] == ["the model's modules were not recorded"] * 2
+    assert "not recorded" in render(*tables)
