@@ -177,7 +177,7 @@ def failures(rows: dict[str, Row], tools: list[str]) -> list[str]:
             if row[tool].problem.startswith("fails"):
                 said = f"{row[tool].problem.removeprefix('fails: ')}: {row[tool].message[:110]}"
                 models_of.setdefault((TOOLS[tool].label, said), []).append(model)
-    return [f"* {tool}, {', '.join(models)}: `{said}`" for (tool, said), models in models_of.items()]
+    return [f"* {tool} ({'; '.join(models)}): `{said}`" for (tool, said), models in models_of.items()]
 
 
 def version_of(package: str) -> str:

@@ -5,6 +5,7 @@ Names are imported when they are first used, so that the command line needs neit
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from lightning_modelprof.errors import (
@@ -17,7 +18,9 @@ from lightning_modelprof.errors import (
 
 if TYPE_CHECKING:
     from lightning_modelprof.callback import ModelProfCallback
+    from lightning_modelprof.flops.count import count_flops
     from lightning_modelprof.measure.timing import EventTimer, benchmark_inference
+    from lightning_modelprof.model_profile import profile_model
 
 __version__ = "0.1.0"
 
@@ -31,18 +34,23 @@ __all__ = [
     "TraceError",
     "__version__",
     "benchmark_inference",
+    "count_flops",
+    "profile_model",
 ]
+
+_HOMES = {
+    "EventTimer": "measure.timing",
+    "ModelProfCallback": "callback",
+    "benchmark_inference": "measure.timing",
+    "count_flops": "flops.count",
+    "profile_model": "model_profile",
+}
+"""Public name → the file it is imported from when it is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ModelProfCallback":
-        from lightning_modelprof.callback import ModelProfCallback  # noqa: PLC0415
-
-        return ModelProfCallback
-    if name in {"EventTimer", "benchmark_inference"}:
-        from lightning_modelprof.measure import timing  # noqa: PLC0415
-
-        return getattr(timing, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

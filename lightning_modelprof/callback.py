@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,17 @@ class ModelProfCallback(ProfilingHooks, Callback):
         samples_fn: counts the samples (or tokens, ...) of a batch; None means the batch's first dimension.
             It is called every step and must return an int without waiting for the device.
         unit: what samples_fn counts, for example tokens.
+        flops: count the FLOPs of one step while it runs and time the modules in three more, all of which the
+            benchmark leaves out. A compiled model is counted on a copy without data.
+        flop_formulas: formulas for operators that have none, or better ones: operator, or its name such as
+            "mylib::mm", → formula(*args, **kwargs, out_val=result), which returns FLOPs.
+        peak_flops_per_s: what the device can do, in FLOP/s, or such by dtype; None means the published
+            dense peak of the device, if it is known.
+        fvcore: count the forward with fvcore too, and say where the two counts differ. For this,
+            training_step is called once more, on a copy of the module.
+        ignore_modules: names of classes or paths of modules that are in no figure of the module tables.
+        module_depth: deepest modules in the module tree, 0 being the model; None means all.
+        top_modules: classes that are named for each depth of the module tree.
         terminal: print the report when the loop ends.
         tensorboard: write the report's tables to the run's TensorBoard as text.
         files: write the report, the archive and the traces to a folder; in a fast_dev_run only with dirpath.
@@ -86,6 +97,13 @@ class ModelProfCallback(ProfilingHooks, Callback):
         progress_bar: bool = DEFAULTS.progress_bar,
         samples_fn: Callable[[Any], int] | None = DEFAULTS.samples_fn,
         unit: str = DEFAULTS.unit,
+        flops: bool = DEFAULTS.flops,
+        flop_formulas: Mapping[Any, Callable[..., int]] | None = DEFAULTS.flop_formulas,
+        peak_flops_per_s: float | dict[str, float] | None = None,
+        fvcore: bool = DEFAULTS.fvcore,
+        ignore_modules: list[str] | None = None,
+        module_depth: int | None = DEFAULTS.module_depth,
+        top_modules: int = DEFAULTS.top_modules,
         terminal: bool = DEFAULTS.terminal,
         tensorboard: bool = DEFAULTS.tensorboard,
         files: bool = DEFAULTS.files,
@@ -114,6 +132,13 @@ class ModelProfCallback(ProfilingHooks, Callback):
             progress_bar=progress_bar,
             samples_fn=samples_fn,
             unit=unit,
+            flops=flops,
+            flop_formulas=flop_formulas,
+            peak_flops_per_s=peak_flops_per_s,
+            fvcore=fvcore,
+            ignore_modules=ignore_modules,
+            module_depth=module_depth,
+            top_modules=top_modules,
             terminal=terminal,
             tensorboard=tensorboard,
             files=files,

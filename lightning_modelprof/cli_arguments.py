@@ -19,6 +19,7 @@ from lightning_modelprof.report.options import (
     parse_sort_key,
     parse_time_unit,
     parse_views,
+    parse_whole_number,
 )
 from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
 
@@ -47,10 +48,27 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="largest uncompressed trace to read (default: %(default)g)",
     )
+    _add_module_options(report)
     for command in (report, analyze_command):
         command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
         _add_report_options(command)
     return parser
+
+
+def _add_module_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what is shown of the model")
+    group.add_argument(
+        "--module-depth",
+        type=_checked(lambda text: parse_whole_number(text, 0)),
+        metavar="N",
+        help="deepest modules of the tree, 0 being the model (default: all)",
+    )
+    group.add_argument(
+        "--top-modules",
+        type=_checked(lambda text: parse_whole_number(text, 1)),
+        metavar="N",
+        help=f"classes that are named for each depth (default: {DEFAULT_OPTIONS.top_modules})",
+    )
 
 
 def _add_report_options(command: argparse.ArgumentParser) -> None:
@@ -99,7 +117,7 @@ def report_options(arguments: argparse.Namespace, default: ReportOptions = DEFAU
         arguments: as parsed.
         default: what holds where nothing was asked for.
     """
-    asked = {field.name: getattr(arguments, field.name) for field in fields(ReportOptions)}
+    asked = {field.name: getattr(arguments, field.name, None) for field in fields(ReportOptions)}
     return replace(default, **{name: value for name, value in asked.items() if value is not None})
 
 

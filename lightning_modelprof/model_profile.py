@@ -12,12 +12,13 @@ from torch import nn
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.count import _unchanged
-from lightning_modelprof.flops.counter import FlopCounter, step_count
+from lightning_modelprof.flops.count import step_count
+from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
 from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.profiled_call import ProfiledCall, kind_of
+from lightning_modelprof.flops.untouched import untouched
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.inference_setup import tensors_in
 from lightning_modelprof.measure.timing import wait_for
@@ -29,7 +30,7 @@ from lightning_modelprof.model_profile_arguments import (
     writeable_file,
 )
 from lightning_modelprof.report.model import Report, Unit
-from lightning_modelprof.report.tables.module_tree import module_tables
+from lightning_modelprof.report.tables import module_tables
 from lightning_modelprof.run.archive import write_atomically
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCount
 from lightning_modelprof.show.format import format_cell, format_duration
@@ -119,7 +120,7 @@ def profile_model(
     ignored = ignored_paths(model, records, ignore_modules)
     call = ProfiledCall(target, args, kwargs, loss_fn)
     device = _device_of(model, (args, kwargs))
-    with _unchanged(model, (args, kwargs)), call.grad_mode():
+    with untouched(model, (args, kwargs)), call.grad_mode():
         count = _count(model, call, formulas)
         for _ in range(warm_up):
             call.run(model)

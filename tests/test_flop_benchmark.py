@@ -310,7 +310,7 @@ def test_the_table_of_tools():
 
 def test_failures_are_said_once():
     rows = synthetic()
-    assert flops.failures(rows, TOOL_NAMES) == ["* fvcore, first, second: `KeyError: 'x'`"]
+    assert flops.failures(rows, TOOL_NAMES) == ["* fvcore (first; second): `KeyError: 'x'`"]
     rendered = flops.render(rows, TOOL_NAMES)
     assert rendered.count("KeyError: 'x'") == 1
     assert f"torch {torch.__version__}" in rendered

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchmark, exclusions
+from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
+from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
+from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import (
     AllRanks,
     CallbackTime,
@@ -18,6 +24,8 @@ from lightning_modelprof.run.records import (
     StepTag,
     Window,
 )
+
+_NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,8 @@ class Analysis:
         wall_ns: wall time of all finished steps; the phases sum to it exactly.
         outside_ns: training time that is in no finished step, by phase key.
         all_ranks: the benchmark over all ranks; ``None`` when there is one rank.
+        flops, modules, forward: what is derived from the model's cost.
+        cost: what was measured of it; ``None`` when that was not asked for.
     """
 
     info: RunInfo
@@ -56,6 +66,10 @@ class Analysis:
     phases: tuple[PhaseTime, ...]
     callbacks: tuple[CallbackTime, ...]
     windows: tuple[WindowFacts, ...]
+    flops: ModelFlops | Absent
+    modules: ModuleTree | Absent
+    forward: ForwardFacts | Absent
+    cost: ModelCost | None
     notes: tuple[str, ...]
 
 
@@ -68,7 +82,8 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         trace_notes: window index → why there is nothing of it.
     """
     record: RankRecord = run.ranks[0]
-    steps = record.steps
+    steps, cost = record.steps, record.model_cost
+    figures = benchmark(steps)
     return Analysis(
         info=run.info,
         rank=record.rank,
@@ -77,7 +92,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         unfinished_steps=record.unfinished_steps,
         wall_ns=int(steps.duration_ns.sum()),
         outside_ns=record.outside_ns,
-        benchmark=benchmark(steps),
+        benchmark=figures,
         exclusions=exclusions(steps, loop_of(run.info.loop)),
         all_ranks=run.all_ranks,
         phases=phase_times(steps),
@@ -90,5 +105,11 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             )
             for window in record.windows
         ),
+        flops=model_flops(cost, None if figures is None else figures.batch_cost_ns.avg),
+        modules=_NOT_INSPECTED
+        if cost is None
+        else module_tree(cost, run.info.config.get("ignore_modules") or ()),
+        forward=_NOT_INSPECTED if cost is None else forward_facts(cost),
+        cost=cost,
         notes=record.notes,
     )

@@ -92,6 +92,7 @@ _REASONS: Final = (
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
     (StepTag.PROFILER_STOP, "window closed or archive saved"),
+    (StepTag.INSPECTED, "FLOPs counted or modules timed"),
     (StepTag.DRAINING, "prefetched while the profiler worked"),
     (StepTag.VALIDATION, "validation inside"),
 )

@@ -78,6 +78,7 @@ class ModelFlops:
         hardware_flops: all phases.
         operators: largest first.
         uncounted: what is in no total.
+        ideal_step_s: time of the model's FLOPs at the peak rates; ``None`` when a dtype has none.
         model, hardware: rates and shares.
         peaks: the rates that the shares are of.
         is_mfu: whether these are peaks of the device; ``False`` when they are measured matmul rates.
@@ -91,6 +92,7 @@ class ModelFlops:
     hardware_flops: int
     operators: tuple[OperatorFlops, ...]
     uncounted: tuple[UncountedOperator, ...]
+    ideal_step_s: float | None
     model: Utilization
     hardware: Utilization
     peaks: tuple[PeakRate, ...]
@@ -121,6 +123,7 @@ def model_flops(cost: ModelCost | None, step_ns: float | None) -> ModelFlops | A
         hardware_flops=sum(phases.values()),
         operators=_operators(count.operators),
         uncounted=_uncounted(count.operators),
+        ideal_step_s=ideal_seconds(in_model, cost.peaks),
         model=_utilization(in_model, cost.peaks, step_ns),
         hardware=_utilization(counted, cost.peaks, step_ns),
         peaks=cost.peaks,

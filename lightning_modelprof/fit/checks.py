@@ -11,6 +11,7 @@ import torch
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.flops.formulas import own_formulas
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 """What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
@@ -20,7 +21,8 @@ def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> N
     """Refuse what cannot work with this trainer.
 
     Raises:
-        ConfigError: on a second callback, a second torch profiler, or an activity the machine lacks.
+        ConfigError: on a second callback, a second torch profiler, an activity the machine lacks, or a
+            formula for an operator that torch does not know.
     """
     ours = [callback for callback in trainer.callbacks if isinstance(callback, callback_type)]
     if len(ours) > 1:
@@ -33,6 +35,12 @@ def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> N
                 f"ModelProfCallback: activities: {activity!r} needs a device that torch can use, got none."
                 " Remove it, or leave activities out to record what there is."
             )
+    try:
+        own_formulas(config.flop_formulas)
+    except KeyError as error:
+        raise ConfigError(
+            f"ModelProfCallback: flop_{error.args[0]}. Import the library that has it first."
+        ) from None
     if not config.schedule.active:
         return
     profiler = trainer.profiler

@@ -109,6 +109,23 @@ class ProfilingHooks:
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
+        inspection = ledger.inspection
+        if inspection is not None:
+            self._guard(lambda: inspection.begin_batch(batch, batch_idx))
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """A loss is there: in a step that is inspected, its graph is followed."""
+        inspection = None if self._ledger is None else self._ledger.inspection
+        if inspection is not None:
+            self._guard(lambda: inspection.before_backward(loss))
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The batch has done its work: nothing of an inspection stays on the model."""
+        inspection = None if self._ledger is None else self._ledger.inspection
+        if inspection is not None:
+            self._guard(inspection.end_batch)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """After an epoch without a single step: Lightning does not tell us when steps end."""
@@ -144,6 +161,17 @@ class ProfilingHooks:
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
+        inspection = ledger.inspection
+        if inspection is not None:
+            self._guard(lambda: inspection.begin_batch(batch, batch_idx, dataloader_idx))
+
+    def on_validation_batch_end(  # Lightning's own signature
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """The batch has done its work: nothing of an inspection stays on the model."""
+        inspection = None if self._evaluation is None else self._evaluation.inspection
+        if inspection is not None:
+            self._guard(inspection.end_batch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
@@ -152,6 +180,7 @@ class ProfilingHooks:
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_test_end = on_predict_end = on_validation_end
 
     # Ours

@@ -7,6 +7,7 @@ a compiled model is not run eagerly for it, but counted on a copy without data a
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -14,12 +15,13 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
+from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.fit.inspection_plan import InspectionPlan
+from lightning_modelprof.fit.inspection_plan import InspectionPlan, plan_inspection
 from lightning_modelprof.flops.compiled import find_compiled
+from lightning_modelprof.flops.copies import fake_copy, fake_inputs, plain_copy, values_are_missing
 from lightning_modelprof.flops.count import step_count
 from lightning_modelprof.flops.counter import FlopCounter
-from lightning_modelprof.flops.copies import fake_copy, fake_inputs, plain_copy, values_are_missing
 from lightning_modelprof.flops.formulas import Formula
 from lightning_modelprof.flops.fvcore_table import forward_table
 from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
@@ -29,6 +31,7 @@ from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost, PeakRate, StepCount
+from lightning_modelprof.run.records import NOT_MEASURED
 
 NEVER: Final = 2**62
 _CONTEXTS: Final = {
@@ -38,6 +41,13 @@ _CONTEXTS: Final = {
     "predict": "predict_step_context",
 }
 """Loop → the context of the precision plugin in which Lightning runs a step."""
+
+_BATCHES: Final = {
+    "validate": "num_val_batches",
+    "test": "num_test_batches",
+    "predict": "num_predict_batches",
+}
+"""Loop → where the Trainer has the number of batches of each dataloader."""
 
 T = TypeVar("T")
 
@@ -53,6 +63,7 @@ class Inspection:
         formulas: of the user.
         peak_flops_per_s: of the user: a number, or by dtype.
         use_fvcore: run fvcore on a copy of the model too.
+        samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
 
     Attributes:
         cost: what is known so far.
@@ -69,6 +80,7 @@ class Inspection:
         formulas: Mapping[Any, Formula] | None,
         peak_flops_per_s: float | Mapping[str, float] | None,
         use_fvcore: bool,
+        samples: Callable[[], int],
     ) -> None:
         self._plan = plan
         self._loop = loop
@@ -77,6 +89,8 @@ class Inspection:
         self._formulas = formulas
         self._override = peak_flops_per_s
         self._use_fvcore = use_fvcore
+        self._get_samples = samples
+        self._samples: int | None = None
         self._counter: FlopCounter | None = None
         self._is_counting = False
         self._timer: ModuleTimer | None = None
@@ -115,6 +129,8 @@ class Inspection:
             return
         is_counted = self._step == self._plan.counted
         if is_counted:
+            samples = self._get_samples()
+            self._samples = None if samples == NOT_MEASURED else samples
             self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
         _, note = _attempt(self._begin_count if is_counted else self._begin_times)
         self._begin_note = note or self._begin_note
@@ -152,18 +168,14 @@ class Inspection:
             self._is_timing = False
             self._timer.disarm(failed=failed)
 
-    def end_step(self, samples: int | None) -> None:
-        """The inspected step is over: what takes long is done here, outside of it.
-
-        Args:
-            samples: in its batch; ``None`` if unknown.
-        """
+    def end_step(self) -> None:
+        """The inspected step is over: what takes long is done here, outside of it."""
         step, self._step = self._step, None
         self.end_batch()
         if step is None:
             return
         if step == self._plan.counted:
-            self._take_count(step, samples)
+            self._take_count(step)
         if self.next_step == NEVER:
             self._take_rest()
 
@@ -173,7 +185,7 @@ class Inspection:
         self._step = self._arguments = None
         self.end_batch(failed=True)
 
-    def _take_count(self, step: int, samples: int | None) -> None:
+    def _take_count(self, step: int) -> None:
         """What the counter saw, or what a copy of a compiled model shows it; then what depends on dtypes."""
         counter, arguments = self._counter, self._arguments
         self._counter = self._arguments = None
@@ -182,9 +194,9 @@ class Inspection:
             return
         count, note = _attempt(
             lambda: (
-                self._count_copy(arguments, step, samples)
+                self._count_copy(arguments, step)
                 if counter is None
-                else step_count(counter, step=step, samples=samples)
+                else step_count(counter, step=step, samples=self._samples)
             )
         )
         self.cost = replace(self.cost, count=count, count_note=note)
@@ -193,7 +205,7 @@ class Inspection:
             table, note = _attempt(lambda: self._run_fvcore(arguments))
             self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
 
-    def _count_copy(self, arguments: tuple[Any, ...], step: int, samples: int | None) -> StepCount:
+    def _count_copy(self, arguments: tuple[Any, ...], step: int) -> StepCount:
         """Count the step and its backward on a copy of the module whose tensors hold no data."""
         copied, mode = fake_copy(self._module)
         counter = FlopCounter(copied, self._formulas, refuse_collectives=True)
@@ -203,7 +215,7 @@ class Inspection:
             loss = output.get("loss") if isinstance(output, Mapping) else output
             if self._loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
-        return step_count(counter, step=step, samples=samples, on_fake_tensors=True)
+        return step_count(counter, step=step, samples=self._samples, on_fake_tensors=True)
 
     def _run_step(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
         with getattr(self._trainer.precision_plugin, _CONTEXTS[self._loop.key])():
@@ -236,6 +248,46 @@ class Inspection:
             times, note = _attempt(timer.times)
             self.cost = replace(self.cost, times=times, times_note=note or self._begin_note)
         return self.cost
+
+
+def make_inspection(
+    config: ProfileConfig, loop: Loop, trainer: Any, pl_module: nn.Module, samples: Callable[[], int]
+) -> Inspection | None:
+    """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
+    if not config.flops:
+        return None
+    plan = plan_inspection(
+        config.schedule,
+        skip_first=config.skip_first,
+        accumulate=trainer.accumulate_grad_batches if loop.is_fit else 1,
+        num_steps=_num_steps(trainer, loop),
+    )
+    return Inspection(
+        plan,
+        loop,
+        trainer=trainer,
+        pl_module=pl_module,
+        formulas=config.flop_formulas,
+        peak_flops_per_s=config.peak_flops_per_s,
+        use_fvcore=config.fvcore,
+        samples=samples,
+    )
+
+
+def _num_steps(trainer: Any, loop: Loop) -> int | None:
+    """How many batches the loop will have, if Lightning knows."""
+    if loop.is_fit:
+        limits = (
+            [trainer.num_training_batches * trainer.max_epochs]
+            if trainer.max_epochs not in (None, -1)
+            else []
+        )
+        if trainer.max_steps != -1:
+            limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
+    else:
+        limits = [sum(getattr(trainer, _BATCHES[loop.key]))]
+    shortest = min(limits, default=math.inf)
+    return None if shortest == math.inf else int(shortest)
 
 
 def _peaks(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import Averages, averages
+from lightning_modelprof.analysis.model_flops import model_flops
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 
 
@@ -30,6 +33,8 @@ class LiveFigures:
         self._phases_seen: set[str] = set()
         self.metric = BenchmarkMetric()
         self.newest: Averages | None = None
+        self._flops_per_step: int | None = None
+        self._ideal_step_s: float | None = None
 
     def cut(self) -> None:
         """Take the clean steps since the last cut."""
@@ -38,6 +43,13 @@ class LiveFigures:
         clean = steps.clean()
         self.metric.update(clean)
         self.newest = averages(clean)
+
+    def set_flops(self, cost: ModelCost) -> None:
+        """From now on, figures have FLOP/s, and MFU if the device has a known peak."""
+        facts = model_flops(cost, None)
+        if not isinstance(facts, Absent):
+            self._flops_per_step = facts.model_flops
+            self._ideal_step_s = facts.ideal_step_s if facts.is_mfu else None
 
     def scalars(self) -> dict[str, float]:
         """What is logged at a cut: tag → value, only of what was measured."""
@@ -51,6 +63,11 @@ class LiveFigures:
             "modelprof/ips": figures.steps_per_s,
             "modelprof/samples_per_s": figures.samples_per_s,
         }
+        step_s = figures.batch_cost_ns / 1e9
+        if self._flops_per_step and step_s:
+            named["modelprof/flops_per_s"] = self._flops_per_step / step_s
+            if self._ideal_step_s is not None:
+                named["modelprof/mfu"] = self._ideal_step_s / step_s
         for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
             # A phase's curve begins when it first takes time, and then shows its zeros too.
             if time_ns:

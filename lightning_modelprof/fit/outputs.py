@@ -24,6 +24,8 @@ LAYOUT: Final = {
     "Steps per second": ["modelprof/ips"],
     "Samples per second": ["modelprof/samples_per_s"],
     "Reader ratio": ["modelprof/reader_ratio"],
+    "FLOP/s": ["modelprof/flops_per_s"],
+    "MFU": ["modelprof/mfu"],
 }
 
 

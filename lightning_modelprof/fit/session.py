@@ -16,6 +16,7 @@ from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
+from lightning_modelprof.fit.inspection import Inspection, make_inspection
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.fit.outputs import Outputs, claim_directory
 from lightning_modelprof.fit.windows import WindowResults
@@ -90,6 +91,8 @@ class LoopSession:
         )
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
         self._capture: Capture | None = None
+        self._inspection: Inspection | None = None
+        self._inspection_began_ns = 0
         self._outputs: Outputs | None = None
         self._results: WindowResults | None = None
         self._info: RunInfo | None = None
@@ -152,6 +155,9 @@ class LoopSession:
                 clock=self._clock,
                 rank=trainer.global_rank,
             )
+        self._inspection = make_inspection(
+            config, self._loop, trainer, pl_module, lambda: self.ledger.samples
+        )
         bar = trainer.progress_bar_callback if config.progress_bar and self._loop.is_fit else None
         if bar is not None:
             self.live.join_progress_bar(bar, self._cleanup)
@@ -200,11 +206,16 @@ class LoopSession:
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
         try:
-            if self._capture is not None:
-                self.ledger.ranges = None
-                self._capture.abandon()
+            if self._inspection is not None:
+                self.ledger.inspection = None
+                self._inspection.close()
         finally:
-            self._cleanup.close()
+            try:
+                if self._capture is not None:
+                    self.ledger.ranges = None
+                    self._capture.abandon()
+            finally:
+                self._cleanup.close()
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""
@@ -234,11 +245,31 @@ class LoopSession:
             self.delegate.choose_table()
             if capture.is_done and self._config.stop_after_profile and self._loop.is_fit:
                 self._trainer.should_stop = True
+        if self._inspection is not None:
+            self._inspect(self._inspection, step)
         if step and step % self._log_every == 0 and self._is_watched:
             self._cut()
         if step:
             self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
+
+    def _inspect(self, inspection: Inspection, step: int) -> None:
+        """Close the inspection of the step that ended, and begin that of the step that begins."""
+        ledger = self.ledger
+        if ledger.inspection is not None:
+            ledger.inspection = None
+            inspection.end_step()
+            ledger.tags |= StepTag.INSPECTED  # what was done just now is in the step that begins
+            self.live.set_flops(inspection.cost)
+            # Meanwhile the workers went on, by no more batches than steps would have fitted in.
+            now = self._clock()
+            per_step_ns = max(1, (now - self._armed_ns) // step)
+            missed = (now - self._inspection_began_ns) // per_step_ns
+            self._recorder.drain(step, min(num_prefetched(self._trainer, self._loop), missed))
+        if inspection.begin_step(step):
+            ledger.inspection = inspection
+            ledger.tags |= StepTag.INSPECTED
+            self._inspection_began_ns = self._clock()
 
     def _next_boundary(self, step: int) -> int:
         """The next step at whose start there is something to do."""
@@ -252,6 +283,8 @@ class LoopSession:
             upcoming.append(step + max(1, (self._next_save_ns - now) // per_step_ns))
         if self._capture is not None and self._capture.next_step != NEVER:
             upcoming.append(self._capture.next_step)
+        if self._inspection is not None:
+            upcoming.append(step + 1 if self.ledger.inspection is not None else self._inspection.next_step)
         return min(upcoming)
 
     def _cut(self) -> None:
@@ -321,6 +354,7 @@ class LoopSession:
             unfinished_steps=self.ledger.unfinished_steps,
             callbacks=self.delegate.callback_times(),
             windows=tuple(self._results.windows),
+            model_cost=None if self._inspection is None else self._inspection.collect(),
             notes=tuple(notes),
         )
         return Run(info=replace(self._info, status=status), ranks=(record,), all_ranks=everybody)

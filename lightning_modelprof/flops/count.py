@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -19,6 +16,7 @@ from lightning_modelprof.flops.copies import fake_copy, fake_inputs, values_are_
 from lightning_modelprof.flops.counter import FlopCounter, Place
 from lightning_modelprof.flops.formulas import Formula
 from lightning_modelprof.flops.place import Phase
+from lightning_modelprof.flops.untouched import random_states_kept, untouched
 from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
 
 
@@ -155,7 +153,7 @@ def count_flops(
         )
     if on_fake_tensors or any(parameter.is_meta for parameter in model.parameters()):
         return _count_on_fake_tensors(model, args, kwargs, loss_fn, formulas)
-    with _unchanged(model, (args, kwargs)), FlopCounter(model, formulas) as counter:
+    with untouched(model, (args, kwargs)), FlopCounter(model, formulas) as counter:
         _run(model, args, kwargs, loss_fn)
     return summarize(counter)
 
@@ -170,7 +168,7 @@ def _count_on_fake_tensors(
     copied, mode = fake_copy(model)
     args, kwargs = fake_inputs(mode, args), fake_inputs(mode, kwargs)
     counter = FlopCounter(copied, formulas)
-    with _random_states_kept(()), values_are_missing("count_flops"), mode, counter:
+    with random_states_kept(), values_are_missing("count_flops"), mode, counter:
         _run(copied, args, kwargs, loss_fn)
     return added_up(step_count(counter, on_fake_tensors=True))
 
@@ -184,58 +182,3 @@ def _run(
     output = model(*args, **kwargs)
     if loss_fn is not None:
         loss_fn(output).backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
-
-
-@contextmanager
-def _unchanged(model: nn.Module, inputs: Any) -> Iterator[None]:
-    """Give back gradients, buffers, modes and random states as they were."""
-    leaves = [t for t in _tensors_in(inputs) if t.is_leaf and t.requires_grad]
-    with_grad = {id(t): t for t in [*model.parameters(), *leaves]}.values()
-    gradients = [(tensor, tensor.grad) for tensor in with_grad]
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = {id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None}
-    with _random_states_kept((*with_grad, *(b for b, _ in values.values()))):
-        try:
-            for tensor, _ in gradients:
-                tensor.grad = None
-            yield
-        finally:
-            for tensor, gradient in gradients:
-                tensor.grad = gradient
-            for module, training in modes:
-                module.training = training
-            for module, own in buffers:
-                module._buffers.clear()
-                module._buffers.update(own)
-            with torch.no_grad():
-                for buffer, value in values.values():
-                    buffer.detach().copy_(value)
-
-
-@contextmanager
-def _random_states_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Give back the random states of Python, NumPy, torch's CPU, and the CUDA devices of the tensors."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[d.index for d in devices if d.index is not None]):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in dicts, sequences and dataclasses, however deep."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors_in(getattr(value, field.name, None))

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.fvcore_trace import TracedCall, functions_run_inline, traceable, untouched
+from lightning_modelprof.flops.fvcore_trace import TracedCall, functions_run_inline, traceable
+from lightning_modelprof.flops.untouched import untouched
 from lightning_modelprof.run.model_cost import ForwardCount, ForwardTable
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ def holds_no_contraction(func: Any) -> bool:
 
 
 def _is_tagged(func: Any) -> bool:
-    """Whether torch says that it is element-wise or a reduction, of itself or of its form that is not in place."""
+    """Whether torch says that it, or the form of it that is not in place, is element-wise or a reduction."""
     if any(tag in func.tags for tag in _ZERO_TAGS):
         return True
     name = func.overloadpacket.__name__

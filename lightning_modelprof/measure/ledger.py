@@ -11,7 +11,7 @@ What an event means is decided once, when its name is first seen (``measure/phas
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -52,6 +52,19 @@ class DeviceMarks(Protocol):
         """Forget the marks since the last step ended, but for the last one."""
 
 
+class StepInspection(Protocol):
+    """Looks into the step that is running; the callback's hooks tell it what comes."""
+
+    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The batch is on the device."""
+
+    def before_backward(self, loss: Any) -> None:
+        """A backward pass begins at ``loss``."""
+
+    def end_batch(self) -> None:
+        """The batch has done its work."""
+
+
 class PhaseLedger:
     """Self time per phase of the step that is running.
 
@@ -66,6 +79,7 @@ class PhaseLedger:
         outside_ns: nanoseconds per phase that belong to no finished step.
         steps_ended: number of finished steps in this loop.
         unfinished_steps: batches that began and did not end.
+        inspection: looks into the running step; ``None`` in nearly all steps.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
     """
@@ -79,6 +93,7 @@ class PhaseLedger:
         "device",
         "gap_range_open",
         "in_validation",
+        "inspection",
         "last_ns",
         "next_boundary",
         "on_boundary",
@@ -106,6 +121,7 @@ class PhaseLedger:
         self.on_validation_change: Callable[[], None] = _nothing
         self.device = device
         self.ranges: Ranges | None = None
+        self.inspection: StepInspection | None = None
         self.next_boundary = 0
         self.steps_ended = 0
         self.unfinished_steps = 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.analysis.phase_times import PhaseTime
@@ -37,8 +38,8 @@ def build_report(
             "phases": [_phase_section(phase) for phase in analysis.phases],
             "callbacks": [asdict(callback) for callback in analysis.callbacks],
             "windows": [_window_section(facts.window) for facts in analysis.windows],
+            "flops": _flops_section(analysis),
             # Not evaluated yet, which is not the same as nothing found.
-            "flops": None,
             "findings": None,
         },
     )
@@ -123,6 +124,33 @@ def _benchmark_section(analysis: Analysis) -> dict[str, Any] | None:
             None if samples_per_s is None else {"unit": f"{analysis.info.sample_unit}/s", **samples_per_s}
         ),
         "samples_per_step": figures.samples_per_step,
+    }
+
+
+def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
+    facts = analysis.flops
+    if isinstance(facts, Absent):
+        return None
+    root = None if isinstance(analysis.modules, Absent) else analysis.modules.root
+    mfu = (facts.model.share_of_peak, facts.hardware.share_of_peak)
+    is_mfu = facts.is_mfu and facts.peaks
+    return {
+        "step": facts.count.step,
+        "samples": facts.count.samples,
+        "on_fake_tensors": facts.count.on_fake_tensors,
+        **{phase: {"flops": flops, "macs": flops // 2} for phase, flops in facts.phases.items()},
+        "fourier_flops": facts.fourier,
+        "model_flops": facts.model_flops,
+        "hardware_flops": facts.hardware_flops,
+        "flops_per_s": facts.model.flops_per_s,
+        "mfu": mfu[0] if is_mfu else None,
+        "hfu": mfu[1] if is_mfu else None,
+        "share_of_matmul_rate": None if is_mfu else mfu[0],
+        "peaks": [asdict(peak) for peak in facts.peaks],
+        "params": None if root is None else root.parameters,
+        "trainable_params": None if root is None else root.trainable,
+        "uncounted": [asdict(operator) for operator in facts.uncounted],
+        "errors": list(facts.count.errors),
     }
 
 

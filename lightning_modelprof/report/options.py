@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 View = Literal[
@@ -115,11 +116,21 @@ def parse_row_limit(value: object) -> int:
     Raises:
         ValueError: when that is no whole number of at least 1.
     """
+    try:
+        return parse_whole_number(value, 1)
+    except ValueError as error:
+        raise ValueError(f"{error} The default is {DEFAULT_OPTIONS.row_limit}.") from None
+
+
+def parse_whole_number(value: object, at_least: int) -> int:
+    """A whole number, also as text.
+
+    Raises:
+        ValueError: when it is none, or too small.
+    """
     text = str(value).strip()
-    if not re.fullmatch("[0-9]+", text, re.ASCII) or int(text) < 1:
-        raise ValueError(
-            f"expected an integer of at least 1, got {value!r}. The default is {DEFAULT_OPTIONS.row_limit}."
-        )
+    if not re.fullmatch("[0-9]+", text, re.ASCII) or int(text) < at_least:
+        raise ValueError(f"expected an integer of at least {at_least}, got {value!r}.")
     return int(text)
 
 
@@ -136,8 +147,8 @@ def saved_options(configuration: Mapping[str, object]) -> ReportOptions:
         "thread_sep": bool,
         "op_detail": bool,
         "row_limit": parse_row_limit,
-        "module_depth": int,
-        "top_modules": int,
+        "module_depth": partial(parse_whole_number, at_least=0),
+        "top_modules": partial(parse_whole_number, at_least=1),
     }
     saved = {name: configuration.get(name) for name in parsers}
     return ReportOptions(**{name: parsers[name](value) for name, value in saved.items() if value is not None})

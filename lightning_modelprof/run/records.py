@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 
 RUN_SCHEMA_VERSION: Final = 1
@@ -44,6 +45,8 @@ class StepTag(IntFlag):
     is still a clean step."""
     DRAINING = 128
     """Its batch was prefetched while the profiler worked: the DataLoader's workers went on meanwhile."""
+    INSPECTED = 256
+    """Its FLOPs were counted or its modules timed."""
 
 
 NOT_CLEAN: Final = (
@@ -54,6 +57,7 @@ NOT_CLEAN: Final = (
     | StepTag.PROFILER_STOP
     | StepTag.VALIDATION
     | StepTag.DRAINING
+    | StepTag.INSPECTED
 )
 """Tags that keep a step out of the benchmark figures."""
 
@@ -211,6 +215,7 @@ class RankRecord:
         unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
         callbacks: time by callback and hook.
         windows: the torch.profiler windows, in order.
+        model_cost: what one step of the model costs; ``None`` when that was not asked for.
         notes: what could not be measured, or was measured in another way, and why.
     """
 
@@ -220,6 +225,7 @@ class RankRecord:
     unfinished_steps: int = 0
     callbacks: tuple[CallbackTime, ...] = ()
     windows: tuple[Window, ...] = ()
+    model_cost: ModelCost | None = None
     notes: tuple[str, ...] = ()
 
 

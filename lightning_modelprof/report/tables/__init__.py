@@ -10,12 +10,16 @@ from lightning_modelprof.report.model import Table
 from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.tables.all_ranks import all_ranks
 from lightning_modelprof.report.tables.callback_times import callback_times
+from lightning_modelprof.report.tables.flops import flop_tables
+from lightning_modelprof.report.tables.forward_table import run_forward_tables
+from lightning_modelprof.report.tables.model_size import run_model_size
+from lightning_modelprof.report.tables.module_tree import module_tables, run_module_tables
 from lightning_modelprof.report.tables.perf_summary import perf_summary
 from lightning_modelprof.report.tables.phase_times import phase_times_table
 from lightning_modelprof.report.tables.trace_tables import TRACE_TABLES, trace_tables
 from lightning_modelprof.report.tables.window_summaries import window_summaries
 
-__all__ = ["TABLES", "TRACE_TABLES", "trace_tables"]
+__all__ = ["TABLES", "TRACE_TABLES", "module_tables", "trace_tables"]
 
 TableBuilder = Callable[[Analysis, ReportOptions], tuple[Table, ...]]
 
@@ -24,6 +28,10 @@ TABLES: Final[tuple[TableBuilder, ...]] = (
     all_ranks,
     phase_times_table,
     callback_times,
+    flop_tables,
+    run_model_size,
+    run_module_tables,
+    run_forward_tables,
     window_summaries,
 )
 """Of a run; those of a trace are in ``trace_tables.TRACE_TABLES``."""

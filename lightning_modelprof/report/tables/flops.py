@@ -36,7 +36,8 @@ def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]
 def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = ()
     depths: tuple[int, ...] = ()
-    share, notes = "MFU / HFU", ()
+    share = "MFU / HFU"
+    notes: tuple[str, ...] = ()
     if not isinstance(facts, Absent):
         rows, depths = _phase_rows(facts)
         notes = _phase_notes(facts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.forward_check import ForwardFacts, ForwardModule
 from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
 
 _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
@@ -33,6 +36,14 @@ _ROWS_NOTE: Final = (
     "A row holds all modules inside of it. Activations are the elements of the outputs of contractions; tied"
     " parameters count where they come first. Modules without parameters, MACs and activations are left out."
 )
+
+
+def run_forward_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
+    """Show fvcore's count of a run's model; no table when it was not inspected."""
+    if analysis.cost is None:
+        return ()
+    tables = forward_tables(analysis.forward, module_depth=options.module_depth)
+    return tuple(replace(table, is_detail=True) for table in tables)
 
 
 def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) -> tuple[Table, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.size_facts import total_size
 from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.run.model_cost import ModelSize
 
 _MOST_NAMES: Final = 5
@@ -14,6 +16,12 @@ _NOTE: Final = (
     "What this process holds: a tensor counts once, and so does memory that several tensors share."
     " Activations and temporary tensors are not in it."
 )
+
+
+def run_model_size(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """What the model of a run holds; no table when it was not inspected."""
+    cost = analysis.cost
+    return () if cost is None else (model_size_table(cost.size, cost.size_note),)
 
 
 def model_size_table(size: ModelSize | None, note: str) -> Table:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.module_tree import Figure, ModuleCost, ModuleTree
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
 
 _TREE_COLUMNS: Final = (
     Column("module", "Module"),
@@ -51,6 +54,16 @@ _CLASS_DEFINITION: Final = (
     "All modules of a class at one depth added up, with what is inside of them, by parameters, forward MACs"
     " and latency; depth 0 is the model."
 )
+
+
+def run_module_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
+    """The tables of the modules of a run's model; none when it was not inspected."""
+    if analysis.cost is None:
+        return ()
+    tables = module_tables(
+        analysis.modules, module_depth=options.module_depth, top_modules=options.top_modules
+    )
+    return tuple(replace(table, is_detail=table.id == "module_tree") for table in tables)
 
 
 def module_tables(
