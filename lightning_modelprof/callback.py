@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.config import DEFAULTS, ProfileConfig, explain_unknown_arguments, read_yaml
+from lightning_modelprof.config import DEFAULTS, ProfileConfig
+from lightning_modelprof.config_sources import explain_unknown_arguments, read_yaml
 from lightning_modelprof.fit.hooks import ProfilingHooks
 
 

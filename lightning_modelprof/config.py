@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar
-
-import yaml
+from typing import Any, Final, Literal, TypeVar
 
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.measure.schedule import Schedule
@@ -33,14 +28,7 @@ _OTHER_NAMES: Final = {"gpu": "cuda"}
 
 WHERE: Final = "ModelProfCallback"
 
-SWITCH: Final = "LIGHTNING_MODELPROF"
-"""Environment variable that switches the callback off."""
 
-_SWITCHED_OFF: Final = ("0", "false", "off", "no")
-_SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
-
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -111,7 +99,7 @@ class ProfileConfig:
             ConfigError: when the arguments of the report cannot be meant.
         """
         # Not asdict: it would copy what samples_fn is bound to, a model perhaps.
-        plain = {name: getattr(self, name) for name in _FIELDS}
+        plain = {name: getattr(self, name) for name in FIELDS}
         plain["steps"] = None if self.steps is None else list(self.steps)
         plain["activities"] = None if self.activities is None else list(self.activities)
         plain["dirpath"] = None if self.dirpath is None else str(self.dirpath)
@@ -205,7 +193,7 @@ class ProfileConfig:
                 name = str(activity).lower()
                 raise ConfigError(
                     f"{where}: activities: unknown activity {activity!r}."
-                    f"{_nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
+                    f"{nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
                     f" Expected a list out of {_ACTIVITY_NAMES}, or None for all that the machine has."
                 )
         if not list(self.activities) and self.schedule.active:
@@ -290,108 +278,8 @@ class ProfileConfig:
 
 
 DEFAULTS: Final = ProfileConfig()
-_FIELDS: Final = tuple(field.name for field in fields(ProfileConfig))
+FIELDS: Final = tuple(field.name for field in fields(ProfileConfig))
 _BOOLEANS: Final = tuple(field.name for field in fields(ProfileConfig) if isinstance(field.default, bool))
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The callback's arguments in a YAML file, checked.
-
-    Args:
-        path: a file with one mapping, argument → value.
-
-    Raises:
-        ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
-            twice, or cannot be meant.
-    """
-    where = str(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        _check_given_once(yaml.compose(text, Loader=yaml.SafeLoader), where)
-        raw = yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(
-            f"{where}: expected a readable YAML file, got {error.strerror or error}. Check the path."
-        ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: expected YAML, got: {error}") from error
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise ConfigError(
-            f"{where}: expected one mapping of arguments such as 'active: 10', got {type(raw).__name__}."
-        )
-    check_names(raw, where)
-    arguments = dict(raw)
-    for name in ("samples_fn", "flop_formulas"):
-        if arguments.get(name) is not None:
-            raise ConfigError(
-                f"{where}: {name}: expected null, got {arguments[name]!r}: a function can only be"
-                f" given from Python. Leave it out here, or write {WHERE}({name}=...) instead of this file."
-            )
-    if isinstance(arguments.get("steps"), list):
-        arguments["steps"] = tuple(arguments["steps"])
-    ProfileConfig(**arguments).check(where)
-    return arguments
-
-
-def is_switched_off() -> bool:
-    """Whether the environment says that nothing is to be measured.
-
-    Raises:
-        ConfigError: when the variable says neither yes nor no.
-    """
-    value = os.environ.get(SWITCH, "")
-    word = value.strip().lower()
-    if word not in (*_SWITCHED_OFF, *_SWITCHED_ON):
-        off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
-        raise ConfigError(
-            f"environment variable {SWITCH}: expected one of {off} to switch {WHERE} off, or one of {on} to"
-            f" leave it on, got {value!r}. Set it to one of them, or unset it."
-        )
-    return word in _SWITCHED_OFF
-
-
-def check_names(names: Iterable[Any], where: str) -> None:
-    """Refuse a name that is no argument, with the nearest one that is.
-
-    Raises:
-        ConfigError: on the first unknown name.
-    """
-    for name in names:
-        if name not in _FIELDS:
-            raise ConfigError(
-                f"{where}: unknown argument {name!r}.{_nearest(str(name), _FIELDS)}"
-                f" Known arguments: {', '.join(_FIELDS)}."
-            )
-
-
-def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
-    """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one."""
-    known = set(inspect.signature(init).parameters)
-
-    @functools.wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_names([name for name in kwargs if name not in known], f"{WHERE}(...)")
-        return init(*args, **kwargs)
-
-    return checked
-
-
-def _check_given_once(document: yaml.Node | None, where: str) -> None:
-    """YAML lets the last of two equal keys win; nobody means that."""
-    if not isinstance(document, yaml.MappingNode):
-        return
-    lines: dict[str, int] = {}
-    for key, _ in document.value:
-        if isinstance(key, yaml.ScalarNode):
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise ConfigError(
-                    f"{where}: expected each argument once, got {key.value!r} in line {lines[key.value]} and"
-                    f" again in line {line}. Remove one of them."
-                )
-            lines[key.value] = line
 
 
 def _check_int(where: str, name: str, value: Any, least: int) -> None:
@@ -414,7 +302,8 @@ def _refusal(where: str, name: str, expected: str, got: Any, hint: str = "") -> 
     return ConfigError(f"{where}: {name}: expected {expected}, got {got!r}. {action}")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question that names the nearest of the known names, ``""`` if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -122,6 +122,16 @@ def bad(argument, value, *parts):
             for value in (0, -1, None, True, 2.0, "3")
         ),
         bad("samples_fn", 4, "samples_fn: expected a function that takes a batch", "got 4"),
+        bad("flops", 1, "flops: expected true or false", "got 1"),
+        bad("flop_formulas", [len], "flop_formulas: expected a mapping of operators to functions"),
+        bad("flop_formulas", {"aten::mm": 2}, "flop_formulas: expected a mapping", "For example {torch.ops."),
+        bad("peak_flops_per_s", 0, "peak_flops_per_s: expected FLOP/s above 0", "got 0"),
+        bad("peak_flops_per_s", True, "peak_flops_per_s: expected FLOP/s above 0", "got True"),
+        bad("peak_flops_per_s", {"float32": float("inf")}, "peak_flops_per_s: expected FLOP/s above 0"),
+        bad("ignore_modules", "Linear", "ignore_modules: expected a list of names", "got 'Linear'"),
+        bad("ignore_modules", [3], "ignore_modules: expected a list of names", "got [3]"),
+        bad("module_depth", -1, "module_depth: expected an integer of at least 0", "got -1"),
+        bad("top_modules", 0, "top_modules: expected an integer of at least 1", "got 0"),
         bad("unit", "", "unit: expected the name of what samples_fn counts"),
         bad("unit", 3, "unit: expected", "got 3"),
         bad("dirpath", 3, "dirpath: expected a path or None, got 3"),
@@ -484,6 +494,11 @@ CLI_VALUES = {
     "log_every_n_steps": 7,
     "samples_fn": "builtins.len",
     "unit": "tokens",
+    "flop_formulas": {"aten::mm": "builtins.len"},
+    "peak_flops_per_s": {"float32": 1e12},
+    "ignore_modules": ["Linear"],
+    "module_depth": 2,
+    "top_modules": 5,
     "dirpath": "somewhere",
     "views": ["kernel", "OverView"],
     "sorted_by": "GPUTotal",
@@ -497,7 +512,8 @@ def test_cli_accepts_all_arguments(parser):
     parsed = parser.parse_object({"callback": values})
     config = instantiate(parser, parsed).config
     for name in FIELDS:
-        expected = {"steps": (3, 14), "samples_fn": len}.get(name, values[name])
+        functions = {"samples_fn": len, "flop_formulas": {"aten::mm": len}}
+        expected = ({"steps": (3, 14)} | functions).get(name, values[name])
         found = getattr(config, name)
         assert (str(found) if name == "dirpath" else found) == expected, name
     assert instantiate(parser, parser.parse_object({})).config == DEFAULTS

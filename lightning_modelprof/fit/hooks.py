@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_modelprof.config import ProfileConfig, is_switched_off
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config_sources import is_switched_off
 from lightning_modelprof.fit.checks import check_trainer, check_writeable
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock

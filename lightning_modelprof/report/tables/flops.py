@@ -21,6 +21,7 @@ _MAX_NAMED: Final = 5
 _DEFINITION: Final = (
     "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs."
 )
+_NOTHING: Final = "no operator with FLOPs ran in the counted step"
 _RATIO: Final = "Ratio: of all that the hardware computes."
 
 
@@ -38,7 +39,7 @@ def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
     depths: tuple[int, ...] = ()
     share = "MFU / HFU"
     notes: tuple[str, ...] = ()
-    if not isinstance(facts, Absent):
+    if not isinstance(facts, Absent) and facts.count.operators:
         rows, depths = _phase_rows(facts)
         notes = _phase_notes(facts)
         share = share if facts.is_mfu else "Of matmul rate"
@@ -57,7 +58,7 @@ def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
         rows=rows,
         depths=depths,
         notes=notes,
-        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else "no operator ran",
+        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else _NOTHING,
     )
 
 
@@ -160,6 +161,6 @@ def _operators(facts: ModelFlops | Absent) -> Table:
         ),
         rows=tuple(rows),
         notes=notes,
-        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else "nothing was computed",
+        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else _NOTHING,
         is_detail=True,
     )

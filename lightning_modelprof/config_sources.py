@@ -1,0 +1,124 @@
+"""Where a configuration comes from: a YAML file, the environment, arguments by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+import yaml
+
+from lightning_modelprof.config import FIELDS, WHERE, ProfileConfig, nearest
+from lightning_modelprof.errors import ConfigError
+
+SWITCH: Final = "LIGHTNING_MODELPROF"
+"""Environment variable that switches the callback off."""
+
+_SWITCHED_OFF: Final = ("0", "false", "off", "no")
+_SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The callback's arguments in a YAML file, checked.
+
+    Args:
+        path: a file with one mapping, argument → value.
+
+    Raises:
+        ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
+            twice, or cannot be meant.
+    """
+    where = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        _check_given_once(yaml.compose(text, Loader=yaml.SafeLoader), where)
+        raw = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: expected a readable YAML file, got {error.strerror or error}. Check the path."
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: expected YAML, got: {error}") from error
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise ConfigError(
+            f"{where}: expected one mapping of arguments such as 'active: 10', got {type(raw).__name__}."
+        )
+    check_names(raw, where)
+    arguments = dict(raw)
+    for name in ("samples_fn", "flop_formulas"):
+        if arguments.get(name) is not None:
+            raise ConfigError(
+                f"{where}: {name}: expected null, got {arguments[name]!r}: a function can only be"
+                f" given from Python. Leave it out here, or write {WHERE}({name}=...) instead of this file."
+            )
+    if isinstance(arguments.get("steps"), list):
+        arguments["steps"] = tuple(arguments["steps"])
+    ProfileConfig(**arguments).check(where)
+    return arguments
+
+
+def is_switched_off() -> bool:
+    """Whether the environment says that nothing is to be measured.
+
+    Raises:
+        ConfigError: when the variable says neither yes nor no.
+    """
+    value = os.environ.get(SWITCH, "")
+    word = value.strip().lower()
+    if word not in (*_SWITCHED_OFF, *_SWITCHED_ON):
+        off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
+        raise ConfigError(
+            f"environment variable {SWITCH}: expected one of {off} to switch {WHERE} off, or one of {on} to"
+            f" leave it on, got {value!r}. Set it to one of them, or unset it."
+        )
+    return word in _SWITCHED_OFF
+
+
+def check_names(names: Iterable[Any], where: str) -> None:
+    """Refuse a name that is no argument, with the nearest one that is.
+
+    Raises:
+        ConfigError: on the first unknown name.
+    """
+    for name in names:
+        if name not in FIELDS:
+            raise ConfigError(
+                f"{where}: unknown argument {name!r}.{nearest(str(name), FIELDS)}"
+                f" Known arguments: {', '.join(FIELDS)}."
+            )
+
+
+def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
+    """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one."""
+    known = set(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_names([name for name in kwargs if name not in known], f"{WHERE}(...)")
+        return init(*args, **kwargs)
+
+    return checked
+
+
+def _check_given_once(document: yaml.Node | None, where: str) -> None:
+    """YAML lets the last of two equal keys win; nobody means that."""
+    if not isinstance(document, yaml.MappingNode):
+        return
+    lines: dict[str, int] = {}
+    for key, _ in document.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ConfigError(
+                    f"{where}: expected each argument once, got {key.value!r} in line {lines[key.value]} and"
+                    f" again in line {line}. Remove one of them."
+                )
+            lines[key.value] = line
