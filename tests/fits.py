@@ -108,10 +108,9 @@ def make_trainer(folder, *callbacks, **kwargs):
 
 
 def make_callback(folder, **kwargs):
-    """A callback that writes to ``folder/modelprof`` and does not print; windows begin early."""
-    return ModelProfCallback(
-        **({"skip_first": 0, "dirpath": folder / "modelprof", "terminal": False} | kwargs)
-    )
+    """A callback that writes to ``folder/modelprof``; quiet, without inspected steps; windows begin early."""
+    defaults = {"skip_first": 0, "dirpath": folder / "modelprof", "terminal": False, "flops": False}
+    return ModelProfCallback(**(defaults | kwargs))
 
 
 def run_fit(folder, *, module=None, data=None, val=None, others=(), trainer=None, **kwargs):

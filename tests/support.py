@@ -205,7 +205,10 @@ class MeasuredCallback(ModelProfCallback):
     """The callback under test, which tells the truth when it begins and ends to measure."""
 
     def __init__(self, truth: Truth, **arguments: Any) -> None:
-        quiet = {"active": 0, "skip_first": 0, "terminal": False, "files": False, "progress_bar": False}
+        quiet = dict.fromkeys(("terminal", "files", "progress_bar", "flops"), False) | {
+            "active": 0,
+            "skip_first": 0,
+        }
         super().__init__(**(quiet | arguments))
         self.truth = truth
         self._clock = truth.clock
@@ -219,6 +222,7 @@ class MeasuredCallback(ModelProfCallback):
         self.truth.batch_begins()
 
     def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
         self.truth.batch_ended()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -18,7 +18,7 @@ import pytorch_lightning
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import BatchSizeFinder
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
@@ -960,3 +960,17 @@ def test_known_names_are_no_reason_to_warn(bench):
             bench.run(key, PlainNet(bench.truth), bench.data(1))
         assert messages == []
         bench.check(num_steps=1)
+
+
+def test_tensorboard_tells_the_loops_apart(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    logger = TensorBoardLogger(tmp_path)
+    callback = make_callback(tmp_path, active=0, flops=False)
+    trainer = make_real_trainer(tmp_path, callback, logger=logger)
+    fit_quietly(trainer, Net(), loader(8))
+    trainer.validate(Net(), loader(8), verbose=False)
+    logger.experiment.flush()
+    events = event_accumulator.EventAccumulator(logger.log_dir)
+    events.Reload()
+    tags = [tag.removesuffix("/text_summary") for tag in events.Tags()["tensors"] if "summary" in tag]
+    assert {"modelprof/1_summary", "modelprof/validate/1_summary"} <= set(tags)

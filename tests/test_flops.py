@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import lightning
 import pytest
 import torch
@@ -210,6 +212,39 @@ def test_the_optimizer_is_a_phase_of_its_own(with_closure):
         model(x)
     one = 2 * 16 * 4
     assert summarize(counter).macs == {"forward": 2 * one, "backward": one, "optimizer": 2 * 4 * 16 * 4}
+
+
+class Closure:
+    """A closure whose forward runs without gradients, outside of any module."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self):
+        with torch.no_grad():
+            torch.rand(8, 4) @ self.weight
+        return 0.0
+
+    def method(self, _unused=None):
+        return self()
+
+
+@pytest.mark.parametrize("form", ["object", "function", "partial of a method", "lambda by name"])
+def test_forward_without_gradients_in_a_closure_is_no_optimizer(form):
+    """Lightning's training_step runs inside of the optimizer's step; what follows it there is the optimizer."""
+    model = nn.Linear(4, 16)
+    closure = Closure(model.weight.T)
+    model.weight.grad = torch.rand(16, 4)
+    optimizer = Multiplying(model.parameters(), lr=0.1)
+    forms = {
+        "object": lambda: optimizer.step(closure),
+        "function": lambda: optimizer.step(closure.method),
+        "partial of a method": lambda: optimizer.step(partial(partial(closure.method), None)),
+        "lambda by name": lambda: optimizer.step(closure=lambda: closure()),
+    }
+    with FlopCounter(model) as counter:
+        forms[form]()
+    assert summarize(counter).macs == {"forward": 8 * 4 * 16, "optimizer": 2 * 4 * 16 * 4}
 
 
 def test_gradients_of_gradients_are_backward():

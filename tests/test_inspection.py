@@ -6,6 +6,8 @@ import copy
 import csv
 import math
 import pickle
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,16 @@ from torch.library import custom_op
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.module_tree import module_tree
 from lightning_modelprof.cli import read_report
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import StepTag
-from tests.fits import Manual, Net, fit_quietly, loader, make_callback, make_trainer, run_fit, steps_of
+from tests import fits
+from tests.fits import Manual, Net, fit_quietly, loader, make_trainer, steps_of
+
+make_callback = partial(fits.make_callback, flops=True)
+run_fit = partial(fits.run_fit, flops=True)
 
 # Net on a batch of 2: 8 → 16 → 1, of the first layer no gradient of the data.
 FORWARD = 2 * (8 * 16 + 16 * 1)
@@ -80,8 +87,7 @@ def test_switched_off(tmp_path):
     assert cost_of(callback) is None
     assert callback.report.sections["flops"] is None
     assert not any(hooks or mode for hooks, mode in watch.steps)
-    assert table(callback, "flops").absent_reason == "not counted (flops=True counts one step)"
-    assert not {"model_size", "module_tree"} & {table.id for table in callback.report.tables}
+    assert not {"flops", "model_size", "module_tree"} & {table.id for table in callback.report.tables}
 
 
 def test_sizes_after_a_step(tmp_path):
@@ -115,16 +121,12 @@ class Sleepy(Net):
 class SleepFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, forward_s, backward_s):
-        import time
-
         ctx.backward_s = backward_s
         time.sleep(forward_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        import time
-
         time.sleep(ctx.backward_s)
         return gradient, None, None
 
@@ -149,8 +151,6 @@ def test_known_sleeps_are_attributed(tmp_path):
 
 
 def callback_modules(callback):
-    from lightning_modelprof.analysis.module_tree import module_tree
-
     tree = module_tree(cost_of(callback))
     assert not isinstance(tree, Absent)
     return tree.modules
@@ -266,11 +266,13 @@ class WithOwnOperator(Net):
 
 def test_unknown_operators_are_listed_and_formulas_count_them(tmp_path):
     callback = run_fit(tmp_path / "a", module=WithOwnOperator(), active=0)
+    assert cost_of(callback).count_note == ""
     (entry,) = callback.report.sections["flops"]["uncounted"]
     assert (entry["operator"], entry["calls"]) == ("modelprof_inspection::product", 1)
     assert "too low by as much" in " ".join(table(callback, "flops").notes)
     formulas = {"modelprof_inspection::product": lambda a, b, *, out_val: 2 * a.numel() * b.shape[-1]}
     callback = run_fit(tmp_path / "b", module=WithOwnOperator(), active=0, flop_formulas=formulas)
+    assert cost_of(callback).count_note == ""
     assert flops_of(callback)["forward"] == FORWARD + 2 * 8 * 2
 
 

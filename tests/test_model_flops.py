@@ -38,7 +38,7 @@ STEP = (
 
 
 def tables(facts, unit="samples"):
-    return flop_tables(SimpleNamespace(flops=facts, info=SimpleNamespace(sample_unit=unit)), DEFAULT_OPTIONS)
+    return flop_tables(SimpleNamespace(flops=facts, cost=facts, info=SimpleNamespace(sample_unit=unit)), DEFAULT_OPTIONS)
 
 
 def test_totals_leave_transforms_out():

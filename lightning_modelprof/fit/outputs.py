@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
+from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.tensorboard import write_layout, write_report
+from lightning_modelprof.show.tensorboard import TAG_PREFIX, write_layout, write_report
 from lightning_modelprof.show.terminal import print_report
 from lightning_modelprof.show.text import render_text
 
@@ -92,7 +93,9 @@ class Outputs:
 
     def show_report(self, report: Report, step: int) -> None:
         """Print the report and write it to TensorBoard as text."""
-        self._to_tensorboard(lambda writer: write_report(writer, report, step))
+        loop = loop_of(report.sections["run"]["loop"])
+        prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
+        self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if self._use_terminal:
             self._try("terminal", lambda: print_report(report.without_details()))
             if self.directory is not None:

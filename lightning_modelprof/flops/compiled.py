@@ -11,6 +11,9 @@ from torch import nn
 _ORIGINAL: Final = "_torchdynamo_orig_callable"
 """What torch.compile puts on every function that it wraps."""
 
+_OF_DYNAMO: Final = "__"
+"""Dynamo leaves what it compiles in a file's globals, as ``__compiled_fn_3``, whoever's model it was."""
+
 _NOT_THE_USERS: Final = {"torch", "builtins", "typing", "lightning", "pytorch_lightning", "torchmetrics"}
 _NOTHING: Final = ModuleType("nothing")
 
@@ -46,6 +49,6 @@ def _is_compiled(module: nn.Module) -> bool:
 def _find_function(names: Any) -> str | None:
     """The first of the named objects that torch.compile made; asked without running code of theirs."""
     for name, value in list(names.items()):
-        if isinstance(value, FunctionType) and _ORIGINAL in vars(value):
+        if isinstance(value, FunctionType) and _ORIGINAL in vars(value) and not name.startswith(_OF_DYNAMO):
             return str(name)
     return None

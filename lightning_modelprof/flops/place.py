@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
+from types import CodeType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -36,6 +38,13 @@ class _Entered(NamedTuple):
     task: int
 
 
+class _Stepping(NamedTuple):
+    """An optimizer that is stepping: how many modules were running, and the code of its closure, if any."""
+
+    depth: int
+    closure: CodeType | None
+
+
 class Whereabouts:
     """Follows the modules below a root, the backward passes and the optimizers of a step.
 
@@ -54,7 +63,7 @@ class Whereabouts:
         # Marks that threads of the autograd engine made, by thread: each counts its nodes on its own.
         self._engine_marks: dict[int, tuple[int, SequenceMarks[str]]] = {}
         self._main_thread = 0
-        self._optimizer_depths: list[int] = []
+        self._stepping: list[_Stepping] = []
         self._cleanup: list[Callable[[], None]] = []
 
     def follow(self) -> None:
@@ -73,21 +82,25 @@ class Whereabouts:
         while self._cleanup:
             self._cleanup.pop()()
         self._entered.clear()
-        self._optimizer_depths.clear()
+        self._stepping.clear()
 
     def now(self) -> tuple[Phase, str]:
         """Phase and module path of the operator that is running."""
         module, task_of_module = self._entered[-1] if self._entered else ("", _NO_TASK)
         task = torch._C._current_graph_task_id()
         if task == _NO_TASK:
-            stepping = self._optimizer_depths and self._optimizer_depths[-1] >= len(self._entered)
-            # Closures run inside the optimizer's step, but with gradients on.
-            if stepping and not torch.is_grad_enabled():
-                return "optimizer", ""
-            return "forward", module
+            return ("optimizer", "") if self._is_optimizer() else ("forward", module)
         if torch.is_grad_enabled() and (task_of_module == task or _checkpoint_is_running()):
             return "recompute", module
         return "backward", self._module_of_node(task)
+
+    def _is_optimizer(self) -> bool:
+        """Whether it is an optimizer's own work: Lightning runs forward and backward inside of its step."""
+        if not self._stepping or torch.is_grad_enabled():
+            return False
+        depth, closure = self._stepping[-1]
+        # In a closure gradients may be off too: under no_grad, and in the forward of an autograd function.
+        return depth >= len(self._entered) and not (closure and _is_running(closure))
 
     def _follow_modules(self) -> None:
         """Put hooks on the instances, except where hooks would change what the model computes.
@@ -148,12 +161,13 @@ class Whereabouts:
                 self._mark()
                 return
 
-    def _enter_optimizer(self, *_arguments: Any) -> None:
-        self._optimizer_depths.append(len(self._entered))
+    def _enter_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._stepping.append(_Stepping(len(self._entered), _code_of(closure)))
 
     def _leave_optimizer(self, *_arguments: Any) -> None:
-        if self._optimizer_depths:
-            self._optimizer_depths.pop()
+        if self._stepping:
+            self._stepping.pop()
 
     def _module_of_node(self, task: int) -> str:
         node = torch._C._current_autograd_node()
@@ -183,11 +197,29 @@ def paths_below(root: nn.Module) -> dict[int, str]:
     return paths
 
 
+def _code_of(function: Any) -> CodeType | None:
+    """What runs when a function, a method or an object is called; ``None`` for what is not Python."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", None)
+    return getattr(function, "__code__", None)
+
+
+def _is_running(code: CodeType) -> bool:
+    """Whether a caller runs this code."""
+    return _has_caller(lambda running: running is code)
+
+
 def _checkpoint_is_running() -> bool:
     """Whether a caller is torch's checkpoint: asked only where gradients are on during a backward pass."""
+    return _has_caller(lambda running: running.co_filename == _CHECKPOINT_FILE)
+
+
+def _has_caller(is_wanted: Callable[[CodeType], bool]) -> bool:
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == _CHECKPOINT_FILE:
+        if is_wanted(frame.f_code):
             return True
         frame = frame.f_back  # type: ignore[assignment]  # None at the outermost, which mypy leaves out
     return False

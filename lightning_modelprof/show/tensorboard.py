@@ -39,7 +39,7 @@ class Writer(Protocol):
         """Bring everything to the disk."""
 
 
-def write_report(writer: Writer, report: Report, step: int) -> None:
+def write_report(writer: Writer, report: Report, step: int, prefix: str = TAG_PREFIX) -> None:
     """Write the summary as ``modelprof/1_summary`` and each table as ``modelprof/<number>_<table id>``.
 
     The Text dashboard sorts by tag, numbers by their value, so the numbers keep the reading order.
@@ -48,12 +48,13 @@ def write_report(writer: Writer, report: Report, step: int) -> None:
         writer: a SummaryWriter or something like it.
         report: what to write.
         step: the x-coordinate.
+        prefix: of the tags, so that reports of several loops can stand in one TensorBoard.
     """
     texts = [("summary", markdown_summary(report))]
     tables, _ = part_absent(report.tables)
     texts += [(table.id, markdown_table(table)) for table in tables]
     for number, (name, text) in enumerate(texts, 1):
-        writer.add_text(f"{TAG_PREFIX}/{number}_{name}", text, step)
+        writer.add_text(f"{prefix}/{number}_{name}", text, step)
     writer.flush()
 
 

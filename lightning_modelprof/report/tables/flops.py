@@ -31,6 +31,8 @@ def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]
     Definition: counted on one real step while it ran. FLOP/s are FLOPs of that step over the mean time of a
     clean step; MFU and HFU the share of the device's dense peak in the dtypes that were used.
     """
+    if analysis.cost is None:
+        return ()
     return _phases(analysis.flops, analysis.info.sample_unit), _operators(analysis.flops)
 
 

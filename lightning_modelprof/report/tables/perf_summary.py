@@ -25,6 +25,7 @@ _ADVICE: Final = {
     "recorded by torch.profiler": "{more}, or record fewer {steps} (active, repeat)",
     "profiler warm-up": "{more}, or lower warmup or repeat",
     "window closed or archive saved": "{more}, or open fewer windows (repeat)",
+    "FLOPs counted or modules timed": "{more}",
     "prefetched while the profiler worked": "{more}, or open fewer windows (repeat)",
     "validation inside": "validate less often (the Trainer's val_check_interval)",
 }
