@@ -1,6 +1,10 @@
-"""What counting costs a training step: forward, backward and AdamW, with and without a dispatch mode.
+r"""What counting costs a training step: forward, backward and AdamW, with and without a dispatch mode.
 
-    OMP_NUM_THREADS=1 python benchmarks/flop_overhead.py --repetitions 15
+    OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 \
+        python benchmarks/flop_overhead.py --repetitions 15
+
+The last two let glibc keep the memory that it has. Without them ResNet-50 gets 10,000 to 20,000 pages anew
+from the system in a step, by chance more or fewer, which is up to 20 us per operator in any of the columns.
 
 Every repetition runs one step of each kind after the other, so that they share the machine's load; the best
 of each kind counts, in processor time. All that a counted step needs is in its time: making the counter,

@@ -84,9 +84,9 @@ def profile_model(
     """Show where a model's parameters, FLOPs and time are, from a few calls on one batch.
 
     The model runs in the mode it is in, on the device it is on: once while its FLOPs are counted, then
-    ``warm_up`` times, then ``steps`` times while its modules are timed. Gradients, buffers, ``training``
-    flags and random states are as before afterwards, whatever happens; what else the model's own code
-    keeps, such as a cache, it keeps.
+    ``warm_up`` times, then ``steps`` times while the whole call is timed, and ``steps`` times while its
+    modules are. Gradients, buffers, ``training`` flags and random states are as before afterwards, whatever
+    happens; what else the model's own code keeps, such as a cache, it keeps.
 
     Args:
         model: any module, compiled ones too: compiled parts are timed as a whole.
@@ -95,7 +95,7 @@ def profile_model(
         loss_fn: makes a scalar of the output; with it, backward is counted and timed too. Without it, no
             gradients are recorded.
         warm_up: calls before the timed ones.
-        steps: timed calls.
+        steps: timed calls, of the whole and again of the modules: these take longer, by the hooks on them.
         module_depth: deepest modules that are shown, 0 being the model; ``None`` means all.
         top_modules: classes that are named for each depth.
         detailed: whether the report has every module.
@@ -172,27 +172,41 @@ def _count(model: nn.Module, call: ProfiledCall, formulas: Mapping[Any, Formula]
 def _time(
     model: nn.Module, call: ProfiledCall, timer: ModuleTimer, steps: int, device: torch.device
 ) -> _Latency:
-    """Time calls; the device is waited for around each, and never inside."""
-    forward_ns = backward_ns = 0
-    loss: torch.Tensor | None = None
+    """Time whole calls without hooks, which in a small model take as long as it does; then its modules."""
+    calls = [_whole_call(model, call, device) for _ in range(steps)]
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
         with timer:
-            wait_for(device)
-            begin_ns = host_clock()
             output = call.forward()
-            wait_for(device)
-            forward_ns += host_clock() - begin_ns
             loss = call.loss(output)
             if loss is not None:
                 timer.on_before_backward(loss)
-                wait_for(device)
-                begin_ns = host_clock()
                 call.backward(loss)
-                wait_for(device)
-                backward_ns += host_clock() - begin_ns
+            wait_for(device)
         del output
-    return _Latency(forward_ns / steps, None if loss is None else backward_ns / steps)
+    backward_ns = [found.backward_ns for found in calls if found.backward_ns is not None]
+    return _Latency(
+        forward_ns=sum(found.forward_ns for found in calls) / steps,
+        backward_ns=sum(backward_ns) / steps if backward_ns else None,
+    )
+
+
+def _whole_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
+    """Time one call; the device is waited for around it, and never inside."""
+    model.zero_grad(set_to_none=True)
+    wait_for(device)
+    begin_ns = host_clock()
+    output = call.forward()
+    wait_for(device)
+    forward_ns = host_clock() - begin_ns
+    loss = call.loss(output)
+    if loss is None:
+        return _Latency(forward_ns, None)
+    wait_for(device)
+    begin_ns = host_clock()
+    call.backward(loss)
+    wait_for(device)
+    return _Latency(forward_ns, host_clock() - begin_ns)
 
 
 # ---- The head of the report

@@ -65,6 +65,7 @@ MEASURING = {
     "timing only": {"active": 0},
     "windows": {"active": 2, "repeat": 3, "profile_memory": True, "record_shapes": True},
     "windows and outputs": {"active": 2, "repeat": 0, "tensorboard": True, "terminal": True},
+    "counting": {"active": 0, "skip_first": 10, "flops": True, "fvcore": True},
 }
 
 
@@ -149,7 +150,11 @@ def without_paths(state):
 def test_the_same_bits(tmp_path, capsys, without, name, measuring):
     state, callback = train(tmp_path, CASES[name], MEASURING[measuring])
     assert len(steps_of(callback)) == 24  # it did measure
-    assert bool(windows_of(callback)) == (measuring != "timing only")
+    assert bool(windows_of(callback)) == (MEASURING[measuring]["active"] > 0)
+    if measuring == "counting":
+        cost = callback.run.ranks[0].model_cost
+        assert any(operator.flops for operator in cost.count.operators)
+        assert cost.times.steps == 3
     assert len(state["checkpoints"]) >= 2
     assert_same(without_paths(without(name)), without_paths(state))
     for checkpoint in state["checkpoints"].values():

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.library import custom_op
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -229,22 +230,39 @@ class Closure:
         return self()
 
 
-@pytest.mark.parametrize("form", ["object", "function", "partial of a method", "lambda by name"])
+@pytest.mark.parametrize("form", ["object", "method", "partial of a method", "function by name"])
 def test_forward_without_gradients_in_a_closure_is_no_optimizer(form):
-    """Lightning's training_step runs inside of the optimizer's step; what follows it there is the optimizer."""
+    """Lightning runs training_step inside of the optimizer's step; what follows there is the optimizer."""
     model = nn.Linear(4, 16)
     closure = Closure(model.weight.T)
     model.weight.grad = torch.rand(16, 4)
     optimizer = Multiplying(model.parameters(), lr=0.1)
+
+    def function():
+        return closure()
+
     forms = {
         "object": lambda: optimizer.step(closure),
-        "function": lambda: optimizer.step(closure.method),
+        "method": lambda: optimizer.step(closure.method),
         "partial of a method": lambda: optimizer.step(partial(partial(closure.method), None)),
-        "lambda by name": lambda: optimizer.step(closure=lambda: closure()),
+        "function by name": lambda: optimizer.step(closure=function),
     }
     with FlopCounter(model) as counter:
         forms[form]()
-    assert summarize(counter).macs == {"forward": 8 * 4 * 16, "optimizer": 2 * 4 * 16 * 4}
+    assert summarize(counter).macs == {"forward": 8 * 4 * 16, "optimizer": 2 * 16 * 16 * 4}
+
+
+def test_a_kernel_that_also_computes_again_is_one_call():
+    """Fused attention: its backward stands under backward and under recompute."""
+    query = torch.rand(2, 4, 16, 8, requires_grad=True)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), FlopCounter(nn.Identity()) as counter:
+        F.scaled_dot_product_attention(query, query, query).sum().backward()
+    operators = step_count(counter).operators
+    assert [(one.phase, one.calls) for one in operators] == [
+        ("forward", 1),
+        ("backward", 1),
+        ("recompute", 0),
+    ]
 
 
 def test_gradients_of_gradients_are_backward():

@@ -556,6 +556,14 @@ def test_a_lazy_model_is_refused():
     assert nn.parameter.is_lazy(model[0].weight)
 
 
+def test_a_step_that_asks_for_its_trainer_says_so_in_one_sentence():
+    def step():
+        raise RuntimeError("Net is not attached to a `Trainer`.")
+
+    with pytest.raises(ModelProfError, match=r"`Trainer`\. The step asks for its Trainer or its optimizers"):
+        forward_table(nn.Linear(2, 2), step)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [

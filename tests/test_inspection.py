@@ -174,6 +174,60 @@ def test_every_way_of_training_is_counted(tmp_path, module, trainer):
     assert dtypes == ({"bfloat16"} if "bf16" in str(trainer) else {"float32"})
 
 
+class Targets(Net):
+    """Its targets are a matrix product without gradients, in no module."""
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            batch[0] @ torch.ones(8, 3)
+        return self.loss(batch)
+
+
+def test_work_without_gradients_in_training_step_is_forward(tmp_path):
+    """Lightning runs training_step inside of the optimizer's step, which runs without gradients too."""
+    callback = run_fit(tmp_path, module=Targets(), active=0, skip_first=10)
+    assert flops_of(callback) == {"forward": FORWARD + 2 * 8 * 3, "backward": BACKWARD}
+    assert "optimizer" not in callback.report.sections["flops"]
+
+
+class Multiplying(torch.optim.SGD):
+    """Squares the first layer's weight of 16 x 8: 16 * 8 * 16 multiply-adds."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = super().step(closure)
+        weight = self.param_groups[0]["params"][0]
+        weight @ weight.t()
+        return loss
+
+
+class Squares(Net):
+    def configure_optimizers(self):
+        return Multiplying(self.parameters(), lr=0.01)
+
+
+def test_with_accumulation_the_mean_step_has_a_part_of_the_optimizers_flops(tmp_path):
+    """About a quarter of them: the steps in which it stepped are in the run's tags."""
+    callback = run_fit(
+        tmp_path,
+        module=Squares(),
+        data=loader(120),
+        trainer={"accumulate_grad_batches": 4},
+        active=0,
+        skip_first=10,
+        peak_flops_per_s=1e12,
+    )
+    section, clean = callback.report.sections["flops"], steps_of(callback).clean()
+    share = float(((clean.tags & int(StepTag.NO_OPTIMIZER_STEP)) == 0).mean())
+    assert 0.2 < share < 0.3
+    assert section["optimizer_share"] == share
+    assert section["optimizer"]["macs"] == 16 * 8 * 16
+    step_s = callback.report.sections["benchmark"]["batch_cost_ns"]["avg"] / 1e9
+    mean_flops = 2 * (FORWARD + BACKWARD + share * 16 * 8 * 16)
+    assert section["hfu"] == pytest.approx(mean_flops / 1e12 / step_s)
+    assert section["hardware_flops"] == 2 * (FORWARD + BACKWARD + 16 * 8 * 16)
+
+
 class Layers(nn.Sequential):
     """torch.compile leaves the forward of torch's own containers alone."""
 

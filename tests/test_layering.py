@@ -64,7 +64,15 @@ LAWS = {
 
 # Library → the only parts and files that may import it.
 LIBRARIES = {
-    "torch": ("fit.checks", "fit.inspection", "flops", "measure", "model_profile", "model_profile_arguments"),
+    "torch": (
+        "fit.checks",
+        "fit.inspection",
+        "fit.step_copy",
+        "flops",
+        "measure",
+        "model_profile",
+        "model_profile_arguments",
+    ),
     "fvcore": ("flops.fvcore_handles",),
     "torchmetrics": ("measure.metrics",),
     "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),

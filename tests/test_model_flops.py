@@ -38,7 +38,9 @@ STEP = (
 
 
 def tables(facts, unit="samples"):
-    return flop_tables(SimpleNamespace(flops=facts, cost=facts, info=SimpleNamespace(sample_unit=unit)), DEFAULT_OPTIONS)
+    return flop_tables(
+        SimpleNamespace(flops=facts, cost=facts, info=SimpleNamespace(sample_unit=unit)), DEFAULT_OPTIONS
+    )
 
 
 def test_totals_leave_transforms_out():
@@ -84,10 +86,10 @@ def test_the_phase_table():
     table, _ = tables(facts, unit="tokens")
     assert [column.label for column in table.columns][4:] == ["Per token", "FLOP/s", "MFU / HFU"]
     assert table.rows == (
-        ("Model: forward and backward", 3000, 1500, 3000 / 3600, 750.0, 3000 / 2e-6, 3000 / 2.5e9 / 2e-6),
+        ("Model", 3000, 1500, 3000 / 3600, 750.0, 3000 / 2e-6, 3000 / 2.5e9 / 2e-6),
         ("Forward", 1000, 500, 1000 / 3600, 250.0, None, None),
         ("Backward", 2000, 1000, 2000 / 3600, 500.0, None, None),
-        ("Hardware: all that ran", 3600, 1800, 1.0, 900.0, 3600 / 2e-6, 3600 / 2.5e9 / 2e-6),
+        ("Hardware", 3600, 1800, 1.0, 900.0, 3600 / 2e-6, 3600 / 2.5e9 / 2e-6),
         ("Recompute", 500, 250, 500 / 3600, 125.0, None, None),
         ("Optimizer", 100, 50, 100 / 3600, 25.0, None, None),
     )
@@ -96,7 +98,7 @@ def test_the_phase_table():
     assert "Counted while step 6 ran" in text
     assert "too low by as much: mylib::secret (3 calls)" in text
     assert "are 77 FLOPs more" in text
-    assert "Peak of float32: a data sheet" in text
+    assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
 
 
 def test_a_measured_rate_is_not_called_mfu():
@@ -107,6 +109,56 @@ def test_a_measured_rate_is_not_called_mfu():
     assert "no MFU" in text
     assert "A formula failed: aten::mm: wrong." in text
     assert "as compiled models are" in text
+
+
+def test_of_an_optimizer_that_steps_in_one_step_of_four_the_mean_step_has_a_quarter():
+    """3500 FLOPs and 25 of 100: in 2 us at a peak of 2.5 GFLOP/s these are 1.7625 GFLOP/s and 0.705."""
+    facts = model_flops(cost(*STEP, peaks=(peak(rate=2.5e9),)), 2000, optimizer_share=0.25)
+    assert facts.hardware.flops_per_s == pytest.approx(1.7625e9, rel=1e-12)
+    assert facts.hardware.share_of_peak == pytest.approx(0.705, rel=1e-12)
+    assert (facts.model.flops_per_s, facts.hardware_flops) == (pytest.approx(1.5e9), 3600)
+    table, _ = tables(facts)
+    per_sample = {row[0]: row[4] for row in table.rows}
+    assert per_sample["Hardware"] == 3525 / 4
+    assert per_sample["Optimizer"] == 25 / 4
+    assert "stepped in 25 % of the clean steps" in " ".join(table.notes)
+
+
+def test_a_dtype_without_a_peak_is_named():
+    entries = (operator("forward", 1000), operator("forward", 3000, dtype="bfloat16"))
+    facts = model_flops(cost(*entries, peaks=(peak("bfloat16"),)), 2000)
+    assert (facts.without_peak, facts.model.share_of_peak) == (("float32",), None)
+    assert "not known without a peak of float32" in " ".join(tables(facts)[0].notes)
+
+
+def test_no_clean_step_is_said():
+    table, _ = tables(model_flops(cost(*STEP), None))
+    assert "No step was clean" in " ".join(table.notes)
+    table, _ = tables(model_flops(cost(*STEP), 2000))
+    assert "clean" not in " ".join(table.notes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "total"),
+    [(operator("forward", 77, name="aten::_fft_c2c"), 0), (operator("forward", None, name="my::op"), None)],
+)
+def test_transforms_alone_are_zero_and_unknown_work_alone_is_unknown(entry, total):
+    facts = model_flops(cost(entry, peaks=(peak(),)), 5)
+    assert (facts.model_flops, facts.hardware_flops) == (total, total)
+    assert facts.hardware.flops_per_s is None
+
+
+def test_phases_that_did_not_run_have_no_column():
+    _, table = tables(model_flops(cost(operator("forward", 6, calls=2)), None))
+    assert [column.key for column in table.columns] == [
+        "operator",
+        "calls",
+        "flops",
+        "ratio",
+        "forward_flops",
+    ]
+    assert table.rows == (("aten::mm", 2, 6, 1.0, 6),)
+    assert "dash" not in " ".join(table.notes)
 
 
 def test_the_operator_table():

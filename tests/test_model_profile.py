@@ -125,10 +125,22 @@ def test_number_of_calls():
 
     model = Counts()
     quiet(model, BATCH, warm_up=4, steps=5)
-    assert calls == [False] * (1 + 4 + 5)  # one of them is counted
+    assert calls == [False] * (1 + 4 + 2 * 5)  # one is counted, five are timed as a whole, five by modules
     calls.clear()
     quiet(model, torch.rand(2, requires_grad=True), loss_fn=square, warm_up=0, steps=1)
-    assert calls == [True] * 2
+    assert calls == [True] * 3
+
+
+def test_latency_of_the_whole_call_is_without_hooks():
+    hooked = []
+
+    class Looks(nn.Module):
+        def forward(self, x):
+            hooked.append(bool(self._forward_hooks))
+            return x
+
+    quiet(nn.Sequential(Looks()), BATCH, warm_up=1, steps=2)
+    assert hooked == [True, False, False, False, True, True]  # counted, warm-up, whole twice, modules twice
 
 
 @pytest.mark.parametrize("ignored", ["Block", Block, ["blocks"], {nn.ModuleList}, ("blocks.0", "blocks.1")])

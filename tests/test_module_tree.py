@@ -150,6 +150,14 @@ def test_nothing_measured_is_none_and_not_zero():
     assert module_tree(ModelCost()) == Absent("the model's modules were not recorded")
 
 
+@pytest.mark.parametrize(("calls", "is_said"), [(0, True), (2, False)])
+def test_a_model_that_was_not_called_itself_is_said(calls, is_said):
+    """Lightning calls training_step, so the LightningModule's own work is in no module's latency."""
+    times = timed(("", calls, 5, None), ("head", 2, 30, None))
+    tree = module_tree(ModelCost(modules=MODULES, times=times))
+    assert any("was not called" in note for note in tree.notes) == is_said
+
+
 def test_forward_only():
     forward = ModelCost(
         modules=MODULES,

@@ -22,6 +22,7 @@ from lightning_modelprof.run.records import (
     Run,
     RunInfo,
     StepTag,
+    StepTimings,
     Window,
 )
 
@@ -73,6 +74,12 @@ class Analysis:
     notes: tuple[str, ...]
 
 
+def _stepping_share(steps: StepTimings) -> float:
+    """Share of the steps in which the optimizer stepped; 1 if there are none."""
+    stepped = (steps.tags & int(StepTag.NO_OPTIMIZER_STEP)) == 0
+    return float(stepped.mean()) if len(steps) else 1.0
+
+
 def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int, str]) -> Analysis:
     """Derive the facts of a run's first rank.
 
@@ -105,7 +112,9 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             )
             for window in record.windows
         ),
-        flops=model_flops(cost, None if figures is None else figures.batch_cost_ns.avg),
+        flops=model_flops(
+            cost, None if figures is None else figures.batch_cost_ns.avg, _stepping_share(steps.clean())
+        ),
         modules=_NOT_INSPECTED
         if cost is None
         else module_tree(cost, run.info.config.get("ignore_modules") or ()),

@@ -56,7 +56,8 @@ class Utilization:
     """FLOPs against time, and against what the device could do.
 
     Attributes:
-        flops_per_s: FLOPs per step over the mean time of a clean step; ``None`` without clean steps.
+        flops_per_s: FLOPs per step over the mean time of a clean step, those of the optimizer by the share of
+            steps in which it stepped; ``None`` without clean steps.
         share_of_peak: time that the device would need at its peak rates over the time that it took: MFU of
             the model's FLOPs, HFU of the hardware's; of measured matmul rates where ``peaks`` are such.
             ``None`` when a dtype has no peak.
@@ -75,12 +76,14 @@ class ModelFlops:
         phases: phase → FLOPs without Fourier transforms, of the phases that ran.
         fourier: phase → FLOPs of Fourier transforms, 5 N log2 N.
         model_flops: forward and backward; ``None`` when no forward was counted.
-        hardware_flops: all phases.
+        hardware_flops: all phases; ``None`` when nothing was counted.
+        optimizer_share: of the clean steps, those in which the optimizer stepped.
         operators: largest first.
         uncounted: what is in no total.
         ideal_step_s: time of the model's FLOPs at the peak rates; ``None`` when a dtype has none.
         model, hardware: rates and shares.
         peaks: the rates that the shares are of.
+        without_peak: dtypes that compute and have no rate.
         is_mfu: whether these are peaks of the device; ``False`` when they are measured matmul rates.
         note: why a share is missing; ``""`` if none is.
     """
@@ -89,23 +92,29 @@ class ModelFlops:
     phases: dict[str, int]
     fourier: dict[str, int]
     model_flops: int | None
-    hardware_flops: int
+    hardware_flops: int | None
+    optimizer_share: float
     operators: tuple[OperatorFlops, ...]
     uncounted: tuple[UncountedOperator, ...]
     ideal_step_s: float | None
     model: Utilization
     hardware: Utilization
     peaks: tuple[PeakRate, ...]
+    without_peak: tuple[str, ...]
     is_mfu: bool
     note: str
 
 
-def model_flops(cost: ModelCost | None, step_ns: float | None) -> ModelFlops | Absent:
+def model_flops(
+    cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0
+) -> ModelFlops | Absent:
     """FLOPs of the counted step.
 
     Args:
         cost: what was counted; ``None`` when counting is switched off.
         step_ns: mean time of a clean step; ``None`` if there is none.
+        optimizer_share: of the clean steps, those in which the optimizer stepped. With accumulated gradients
+            the counted step has all of its FLOPs, while the mean step has a part of them.
     """
     if cost is None:
         return Absent("not counted (flops=True counts one step)")
@@ -115,40 +124,49 @@ def model_flops(cost: ModelCost | None, step_ns: float | None) -> ModelFlops | A
     counted = [entry for entry in count.operators if not _is_fourier(entry)]
     phases = _by_phase(counted)
     in_model = [entry for entry in counted if entry.phase in MODEL_PHASES]
+    # Fourier transforms have FLOPs in no total: where they are all there is, the totals are 0, not unknown.
+    has_flops = {entry.phase for entry in count.operators if entry.flops is not None}
     return ModelFlops(
         count=count,
         phases=phases,
         fourier=_by_phase(entry for entry in count.operators if _is_fourier(entry)),
-        model_flops=sum(phases.get(phase, 0) for phase in MODEL_PHASES) if "forward" in phases else None,
-        hardware_flops=sum(phases.values()),
+        model_flops=sum(phases.get(phase, 0) for phase in MODEL_PHASES) if "forward" in has_flops else None,
+        hardware_flops=sum(phases.values()) if has_flops else None,
+        optimizer_share=optimizer_share,
         operators=_operators(count.operators),
         uncounted=_uncounted(count.operators),
         ideal_step_s=ideal_seconds(in_model, cost.peaks),
         model=_utilization(in_model, cost.peaks, step_ns),
-        hardware=_utilization(counted, cost.peaks, step_ns),
+        hardware=_utilization(counted, cost.peaks, step_ns, optimizer_share),
         peaks=cost.peaks,
+        without_peak=tuple(sorted(_by_dtype(counted, 1).keys() - {peak.dtype for peak in cost.peaks})),
         is_mfu=not any(peak.is_measured for peak in cost.peaks),
         note=cost.peak_note,
     )
 
 
-def ideal_seconds(operators: Iterable[OperatorCount], peaks: Sequence[PeakRate]) -> float | None:
+def ideal_seconds(
+    operators: Iterable[OperatorCount], peaks: Sequence[PeakRate], optimizer_share: float = 1.0
+) -> float | None:
     """Time of the FLOPs at the device's peak; ``None`` when a dtype that computes has none."""
     rates = {peak.dtype: peak.flops_per_s for peak in peaks}
-    flops = _by_dtype(operators)
+    flops = _by_dtype(operators, optimizer_share)
     if not flops or not flops.keys() <= rates.keys():
         return None
     return sum(amount / rates[dtype] for dtype, amount in flops.items())
 
 
 def _utilization(
-    operators: Sequence[OperatorCount], peaks: Sequence[PeakRate], step_ns: float | None
+    operators: Sequence[OperatorCount],
+    peaks: Sequence[PeakRate],
+    step_ns: float | None,
+    optimizer_share: float = 1.0,
 ) -> Utilization:
-    total = sum(entry.flops or 0 for entry in operators)
+    total = sum(_by_dtype(operators, optimizer_share).values())
     if not step_ns or not total:
         return Utilization(flops_per_s=None, share_of_peak=None)
     seconds = step_ns / 1e9
-    ideal = ideal_seconds(operators, peaks)
+    ideal = ideal_seconds(operators, peaks, optimizer_share)
     return Utilization(flops_per_s=total / seconds, share_of_peak=None if ideal is None else ideal / seconds)
 
 
@@ -164,10 +182,12 @@ def _by_phase(operators: Iterable[OperatorCount]) -> dict[str, int]:
     return {phase: totals[phase] for phase in FLOP_PHASES if phase in totals}
 
 
-def _by_dtype(operators: Iterable[OperatorCount]) -> dict[str, int]:
-    totals: Counter[str] = Counter()
+def _by_dtype(operators: Iterable[OperatorCount], optimizer_share: float) -> dict[str, float]:
+    """FLOPs of a mean step."""
+    totals: dict[str, float] = {}
     for entry in operators:
-        totals[entry.dtype] += entry.flops or 0
+        share = optimizer_share if entry.phase == "optimizer" else 1
+        totals[entry.dtype] = totals.get(entry.dtype, 0) + (entry.flops or 0) * share
     return {dtype: flops for dtype, flops in totals.items() if flops}
 
 

@@ -247,4 +247,6 @@ def _notes(cost: ModelCost) -> Iterable[str]:
     if cost.times is None:
         yield f"Latency is not measured: {cost.times_note or 'no step was timed'}."
     else:
+        if cost.times.times and not any(time.calls for time in cost.times.times if not time.path):
+            yield "The model itself was not called, only modules in it: its latency is the sum of theirs."
         yield from cost.times.notes

@@ -130,6 +130,9 @@ class ProfilingHooks:
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """After an epoch without a single step: Lightning does not tell us when steps end."""
+        inspection = None if self._ledger is None else self._ledger.inspection
+        if inspection is not None:  # on_train_batch_start returned -1, and that batch has no end
+            self._guard(lambda: inspection.end_batch(failed=True))
         session = self._session
         if session is not None and session.is_armed:
             self._guard(session.fallback.check_epoch)

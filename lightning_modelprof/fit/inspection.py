@@ -7,48 +7,32 @@ a compiled model is not run eagerly for it, but counted on a copy without data a
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.fit.inspection_plan import InspectionPlan, plan_inspection
-from lightning_modelprof.flops.compiled import find_compiled
-from lightning_modelprof.flops.copies import fake_copy, fake_inputs, plain_copy, values_are_missing
+from lightning_modelprof.fit.inspection_plan import InspectionPlan, num_steps, plan_inspection
+from lightning_modelprof.fit.step_copy import StepCopy
+from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
 from lightning_modelprof.flops.count import step_count
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
-from lightning_modelprof.flops.fvcore_table import forward_table
 from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
 from lightning_modelprof.flops.model_size import model_size
 from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.run.loops import Loop
-from lightning_modelprof.run.model_cost import ForwardTable, ModelCost, PeakRate, StepCount
+from lightning_modelprof.run.model_cost import ModelCost, PeakRate
 from lightning_modelprof.run.records import NOT_MEASURED
 
 NEVER: Final = 2**62
-_CONTEXTS: Final = {
-    "fit": "train_step_context",
-    "validate": "val_step_context",
-    "test": "test_step_context",
-    "predict": "predict_step_context",
-}
-"""Loop → the context of the precision plugin in which Lightning runs a step."""
-
-_BATCHES: Final = {
-    "validate": "num_val_batches",
-    "test": "num_test_batches",
-    "predict": "num_predict_batches",
-}
-"""Loop → where the Trainer has the number of batches of each dataloader."""
-
 T = TypeVar("T")
 
 
@@ -97,6 +81,7 @@ class Inspection:
         self._is_timing = False
         self._arguments: tuple[Any, ...] | None = None  # of the counted step
         self._step: int | None = None
+        self._frames = compiled_frames()
         self._begin_note = ""  # why counting or timing could not begin
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
@@ -136,7 +121,8 @@ class Inspection:
         self._begin_note = note or self._begin_note
 
     def _begin_count(self) -> None:
-        if find_compiled(self._module) is None:
+        # What is compiled may also be a function that the model only calls, wherever it is.
+        if find_compiled(self._module) is None and compiled_frames() == self._frames:
             counter = FlopCounter(self._module, self._formulas, force_eager=False)
             counter.__enter__()
             self._counter, self._is_counting = counter, True
@@ -152,10 +138,14 @@ class Inspection:
         parameters = inspect.signature(getattr(self._module, self._loop.step_hook)).parameters.values()
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             return available
-        return available[: len(parameters)]
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return available[: sum(parameter.kind in positional for parameter in parameters)]
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The inspected step has its loss."""
+        if self._is_counting and self._counter is not None and self._counter.has_other_backward:
+            self.end_batch()
+            self._counter = None  # a copy will be counted
         if self._is_timing and self._timer is not None:
             self._timer.on_before_backward(loss)
 
@@ -174,10 +164,11 @@ class Inspection:
         self.end_batch()
         if step is None:
             return
-        if step == self._plan.counted:
-            self._take_count(step)
-        if self.next_step == NEVER:
-            self._take_rest()
+        with _disable_current_modes():  # a mode of the user's around the fit is not to see what is ours
+            if step == self._plan.counted:
+                self._take_count(step)
+            if self.next_step == NEVER:
+                self._take_rest()
 
     def close(self) -> None:
         """The loop ended, perhaps with an exception: nothing of ours stays on the model."""
@@ -192,34 +183,20 @@ class Inspection:
         if arguments is None:
             self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
             return
+        copied = StepCopy(self._module, self._loop, self._trainer, arguments)
         count, note = _attempt(
-            lambda: (
-                self._count_copy(arguments, step)
-                if counter is None
-                else step_count(counter, step=step, samples=self._samples)
+            lambda: step_count(
+                counter or copied.count(self._formulas),
+                step=step,
+                samples=self._samples,
+                on_fake_tensors=counter is None,
             )
         )
         self.cost = replace(self.cost, count=count, count_note=note)
         self._take_peaks()
         if self._use_fvcore:
-            table, note = _attempt(lambda: self._run_fvcore(arguments))
+            table, note = _attempt(copied.forward_table)
             self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
-
-    def _count_copy(self, arguments: tuple[Any, ...], step: int) -> StepCount:
-        """Count the step and its backward on a copy of the module whose tensors hold no data."""
-        copied, mode = fake_copy(self._module)
-        counter = FlopCounter(copied, self._formulas, refuse_collectives=True)
-        with values_are_missing("flops=True"), mode, counter:
-            arguments = fake_inputs(mode, arguments)
-            output = self._run_step(copied, arguments)
-            loss = output.get("loss") if isinstance(output, Mapping) else output
-            if self._loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
-        return step_count(counter, step=step, samples=self._samples, on_fake_tensors=True)
-
-    def _run_step(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
-        with getattr(self._trainer.precision_plugin, _CONTEXTS[self._loop.key])():
-            return getattr(module, self._loop.step_hook)(*arguments)
 
     def _take_peaks(self) -> None:
         count = self.cost.count
@@ -228,12 +205,6 @@ class Inspection:
         found, note = _attempt(lambda: _peaks(device, dtypes, self._override))
         peaks, note = found if found is not None else ((), note)
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
-
-    def _run_fvcore(self, arguments: tuple[Any, ...]) -> ForwardTable:
-        if self._trainer.world_size > 1:
-            raise ModelProfError("a forward on one of several ranks could wait for the others for ever")
-        module = plain_copy(self._module)
-        return forward_table(module, lambda: self._run_step(module, arguments))
 
     def _take_rest(self) -> None:
         """Sizes and modules, when gradients and the optimizer's state are there."""
@@ -260,7 +231,7 @@ def make_inspection(
         config.schedule,
         skip_first=config.skip_first,
         accumulate=trainer.accumulate_grad_batches if loop.is_fit else 1,
-        num_steps=_num_steps(trainer, loop),
+        num_steps=num_steps(trainer, loop),
     )
     return Inspection(
         plan,
@@ -272,22 +243,6 @@ def make_inspection(
         use_fvcore=config.fvcore,
         samples=samples,
     )
-
-
-def _num_steps(trainer: Any, loop: Loop) -> int | None:
-    """How many batches the loop will have, if Lightning knows."""
-    if loop.is_fit:
-        limits = (
-            [trainer.num_training_batches * trainer.max_epochs]
-            if trainer.max_epochs not in (None, -1)
-            else []
-        )
-        if trainer.max_steps != -1:
-            limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
-    else:
-        limits = [sum(getattr(trainer, _BATCHES[loop.key]))]
-    shortest = min(limits, default=math.inf)
-    return None if shortest == math.inf else int(shortest)
 
 
 def _peaks(

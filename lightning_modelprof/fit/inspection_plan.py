@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lightning_modelprof.measure.schedule import Action, Schedule
+from lightning_modelprof.run.loops import Loop
 
 NUM_TIMED: Final = 3
 """Steps in which modules are timed: enough to see one slow step for what it is."""
 
 _WARM: Final = 1
 """The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
+
+_BATCHES: Final = {
+    "validate": "num_val_batches",
+    "test": "num_test_batches",
+    "predict": "num_predict_batches",
+}
+"""Loop → where the Trainer has the number of batches of each dataloader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +58,19 @@ def plan_inspection(
     counted = next(iter(stepping or free), None)
     timed = [step for step in free if counted is not None and step > counted]
     return InspectionPlan(counted=counted, timed=tuple(timed[:NUM_TIMED]))
+
+
+def num_steps(trainer: Any, loop: Loop) -> int | None:
+    """How many batches the loop will have, if Lightning knows."""
+    if loop.is_fit:
+        limits = (
+            [trainer.num_training_batches * trainer.max_epochs]
+            if trainer.max_epochs not in (None, -1)
+            else []
+        )
+        if trainer.max_steps != -1:
+            limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
+    else:
+        limits = [sum(getattr(trainer, _BATCHES[loop.key]))]
+    shortest = min(limits, default=math.inf)
+    return None if shortest == math.inf else int(shortest)

@@ -53,7 +53,8 @@ class NodeHooks(Generic[_Owner]):
     def attach(self, loss: torch.Tensor) -> int:
         """Put hooks on all nodes that lead to ``loss``, and none on any other; returns how many there are."""
         self.remove()
-        waiting = [loss.grad_fn]
+        with torch._C.DisableTorchFunctionSubclass():  # the loss may be of a class of the user's
+            waiting = [loss.grad_fn]
         seen = set()
         while waiting:
             node = waiting.pop()

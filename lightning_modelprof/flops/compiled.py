@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from torch import nn
@@ -21,8 +21,8 @@ _NOTHING: Final = ModuleType("nothing")
 def find_compiled(root: nn.Module) -> str | None:
     """Name something in a model that torch.compile has wrapped, or ``None`` if nothing was found.
 
-    Looked at are the modules, their methods, and the functions of the files that define their classes. A
-    compiled function from elsewhere is not found.
+    Looked at are the modules, their methods, and what these methods call by a name of their file. A compiled
+    function that is reached in another way is not found.
     """
     if getattr(root, "_compiler_ctx", None):  # how Lightning notes torch.compile(LightningModule)
         return type(root).__name__
@@ -33,17 +33,34 @@ def find_compiled(root: nn.Module) -> str | None:
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         if kind.__module__.partition(".")[0] in _NOT_THE_USERS:
             continue
-        function = _find_function(vars(kind)) or _find_function(
-            vars(sys.modules.get(kind.__module__, _NOTHING))
-        )
+        file = vars(sys.modules.get(kind.__module__, _NOTHING))
+        used = {name: file[name] for name in _names_used_by(kind) if name in file}
+        function = _find_function(vars(kind)) or _find_function(used)
         if function is not None:
             return f"{function} beside {kind.__name__}"
     return None
 
 
+def compiled_frames() -> int:
+    """How many functions Dynamo has met in this process: one more, and something was compiled meanwhile."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("frames", {}).get("total", 0))
+
+
 def _is_compiled(module: nn.Module) -> bool:
     wrapped = "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
     return wrapped or _find_function(vars(module)) is not None
+
+
+def _names_used_by(kind: type) -> set[str]:
+    """Global names and attributes in the methods of a class, with what is nested in them."""
+    codes = [value.__code__ for value in vars(kind).values() if isinstance(value, FunctionType)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return names
 
 
 def _find_function(names: Any) -> str | None:

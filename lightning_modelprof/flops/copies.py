@@ -95,6 +95,21 @@ def fake_inputs(mode: FakeTensorMode, value: T) -> T:
     return _replaced(mode, value)  # type: ignore[no-any-return]
 
 
+def reaches_outside(loss: torch.Tensor) -> bool:
+    """Whether a backward pass of a loss on fake tensors would give gradients to tensors that are none."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "AccumulateGrad" in node.name() and not isinstance(node.variable, fake_tensor.FakeTensor):
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
 @contextmanager
 def values_are_missing(what: str) -> Iterator[None]:
     """Turn the errors of fake tensors into one that says what to do.

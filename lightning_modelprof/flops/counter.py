@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.formulas import Formula, WithRecompute, formula_of, name_of, own_formulas
@@ -25,6 +31,9 @@ from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
 _COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
 # A fake tensor stands for a plain one: its operators count as they are.
 _PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter, FakeTensor))
+# torch computes their gradients in another way while any dispatch mode is on, with other last bits.
+_OTHER_BACKWARD = frozenset(("aten::prod",))
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
 
 
 class Place(NamedTuple):
@@ -79,9 +88,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     Attributes:
         flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
             computes a part of the forward again is at two places: that part under ``recompute``.
-        calls: calls of the operators in ``flops``.
+        calls: calls of the operators in ``flops``; one that is at two places counts at the first.
         uncounted: calls of operators that may hold contractions and have no formula, or one that failed.
         errors: what formulas raised, with the number of times, by operator and message.
+        has_other_backward: whether an operator has run whose gradient the mode would change in the last bits.
     """
 
     supports_higher_order_operators = True
@@ -104,10 +114,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self.calls: Counter[Place] = Counter()
         self.uncounted: Counter[Place] = Counter()
         self.errors: Counter[tuple[str, str]] = Counter()
+        self.has_other_backward = False
         self._own = own_formulas(formulas)
         self._force_eager = force_eager
         self._refuse_collectives = refuse_collectives
-        self._whereabouts = Whereabouts(root, into_compiled=force_eager)
+        self._whereabouts = Whereabouts(root, into_compiled=force_eager, on_error=partial(_note, self.errors))
         self._cleanup: list[Callable[[], None]] = []
         self._actions: dict[int, _Action] = {}
         self._decomposes: dict[tuple[Any, str], bool] = {}
@@ -133,9 +144,22 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         traceback: TracebackType | None,
     ) -> None:
         try:
-            super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+            self._leave_stack()
         finally:
             self._clean_up()
+
+    def _leave_stack(self) -> None:
+        """Take this mode out, and leave on those that were entered in the step and are to stay longer."""
+        # Modes of torch itself, such as fake tensors', have keys and places of their own.
+        stack = [m for m in _get_current_dispatch_mode_stack() if getattr(m, "_mode_key", None) is None]
+        if self not in stack:  # somebody else has left their mode first, and took this one for it
+            return
+        later = stack[stack.index(self) + 1 :]
+        for _ in later:
+            _pop_mode()
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in later:
+            _push_mode(mode)
 
     def _clean_up(self) -> None:
         while self._cleanup:
@@ -145,12 +169,17 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for kind in types:
-            if kind not in _PLAIN_TYPES:
+            if kind not in _PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
                 return NotImplemented  # the tensor's own class takes it apart, and what it calls comes here
-        kwargs = kwargs or {}
+        # Calling the operator from Python would ask a class's __torch_function__, which torch is done with.
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         action = self._actions.get(id(func))  # an operator's own hash is slow Python
         if action is None:
             action = self._actions[id(func)] = self._find_out(func)
+            self.has_other_backward |= action.name in _OTHER_BACKWARD
         if self._refuse_collectives and action.communicates:
             raise ModelProfError(
                 f"FlopCounter: expected no communication, got {action.name}: a copy of the model that is"
@@ -199,7 +228,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         known = self._decomposes.get((func, device))
         if known is None:
             backend = {"privateuseone": "PrivateUse1", "meta": "Meta"}.get(device, device.upper())
-            known = self._decomposes[func, device] = not _has_kernel(func, backend)
+            try:
+                known = not _has_kernel(func, backend)
+            except RuntimeError:  # the dispatcher has another name for the device
+                known = False
+            self._decomposes[func, device] = known
         return known
 
     def _count(self, action: _Action, args: Any, kwargs: Any, result: Any) -> None:
@@ -225,7 +258,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if recompute:
             again = place._replace(phase="recompute")
             self.flops[again] += recompute
-            self.calls[again] += 1
+            self.calls[again] += 0
 
 
 def _action_of(func: Any, formula: Formula | None) -> _Action:
@@ -237,6 +270,10 @@ def _action_of(func: Any, formula: Formula | None) -> _Action:
         communicates=communicates(func),
         is_composite=_has_kernel(func, "CompositeImplicitAutograd"),
     )
+
+
+def _note(errors: Counter[tuple[str, str]], error: Exception) -> None:
+    errors["module", f"{type(error).__name__}: {error}"] += 1
 
 
 def _checked(flops: Any) -> int:

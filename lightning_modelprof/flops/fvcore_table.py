@@ -27,6 +27,11 @@ _CAUSES: Final = (
         " gradients inside of it has no such table",
     ),
     (
+        "is not attached to a `Trainer`",
+        "The step asks for its Trainer or its optimizers, which the copy is without: a step with manual"
+        " optimization has no such table",
+    ),
+    (
         "insert a Tensor that requires grad",
         "A tensor that wants a gradient is no parameter of the model: detach it, or register it",
     ),
@@ -93,7 +98,7 @@ def forward_table(model: nn.Module, call: Callable[[], Any]) -> ForwardTable:
 def _explain(error: Exception) -> str:
     """The first line of what went wrong, and what it means where that is known."""
     lines = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    said = f"{type(error).__name__}: {lines[0].removesuffix('.') if lines else 'no message'}"
     causes = [cause for part, cause in _CAUSES if part in str(error)]
     advice = causes[0] if causes else "The counted FLOPs do not need this table"
     return f"fvcore's table: expected a forward pass that torch's tracer can follow, got {said}. {advice}"

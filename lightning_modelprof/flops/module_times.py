@@ -23,6 +23,7 @@ from lightning_modelprof.flops.backward_times import (
     NodeHooks,
     compiles_backward,
 )
+from lightning_modelprof.flops.hooks import ModuleHook
 from lightning_modelprof.flops.marks import SequenceMarks
 from lightning_modelprof.flops.modules import plain_path
 from lightning_modelprof.flops.timed_regions import find_regions
@@ -81,10 +82,6 @@ class ModuleTimer:
         self._nodes = NodeHooks(self._owner_of_node, self._begin, self._end)
         self._cleanup: list[Callable[[], Any]] = []
         self._notes: dict[str, None] = {}
-
-    def __deepcopy__(self, memo: Any) -> ModuleTimer:
-        """A copy of the model that is made in an armed step has our hooks, which know that it is not ours."""
-        return self
 
     # ---- Coming and going
 
@@ -160,9 +157,10 @@ class ModuleTimer:
         # A wrapper and what it wraps are one module of one path: the inner call is no call of its own.
         outermost = {path: id(module) for path, module in reversed(regions.hooked)}
         self._wrapped = {id(module) for path, module in regions.hooked if outermost[path] != id(module)}
+        before, after = ModuleHook(self._enter, self._give_up), ModuleHook(self._leave, self._give_up)
         for _, module in regions.hooked:
-            self._cleanup.append(module.register_forward_pre_hook(self._enter, prepend=True).remove)
-            self._cleanup.append(module.register_forward_hook(self._leave, always_call=True).remove)
+            self._cleanup.append(module.register_forward_pre_hook(before, prepend=True).remove)
+            self._cleanup.append(module.register_forward_hook(after, always_call=True).remove)
         for _, module in regions.called:
             self._wrap_call(module)
         if regions.watched:
@@ -176,8 +174,9 @@ class ModuleTimer:
                 if id(module) in watched:
                     self._leave(module, inputs, output)
 
-            self._cleanup.append(register_module_forward_pre_hook(enter).remove)
-            self._cleanup.append(register_module_forward_hook(leave, always_call=True).remove)
+            self._cleanup.append(register_module_forward_pre_hook(ModuleHook(enter, self._give_up)).remove)
+            hook = ModuleHook(leave, self._give_up)
+            self._cleanup.append(register_module_forward_hook(hook, always_call=True).remove)
 
     def _wrap_call(self, module: nn.Module) -> None:
         """Time a compiled call from outside of it."""

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_modelprof.flops.compiled import find_compiled
+from lightning_modelprof.flops.hooks import ModuleHook
 from lightning_modelprof.flops.marks import SequenceMarks
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
@@ -52,10 +53,18 @@ class Whereabouts:
         root: the module whose children give the paths; names that wrappers add are left out.
         into_compiled: whether to follow the modules of a model that has compiled parts. Only when those run
             eagerly meanwhile: hooks that are there when a part is compiled would break its graph for good.
+        on_error: called with an error in here; the step goes on.
     """
 
-    def __init__(self, root: nn.Module, *, into_compiled: bool) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        into_compiled: bool,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
         self._root = root
+        self._on_error = on_error
         self._into_compiled = into_compiled
         self._paths: dict[int, str] = {}
         self._entered: list[_Entered] = []
@@ -74,8 +83,9 @@ class Whereabouts:
         self._mark()
         if self._into_compiled or find_compiled(self._root) is None:
             self._follow_modules()
-        self._cleanup.append(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
-        self._cleanup.append(register_optimizer_step_post_hook(self._leave_optimizer).remove)
+        before, after = self._hook(self._enter_optimizer), self._hook(self._leave_optimizer)
+        self._cleanup.append(register_optimizer_step_pre_hook(before).remove)
+        self._cleanup.append(register_optimizer_step_post_hook(after).remove)
 
     def leave(self) -> None:
         """Take all hooks off again."""
@@ -102,6 +112,9 @@ class Whereabouts:
         # In a closure gradients may be off too: under no_grad, and in the forward of an autograd function.
         return depth >= len(self._entered) and not (closure and _is_running(closure))
 
+    def _hook(self, call: Callable[..., None]) -> ModuleHook:
+        return ModuleHook(call, self._on_error)
+
     def _follow_modules(self) -> None:
         """Put hooks on the instances, except where hooks would change what the model computes.
 
@@ -114,11 +127,12 @@ class Whereabouts:
             if isinstance(layer, nn.TransformerEncoderLayer) and not layer.training
             for part in layer.modules()
         }
+        before, after = self._hook(self._enter_module), self._hook(self._leave_module)
         for module in self._root.modules():
             if id(module) in hookless or isinstance(module, torch.jit.ScriptModule):
                 continue
-            self._cleanup.append(module.register_forward_pre_hook(self._enter_module, prepend=True).remove)
-            self._cleanup.append(module.register_forward_hook(self._leave_module, always_call=True).remove)
+            self._cleanup.append(module.register_forward_pre_hook(before, prepend=True).remove)
+            self._cleanup.append(module.register_forward_hook(after, always_call=True).remove)
         if hookless:
 
             def enter(module: nn.Module, inputs: Any) -> None:
@@ -129,8 +143,8 @@ class Whereabouts:
                 if id(module) in hookless:
                     self._leave_module(module, inputs, output)
 
-            self._cleanup.append(register_module_forward_pre_hook(enter).remove)
-            self._cleanup.append(register_module_forward_hook(leave, always_call=True).remove)
+            self._cleanup.append(register_module_forward_pre_hook(self._hook(enter)).remove)
+            self._cleanup.append(register_module_forward_hook(self._hook(leave), always_call=True).remove)
 
     def _mark(self) -> None:
         """Note that nodes made from now on belong to the module on top."""
@@ -201,9 +215,8 @@ def _code_of(function: Any) -> CodeType | None:
     """What runs when a function, a method or an object is called; ``None`` for what is not Python."""
     while isinstance(function, partial):
         function = function.func
-    if not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", None)
-    return getattr(function, "__code__", None)
+    code = getattr(function, "__code__", None)
+    return code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004 - not asked
 
 
 def _is_running(code: CodeType) -> bool:

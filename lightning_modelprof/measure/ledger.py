@@ -61,8 +61,8 @@ class StepInspection(Protocol):
     def before_backward(self, loss: Any) -> None:
         """A backward pass begins at ``loss``."""
 
-    def end_batch(self) -> None:
-        """The batch has done its work."""
+    def end_batch(self, *, failed: bool = False) -> None:
+        """The batch has done its work, or did not come to its end."""
 
 
 class PhaseLedger:

@@ -142,6 +142,7 @@ def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
         "fourier_flops": facts.fourier,
         "model_flops": facts.model_flops,
         "hardware_flops": facts.hardware_flops,
+        "optimizer_share": facts.optimizer_share,
         "flops_per_s": facts.model.flops_per_s,
         "mfu": mfu[0] if is_mfu else None,
         "hfu": mfu[1] if is_mfu else None,

@@ -19,10 +19,12 @@ _LABELS: Final = {
 }
 _MAX_NAMED: Final = 5
 _DEFINITION: Final = (
-    "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs."
+    "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs. Model is"
+    " forward and backward, Hardware all that ran."
 )
 _NOTHING: Final = "no operator with FLOPs ran in the counted step"
 _RATIO: Final = "Ratio: of all that the hardware computes."
+_NO_FORMULA: Final = "A dash in FLOPs: no formula knows the operator."
 
 
 def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -66,37 +68,39 @@ def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
 
 def _phase_rows(facts: ModelFlops) -> tuple[tuple[tuple[Cell, ...], ...], tuple[int, ...]]:
     samples, hardware = facts.count.samples, facts.hardware_flops
+    # Of the optimizer's FLOPs a mean step has a part only, where gradients are accumulated.
+    not_in_mean_step = facts.phases.get("optimizer", 0) * (1 - facts.optimizer_share)
 
-    def row(label: str, flops: int | None, utilization: Utilization | None) -> tuple[Cell, ...]:
+    def row(
+        label: str, flops: int | None, utilization: Utilization | None = None, left_out: float = 0
+    ) -> tuple[Cell, ...]:
         return (
             label,
             flops,
             None if flops is None else flops // 2,
             flops / hardware if hardware and flops is not None else None,
-            flops / samples if samples and flops is not None else None,
+            (flops - left_out) / samples if samples and flops is not None else None,
             utilization.flops_per_s if utilization else None,
             utilization.share_of_peak if utilization else None,
         )
 
-    rows = [(0, row("Model: forward and backward", facts.model_flops, facts.model))]
+    rows = [(0, row("Model", facts.model_flops, facts.model))]
     rows += [
-        (1, row(_LABELS[phase], facts.phases[phase], None))
-        for phase in FLOP_PHASES[:2]
-        if phase in facts.phases
+        (1, row(_LABELS[phase], facts.phases[phase])) for phase in FLOP_PHASES[:2] if phase in facts.phases
     ]
-    rows.append((0, row("Hardware: all that ran", hardware, facts.hardware)))
-    rows += [
-        (1, row(_LABELS[phase], facts.phases[phase], None))
-        for phase in FLOP_PHASES[2:]
-        if phase in facts.phases
-    ]
+    rows.append((0, row("Hardware", hardware, facts.hardware, not_in_mean_step)))
+    if "recompute" in facts.phases:
+        rows.append((1, row(_LABELS["recompute"], facts.phases["recompute"])))
+    if "optimizer" in facts.phases:
+        optimizer = row(_LABELS["optimizer"], facts.phases["optimizer"], left_out=not_in_mean_step)
+        rows.append((1, optimizer))
     return tuple(cells for _, cells in rows), tuple(depth for depth, _ in rows)
 
 
 def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
     count = facts.count
     if count.on_fake_tensors:
-        where = "Counted on a copy of the model without data, as compiled models are."
+        where = "Counted on a copy of the model without data, as compiled models are, without the optimizer."
     else:
         where = (
             "Counted while the model ran." if count.step is None else f"Counted while step {count.step} ran."
@@ -111,20 +115,36 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
         total = sum(facts.fourier.values())
         notes.append(f"Fourier transforms, 5 N log2 N, are {total:,} FLOPs more, in no figure here.")
     notes += [f"A formula failed: {error}." for error in count.errors]
+    if facts.phases.get("optimizer") and facts.optimizer_share < 1:
+        notes.append(
+            f"The optimizer stepped in {100 * facts.optimizer_share:.3g} % of the clean steps: so much of its"
+            " FLOPs is in Per sample, FLOP/s and HFU."
+        )
+    if facts.hardware_flops and facts.hardware.flops_per_s is None:
+        notes.append("No step was clean, so there is no time for FLOP/s and for a share of the peak.")
     notes += _peak_notes(facts)
     return tuple(notes)
 
 
 def _peak_notes(facts: ModelFlops) -> list[str]:
     notes = [
-        f"{'Matmul rate' if peak.is_measured else 'Peak'} of {peak.dtype}: {peak.source}."
+        f"{'Matmul rate' if peak.is_measured else 'Peak'} of {peak.dtype}:"
+        f" {_tera(peak.flops_per_s)}, {peak.source}."
         for peak in facts.peaks
     ]
     if facts.peaks and not facts.is_mfu:
         notes.append("The share is of the matmul rate that was measured here, so it is no MFU.")
+    if facts.peaks and facts.without_peak:
+        notes.append(f"The share is not known without a peak of {', '.join(facts.without_peak)}.")
     if facts.note:
         notes.append(f"{facts.note[0].upper()}{facts.note[1:].removesuffix('.')}.")
     return notes
+
+
+def _tera(flops_per_s: float) -> str:
+    """A rate in the unit of data sheets."""
+    scale, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{flops_per_s / scale:.4g} {unit}"
 
 
 def _names(uncounted: tuple[UncountedOperator, ...]) -> str:
@@ -136,21 +156,18 @@ def _names(uncounted: tuple[UncountedOperator, ...]) -> str:
 def _operators(facts: ModelFlops | Absent) -> Table:
     rows: list[tuple[Cell, ...]] = []
     notes: tuple[str, ...] = ()
+    phases: tuple[str, ...] = FLOP_PHASES
     if not isinstance(facts, Absent):
+        hardware = facts.hardware_flops
+        found = {phase for entry in facts.operators for phase in entry.flops}
+        phases = tuple(phase for phase in FLOP_PHASES if phase in found)
         for entry in facts.operators:
             total = sum(entry.flops.values())
-            is_in = not entry.is_fourier and facts.hardware_flops > 0
-            rows.append(
-                (
-                    entry.operator,
-                    entry.calls,
-                    total,
-                    total / facts.hardware_flops if is_in else None,
-                    *(entry.flops.get(phase) for phase in FLOP_PHASES),
-                )
-            )
-        rows += [(entry.operator, entry.calls, *[None] * (2 + len(FLOP_PHASES))) for entry in facts.uncounted]
-        notes = (f"{_RATIO} A dash in FLOPs: no formula knows the operator.",)
+            ratio = total / hardware if hardware and not entry.is_fourier else None
+            in_phases = (entry.flops.get(phase) for phase in phases)
+            rows.append((entry.operator, entry.calls, total, ratio, *in_phases))
+        rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in facts.uncounted]
+        notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
     return Table(
         id="flops_by_operator",
         title="FLOPs by operator",
@@ -159,7 +176,7 @@ def _operators(facts: ModelFlops | Absent) -> Table:
             Column("calls", "Calls", Unit.COUNT),
             Column("flops", "FLOPs", Unit.FLOPS),
             Column("ratio", "Ratio(%)", Unit.RATIO),
-            *(Column(f"{phase}_flops", _LABELS[phase], Unit.FLOPS) for phase in FLOP_PHASES),
+            *(Column(f"{phase}_flops", _LABELS[phase], Unit.FLOPS) for phase in phases),
         ),
         rows=tuple(rows),
         notes=notes,

@@ -32,6 +32,7 @@ _UNIT_NOTE: Final = (
     "fvcore, one forward pass on one batch. A MAC is one multiply-add: two FLOPs, and what fvcore calls a"
     " flop. Only contractions count: matrix products, convolutions, attention, recurrent layers."
 )
+_OPERATOR_NOTE: Final = "fvcore, one forward pass on one batch, by fvcore's names of operators."
 _ROWS_NOTE: Final = (
     "A row holds all modules inside of it. Activations are the elements of the outputs of contractions; tied"
     " parameters count where they come first. Modules without parameters, MACs and activations are left out."
@@ -90,7 +91,7 @@ def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) ->
             title="Forward pass by operator (fvcore)",
             columns=_OPERATOR_COLUMNS,
             rows=tuple((one.operator, one.macs, one.share) for one in facts.operators),
-            notes=(_UNIT_NOTE,) if facts.operators else (),
+            notes=(_OPERATOR_NOTE,) if facts.operators else (),
             absent_reason=None if facts.operators else "fvcore counted no multiply-adds",
         ),
     )

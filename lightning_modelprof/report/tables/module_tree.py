@@ -27,7 +27,7 @@ _TREE_COLUMNS: Final = (
 _CLASS_COLUMNS: Final = (
     Column("depth", "Depth"),
     Column("parameters_class", "Class", group="By parameters"),
-    Column("parameters", "Parameters", Unit.COUNT, "By parameters"),
+    Column("parameters", "Params", Unit.COUNT, "By parameters"),
     Column("macs_class", "Class", group="By MACs"),
     Column("forward_macs", "MACs", Unit.MACS, "By MACs"),
     Column("forward_class", "Class", group="By forward"),
