@@ -26,6 +26,12 @@ _ACTIVITY_NAMES: Final = ", ".join(ACTIVITIES)
 _OTHER_NAMES: Final = {"gpu": "cuda"}
 """Activity by what people call it."""
 
+DTYPES: Final = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "complex64", "complex128")
+"""What peaks can be given for, in torch's names; float8 stands for all formats of 8 bits."""
+
+_MIN_PEAK: Final = 1e9
+"""Whoever gives less has forgotten the exponent: a single core does more."""
+
 WHERE: Final = "ModelProfCallback"
 
 
@@ -217,13 +223,20 @@ class ProfileConfig:
             )
         peak: Any = self.peak_flops_per_s
         for value in peak.values() if isinstance(peak, Mapping) else () if peak is None else (peak,):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not _MIN_PEAK <= value < math.inf:
                 raise _refusal(
                     where,
                     "peak_flops_per_s",
-                    "FLOP/s above 0, or such by dtype",
+                    "FLOP/s of at least 1e9, or such by dtype",
                     peak,
-                    "For example 989.4e12, or {'bfloat16': 989.4e12, 'float32': 66.9e12}.",
+                    "For example 989.4e12 for 989.4 TFLOP/s, or {'bfloat16': 989.4e12}.",
+                )
+        for dtype in peak if isinstance(peak, Mapping) else ():
+            if dtype not in DTYPES:
+                raise ConfigError(
+                    f"{where}: peak_flops_per_s: unknown dtype {dtype!r}.{nearest(str(dtype), DTYPES)}"
+                    f" Expected FLOP/s by dtype, out of {', '.join(DTYPES)}."
                 )
         ignored: Any = self.ignore_modules
         if ignored is not None and (

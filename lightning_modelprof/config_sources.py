@@ -59,10 +59,23 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
                 f"{where}: {name}: expected null, got {arguments[name]!r}: a function can only be"
                 f" given from Python. Leave it out here, or write {WHERE}({name}=...) instead of this file."
             )
+    peak = arguments.get("peak_flops_per_s")
+    if isinstance(peak, Mapping):
+        arguments["peak_flops_per_s"] = {dtype: _number(value) for dtype, value in peak.items()}
+    elif peak is not None:
+        arguments["peak_flops_per_s"] = _number(peak)
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = tuple(arguments["steps"])
     ProfileConfig(**arguments).check(where)
     return arguments
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 989.4e12 for text, as its exponent has no sign."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def is_switched_off() -> bool:

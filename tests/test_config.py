@@ -125,9 +125,10 @@ def bad(argument, value, *parts):
         bad("flops", 1, "flops: expected true or false", "got 1"),
         bad("flop_formulas", [len], "flop_formulas: expected a mapping of operators to functions"),
         bad("flop_formulas", {"aten::mm": 2}, "flop_formulas: expected a mapping", "For example {torch.ops."),
-        bad("peak_flops_per_s", 0, "peak_flops_per_s: expected FLOP/s above 0", "got 0"),
-        bad("peak_flops_per_s", True, "peak_flops_per_s: expected FLOP/s above 0", "got True"),
-        bad("peak_flops_per_s", {"float32": float("inf")}, "peak_flops_per_s: expected FLOP/s above 0"),
+        bad("peak_flops_per_s", 989, "peak_flops_per_s: expected FLOP/s of at least 1e9", "got 989"),
+        bad("peak_flops_per_s", True, "peak_flops_per_s: expected FLOP/s of at least", "got True"),
+        bad("peak_flops_per_s", {"float32": float("inf")}, "peak_flops_per_s: expected FLOP/s of"),
+        bad("peak_flops_per_s", {"bf16": 1e12}, "unknown dtype 'bf16'. Did you mean 'bfloat16'?"),
         bad("ignore_modules", "Linear", "ignore_modules: expected a list of names", "got 'Linear'"),
         bad("ignore_modules", [3], "ignore_modules: expected a list of names", "got [3]"),
         bad("module_depth", -1, "module_depth: expected an integer of at least 0", "got -1"),
@@ -566,3 +567,18 @@ def test_a_callback_serves_several_fits(tmp_path):
         assert len(steps_of(callback)) == 4 * (fit + 1)
     folders = {path.name for path in tmp_path.glob("modelprof*")}
     assert folders == {"modelprof", "modelprof_1", "modelprof_2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "peak"), [("989.4e12", 989.4e12), ("{bfloat16: 1e14}", {"bfloat16": 1e14}), ("null", None)]
+)
+def test_yaml_numbers_without_a_sign_in_the_exponent(tmp_path, text, peak):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"peak_flops_per_s: {text}\n")
+    assert ModelProfCallback.from_yaml(path).config.peak_flops_per_s == peak
+
+
+def test_ignored_names_that_are_no_modules_are_refused(tmp_path):
+    message = refusal(tmp_path, [make_callback(tmp_path, ignore_modules=["Linaer"])])
+    assert "of Untouched, got 'Linaer'. Did you mean 'Linear'?" in message
+    run_fit(tmp_path, active=0, flops=True, ignore_modules=["Linear", "layers.0"])

@@ -298,6 +298,17 @@ class DataDependent(Net):
         return loss if loss.item() > 0 else 2 * loss
 
 
+class CompiledManual(Manual):
+    def __init__(self):
+        super().__init__()
+        self.layers.compile(backend="eager")
+
+
+def test_a_compiled_model_with_manual_optimization_says_so(tmp_path):
+    callback = run_fit(tmp_path, module=CompiledManual(), active=0, skip_first=10)
+    assert "manual optimization" in table(callback, "flops").absent_reason
+
+
 def test_a_compiled_model_that_needs_values_says_so(tmp_path):
     module = DataDependent()
     module.layers.compile(backend="eager")

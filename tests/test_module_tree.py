@@ -37,6 +37,7 @@ def count(*operators):
 
 
 def timed(*times, steps=2, clock="host", notes=()):
+    """Times in one step."""
     rows = tuple(ModuleTime(path=p, calls=c, forward_ns=f, backward_ns=b) for p, c, f, b in times)
     return ModuleTimes(steps=steps, clock=clock, times=rows, notes=notes)
 
@@ -62,12 +63,12 @@ COST = ModelCost(
         operator("body.1", 99_999, name="aten::_fft_c2c"),
     ),
     times=timed(
-        ("", 2, 1_000, 500),
-        ("body", 2, 100, 0),
-        ("body.0", 2, 4_000, 8_000),
-        ("body.1", 2, 300, 400),
-        ("body.2", 4, 600, 2_000),
-        ("head", 2, 2_000, 100),
+        ("", 2, 500, 250),
+        ("body", 2, 50, 0),
+        ("body.0", 2, 2_000, 4_000),
+        ("body.1", 2, 150, 200),
+        ("body.2", 4, 300, 1_000),
+        ("head", 2, 1_000, 50),
     ),
 )
 
@@ -91,7 +92,7 @@ def test_figures_of_a_module_are_sums_of_what_is_inside():
         0.4,
     )
     assert (root.backward_flops, root.recompute_flops) == (1_700, 600)
-    assert (root.forward_total_ns, root.backward_total_ns) == (8_000, 11_000)
+    assert (root.forward_ns, root.backward_ns) == (4_000, 5_500)
     assert (root.forward_ns, body.forward_ns, body.backward_ns) == (4_000, 2_500, 5_200)
     assert (body.forward_share, body.backward_share) == (5_000 / 8_000, 10_400 / 11_000)
     # 1600 FLOPs in 2500 ns; backward computes 600 of them again in its time.
@@ -110,7 +111,7 @@ def test_classes_by_depth():
     assert set(deepest) == {"Linear", "ReLU"}
     linear = deepest["Linear"]
     assert (linear.modules, linear.parameters, linear.trainable) == (2, 800, 600)
-    assert (linear.forward_flops, linear.forward_total_ns, linear.forward_ns) == (1_600, 4_600, 2_300)
+    assert (linear.forward_flops, linear.forward_ns) == (1_600, 2_300)
     assert linear.forward_flops_per_s == 1_600 / 2_300e-9
     assert tree.top_classes(1, "parameters", 1) == [("Sequential", 800)]
     assert tree.top_classes(1, "forward_ns", 5) == [("Sequential", 2_500), ("Linear", 1_000)]
@@ -124,7 +125,7 @@ def test_ignored_modules_are_in_no_total(ignore):
     assert [module.path for module in tree.modules] == ["", "head"]
     root = tree.root
     assert (root.parameters, root.forward_flops, root.backward_flops) == (200, 2_400, 0)
-    assert (root.forward_total_ns, root.backward_total_ns) == (3_000, 600)
+    assert (root.forward_ns, root.backward_ns) == (1_500, 300)
     assert root.forward_flops_per_s == 2_400 / 1_500e-9
 
 
@@ -132,8 +133,16 @@ def test_ignored_class_inside_of_kept_modules():
     tree = module_tree(COST, {"Linear"})
     assert [module.path for module in tree.modules] == ["", "body", "body.1"]
     assert tree.root.parameters == 10
-    assert tree.root.forward_total_ns == 1_400
+    assert tree.root.forward_ns == 700
     assert module_tree(COST, {"Net"}) == Absent("all modules are ignored")
+
+
+def test_what_was_ignored_is_said():
+    tree = module_tree(COST, ["head", "haed"])
+    assert tree.notes[:2] == (
+        "Without 1 of 6 modules (ignore_modules); FLOPs, Model size and fvcore's tables have them.",
+        "ignore_modules: no module has the class or path haed.",
+    )
 
 
 def test_nothing_measured_is_none_and_not_zero():
@@ -141,7 +150,7 @@ def test_nothing_measured_is_none_and_not_zero():
     root = tree.root
     assert root.parameters == 1_000
     assert (root.forward_flops, root.forward_macs, root.backward_flops, root.recompute_flops) == (None,) * 4
-    assert (root.forward_ns, root.backward_ns, root.forward_total_ns) == (None,) * 3
+    assert (root.forward_ns, root.backward_ns) == (None,) * 2
     assert (root.forward_flops_per_s, root.macs_share, root.forward_share) == (None,) * 3
     assert tree.notes == (
         "FLOPs are not measured: switched off.",
@@ -166,7 +175,7 @@ def test_forward_only():
     )
     root = module_tree(forward).root
     assert (root.forward_flops, root.backward_flops, root.recompute_flops) == (400, None, None)
-    assert (root.forward_total_ns, root.backward_total_ns, root.backward_flops_per_s) == (12, None, None)
+    assert (root.forward_ns, root.backward_ns, root.backward_flops_per_s) == (12, None, None)
 
 
 def test_model_without_contractions_has_none_of_them():
@@ -185,7 +194,7 @@ def test_lazy_parameters_are_not_known_nor_is_a_total_with_them():
 
 
 def test_compiled_region_has_the_time_of_what_is_inside():
-    times = timed(("", 2, 1_000, 500), ("body", 2, 5_000, 9_000), ("head", 2, 2_000, 100))
+    times = timed(("", 2, 500, 250), ("body", 2, 2_500, 4_500), ("head", 2, 1_000, 50))
     tree = module_tree(replace(COST, times=times))
     found = by_path(tree)
     assert (found["body.0"].forward_ns, found["body.0"].forward_flops_per_s) == (None, None)
@@ -200,7 +209,7 @@ def test_compiled_region_has_the_time_of_what_is_inside():
 
 
 def test_class_of_which_one_module_was_not_timed_is_not_measured():
-    times = timed(("body.0", 2, 4_000, 8_000), ("body.1", 2, 10, 10))
+    times = timed(("body.0", 2, 2_000, 4_000), ("body.1", 2, 5, 5))
     tree = module_tree(replace(COST, times=times))
     assert tree.by_class(2)["Linear"].forward_ns is None  # body.2 has FLOPs, so it ran
     assert tree.by_class(2)["ReLU"].forward_ns == 5
@@ -231,7 +240,7 @@ def test_inside_of_torchscript_nothing_is_known():
 def test_what_is_not_in_the_records_belongs_to_the_module_around_it():
     cost = replace(COST, count=count(operator("body.9.x", 10)), times=timed(("body.9", 2, 30, 40)))
     body = by_path(module_tree(cost))["body"]
-    assert (body.forward_flops, body.forward_total_ns, body.backward_total_ns) == (10, 30, 40)
+    assert (body.forward_flops, body.forward_ns, body.backward_ns) == (10, 30, 40)
 
 
 # ---- Against a brute-force
@@ -294,10 +303,10 @@ def test_sums_are_those_of_a_brute_force(cost, ignore):
             continue
         rows = [t for t in cost.times.times if t.path in paths and inside(t.path, module.path)]
         if not dropped:
-            assert module.forward_total_ns == (sum(t.forward_ns for t in rows) if rows else None)
-            assert module.backward_total_ns == (sum(t.backward_ns for t in rows) if rows else None)
-        elif module.forward_total_ns is not None:
-            assert module.forward_total_ns == sum(t.forward_ns for t in rows)
+            assert module.forward_ns == (sum(t.forward_ns for t in rows) if rows else None)
+            assert module.backward_ns == (sum(t.backward_ns for t in rows) if rows else None)
+        elif module.forward_ns is not None:
+            assert module.forward_ns == sum(t.forward_ns for t in rows)
         if module.forward_flops_per_s is not None:
             timed_paths = {t.path for t in rows}
             for entry in operators:
@@ -319,8 +328,16 @@ def render(*tables):
 
 
 def test_tables_of_the_tree():
-    top, tree = module_tables(module_tree(COST))
-    assert (tree.id, top.id) == ("module_tree", "top_modules")
+    slowest, top, tree = module_tables(module_tree(COST))
+    assert (slowest.id, top.id, tree.id) == ("slowest_modules", "top_modules", "module_tree")
+    # Of 4000 and 5500 ns, without what is inside: the model itself has 500 and 250.
+    assert slowest.rows == (
+        ("body.0", "Linear", 2_000, 4_000, 6_000 / 9_500),
+        ("body.2", "Linear", 300, 1_000, 1_300 / 9_500),
+        ("head", "Linear", 1_000, 50, 1_050 / 9_500),
+        ("Net", "Net", 500, 250, 750 / 9_500),
+        ("body.1", "ReLU", 150, 200, 350 / 9_500),
+    )
     assert tree.depths == (0, 1, 2, 2, 2, 1)
     assert [row[0] for row in tree.rows] == [
         "Net",
@@ -342,13 +359,16 @@ def test_tables_of_the_tree():
 
 
 def test_depth_and_top_limit_the_tables():
-    top, tree = module_tables(module_tree(COST), module_depth=1, top_modules=1)
+    _, top, tree = module_tables(module_tree(COST), module_depth=1, top_modules=1)
     assert tree.depths == (0, 1, 1)
     assert [row[1] for row in top.rows] == ["Net", "Sequential"]
     assert any("depth 1 of 2" in note for note in tree.notes)
-    assert [table.id for table in module_tables(module_tree(COST), detailed=False)] == ["top_modules"]
-    assert len(module_tables(module_tree(COST), module_depth=99)[1].rows) == len(MODULES)
-    assert len(module_tables(module_tree(COST), module_depth=0)[1].rows) == 1
+    assert [table.id for table in module_tables(module_tree(COST), detailed=False)] == [
+        "slowest_modules",
+        "top_modules",
+    ]
+    assert len(module_tables(module_tree(COST), module_depth=99)[2].rows) == len(MODULES)
+    assert len(module_tables(module_tree(COST), module_depth=0)[2].rows) == 1
 
 
 def test_what_was_not_measured_has_no_columns_but_a_note():

@@ -43,10 +43,8 @@ class ModuleCost:
         forward_flops: of contractions in the counted step; 1 MAC is 2 FLOPs.
         backward_flops: likewise, without what is computed again.
         recompute_flops: of what backward computes again.
-        forward_total_ns: in all timed steps.
-        backward_total_ns: likewise, with what is computed again.
-        forward_ns: latency in one step.
-        backward_ns: likewise.
+        forward_ns: latency in one step: the sum of the medians of what is inside of it.
+        backward_ns: likewise, with what is computed again.
         forward_flops_per_s: FLOPs over latency; ``None`` also where a part that has FLOPs has no time.
         backward_flops_per_s: likewise, of backward and what it computes again.
         parameters_share: of the root's.
@@ -64,10 +62,8 @@ class ModuleCost:
     forward_flops: int | None
     backward_flops: int | None
     recompute_flops: int | None
-    forward_total_ns: int | None
-    backward_total_ns: int | None
-    forward_ns: float | None
-    backward_ns: float | None
+    forward_ns: int | None
+    backward_ns: int | None
     forward_flops_per_s: float | None
     backward_flops_per_s: float | None
     parameters_share: float | None
@@ -84,6 +80,21 @@ class ModuleCost:
     def name(self) -> str:
         """The last part of the path."""
         return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowModule:
+    """A module with the time that it takes by itself, without the modules inside of it.
+
+    Attributes:
+        forward_ns, backward_ns: in one step; ``None`` if not measured.
+        share: of forward and backward of the model.
+    """
+
+    module: ModuleCost
+    forward_ns: int | None
+    backward_ns: int | None
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +135,6 @@ class ModuleTree:
             name: _cost(
                 ModuleSum.of_class(found),
                 self.sums[0],
-                self.steps,
                 path="",
                 type_name=name,
                 depth=depth,
@@ -132,6 +142,29 @@ class ModuleTree:
             )
             for name, found in members.items()
         }
+
+    def slowest(self, count: int) -> list[SlowModule]:
+        """The modules in which most time is spent by themselves, forward and backward, the most first."""
+        own: dict[str, list[int | None]] = {
+            module.path: [module.forward_ns, module.backward_ns] for module in self.modules
+        }
+        for module in self.modules[1:]:
+            outer = own[nearest(above(module.path), own)]
+            for half, ns in enumerate((module.forward_ns, module.backward_ns)):
+                outer_ns = outer[half]
+                if outer_ns is not None and ns is not None:
+                    outer[half] = outer_ns - ns
+        total = sum(ns or 0 for ns in (self.root.forward_ns, self.root.backward_ns))
+        found = [
+            SlowModule(
+                module=module,
+                forward_ns=own[module.path][0],
+                backward_ns=own[module.path][1],
+                share=sum(ns or 0 for ns in own[module.path]) / total if total else 0.0,
+            )
+            for module in self.modules
+        ]
+        return sorted((slow for slow in found if slow.share > 0), key=lambda slow: -slow.share)[:count]
 
     def top_classes(self, depth: int, figure: Figure, count: int) -> list[tuple[str, int | float]]:
         """The classes at one depth with the most, the most first, without those not measured."""
@@ -167,14 +200,13 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
             parts[nearest(above(path), known)].append(sums[path])
     root = sums[kept[0].path]
     modules = [
-        _cost(sums[r.path], root, steps, path=r.path, type_name=r.type_name, depth=_depth(r.path))
-        for r in kept
+        _cost(sums[r.path], root, path=r.path, type_name=r.type_name, depth=_depth(r.path)) for r in kept
     ]
     return ModuleTree(
         modules=tuple(modules),
         steps=steps,
         clock="" if cost.times is None else cost.times.clock,
-        notes=tuple(_notes(cost)),
+        notes=(*_ignored_notes(cost.modules, kept, ignore), *_notes(cost)),
         sums=tuple(sums[record.path] for record in kept),
     )
 
@@ -193,6 +225,20 @@ def _kept(records: Iterable[ModuleRecord], ignore: Collection[str]) -> list[Modu
     return kept
 
 
+def _ignored_notes(
+    records: Collection[ModuleRecord], kept: Collection[ModuleRecord], ignore: Collection[str]
+) -> Iterable[str]:
+    if len(kept) < len(records):
+        yield (
+            f"Without {len(records) - len(kept)} of {len(records)} modules (ignore_modules); FLOPs, Model"
+            " size and fvcore's tables have them."
+        )
+    names = {name for record in records for name in (record.path, record.type_name)}
+    unknown = [name for name in ignore if name not in names]
+    if unknown:
+        yield f"ignore_modules: no module has the class or path {', '.join(unknown)}."
+
+
 def _all_above(path: str) -> Iterable[str]:
     while path:
         path = above(path)
@@ -200,7 +246,7 @@ def _all_above(path: str) -> Iterable[str]:
 
 
 def _cost(
-    own: ModuleSum, root: ModuleSum, steps: int, *, path: str, type_name: str, depth: int, modules: int = 1
+    own: ModuleSum, root: ModuleSum, *, path: str, type_name: str, depth: int, modules: int = 1
 ) -> ModuleCost:
     forward, backward = own.times["forward"], own.times["backward"]
     in_backward = sum_of_known([own.flops["backward"], own.flops["recompute"]])
@@ -214,12 +260,10 @@ def _cost(
         forward_flops=own.flops["forward"],
         backward_flops=own.flops["backward"],
         recompute_flops=own.flops["recompute"],
-        forward_total_ns=forward.ns,
-        backward_total_ns=backward.ns,
-        forward_ns=None if forward.ns is None else forward.ns / steps,
-        backward_ns=None if backward.ns is None else backward.ns / steps,
-        forward_flops_per_s=_rate(own.flops["forward"], forward, steps),
-        backward_flops_per_s=_rate(in_backward, backward, steps),
+        forward_ns=forward.ns,
+        backward_ns=backward.ns,
+        forward_flops_per_s=_rate(own.flops["forward"], forward),
+        backward_flops_per_s=_rate(in_backward, backward),
         parameters_share=_share(own.parameters, root.parameters),
         macs_share=_share(own.flops["forward"], root.flops["forward"]),
         forward_share=_share(forward.ns, root.times["forward"].ns),
@@ -227,10 +271,10 @@ def _cost(
     )
 
 
-def _rate(flops: int | None, time: SubtreeTime, steps: int) -> float | None:
+def _rate(flops: int | None, time: SubtreeTime) -> float | None:
     if flops is None or not time.ns or time.has_untimed_work:
         return None
-    return flops * steps * 1e9 / time.ns
+    return flops * 1e9 / time.ns
 
 
 def _share(value: int | None, whole: int | None) -> float | None:

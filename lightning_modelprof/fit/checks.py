@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config import ProfileConfig, nearest
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.flops.formulas import own_formulas
+from lightning_modelprof.flops.modules import plain_path
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 """What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
@@ -56,6 +57,27 @@ def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> N
             " Two torch profilers in one process crash it or lose data. Stop it before trainer.fit, or"
             " give ModelProfCallback(active=0) for timing only."
         )
+
+
+def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
+    """Refuse names in ``ignore_modules`` that are no class and no path of a module.
+
+    A LightningModule that makes its modules in ``configure_model`` has none yet: the report says it then.
+
+    Raises:
+        ConfigError: with the nearest name that there is.
+    """
+    kinds = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
+    if not config.ignore_modules or kinds[0].__name__ != "ModelHooks":
+        return
+    names = {plain_path(path) for path, _ in pl_module.named_modules() if path}
+    names |= {type(module).__name__ for module in pl_module.modules()}
+    for name in config.ignore_modules:
+        if name not in names:
+            raise ConfigError(
+                "ModelProfCallback: ignore_modules: expected names of classes or paths of modules of"
+                f" {type(pl_module).__name__}, got {name!r}.{nearest(name, names)} Correct it."
+            )
 
 
 def check_writeable(directory: Path) -> None:

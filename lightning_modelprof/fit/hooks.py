@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.config_sources import is_switched_off
-from lightning_modelprof.fit.checks import check_trainer, check_writeable
+from lightning_modelprof.fit.checks import check_ignored, check_trainer, check_writeable
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
@@ -59,6 +59,7 @@ class ProfilingHooks:
         self.config.check()
         self._count = make_counter(self.config.samples_fn)
         check_trainer(self.config, trainer, ProfilingHooks)
+        check_ignored(self.config, pl_module)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
         directory = Path(self.config.dirpath or Path(log_dir) / DEFAULT_FOLDER)
         # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.

@@ -92,6 +92,7 @@ class Inspection:
             ),
             times_note=f"{loop.subject} ended before modules were timed",
             size_note=f"{loop.subject} ended before the {loop.step} after which sizes are taken",
+            peak_note=f"{loop.subject} ended before the {loop.step} after which the peak is found",
             forward_table_note="fvcore=True runs fvcore too, on a copy of the model",
         )
 
@@ -177,7 +178,7 @@ class Inspection:
         self.end_batch(failed=True)
 
     def _take_count(self, step: int) -> None:
-        """What the counter saw, or what a copy of a compiled model shows it; then what depends on dtypes."""
+        """What the counter saw, or what a copy of a compiled model shows it; and what fvcore says."""
         counter, arguments = self._counter, self._arguments
         self._counter = self._arguments = None
         if arguments is None:
@@ -193,7 +194,6 @@ class Inspection:
             )
         )
         self.cost = replace(self.cost, count=count, count_note=note)
-        self._take_peaks()
         if self._use_fvcore:
             table, note = _attempt(copied.forward_table)
             self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
@@ -207,7 +207,11 @@ class Inspection:
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
 
     def _take_rest(self) -> None:
-        """Sizes and modules, when gradients and the optimizer's state are there."""
+        """Sizes and modules, when gradients and the optimizer's state are there; and what takes long.
+
+        Measuring a peak leaves the caches cold: not before the timed steps.
+        """
+        self._take_peaks()
         size, size_note = _attempt(lambda: model_size(self._module, self._trainer.optimizers))
         modules, _ = _attempt(lambda: module_records(self._module))
         self.cost = replace(self.cost, size=size, size_note=size_note, modules=modules or ())

@@ -66,6 +66,13 @@ class Outputs:
         """Whether scalars go anywhere."""
         return bool(self._loggers)
 
+    @property
+    def _place(self) -> str:
+        """Where all tables of the report are."""
+        has_texts = self._use_tensorboard and any(_is_tensorboard(logger) for logger in self._loggers)
+        places = ["in the files"] * (self.directory is not None) + ["in TensorBoard"] * has_texts
+        return " and ".join(places) or "in callback.report"
+
     def save_run(self, run: Run) -> None:
         """Save what was measured so far."""
         if self.directory is not None:
@@ -97,7 +104,7 @@ class Outputs:
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if self._use_terminal:
-            self._try("terminal", lambda: print_report(report.without_details()))
+            self._try("terminal", lambda: print_report(report.without_details(self._place)))
             if self.directory is not None:
                 self._try("terminal", lambda: print(f"Files: {self.directory}"))
 
@@ -112,8 +119,7 @@ class Outputs:
     def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
         """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail."""
         for logger in self._loggers if self._use_tensorboard else ():
-            # By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own.
-            if any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__):
+            if _is_tensorboard(logger):
                 self._try("TensorBoard", partial(_write_with, logger, write))
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
@@ -125,6 +131,11 @@ class Outputs:
                 self._warn(f"could not write to {what}: {type(error).__name__}: {error}")
             return False
         return True
+
+
+def _is_tensorboard(logger: Any) -> bool:
+    """By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own."""
+    return any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
 
 
 def _write_with(logger: Any, write: Callable[[Any], object]) -> None:

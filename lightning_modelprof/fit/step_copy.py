@@ -34,6 +34,8 @@ _CONTEXTS: Final = {
 }
 """Loop → the context of the precision plugin in which Lightning runs a step."""
 
+_WITHOUT_COMPILE: Final = "To count it, profile a short run without torch.compile"
+
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -56,12 +58,17 @@ class StepCopy:
             ModelProfError: when the module cannot be copied, needs values, communicates, or reaches what is
                 not copied.
         """
+        if self.loop.is_fit and not getattr(self.module, "automatic_optimization", True):
+            raise ModelProfError(
+                "a compiled model is counted on a copy, which has no optimizers to step by hand"
+                f" (manual optimization). {_WITHOUT_COMPILE}"
+            )
         _refuse_closures(self.module)
         device = self.trainer.strategy.root_device
         with random_states_kept((device,)):
             copied, mode = fake_copy(self.module)
             counter = FlopCounter(copied, formulas, refuse_collectives=True)
-            with values_are_missing("flops=True"), mode, counter:
+            with values_are_missing("flops=True", _WITHOUT_COMPILE), mode, counter:
                 output = self._run(copied, fake_inputs(mode, self.arguments))
                 loss = output.get("loss") if isinstance(output, Mapping) else output
                 if self.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:

@@ -111,11 +111,12 @@ def reaches_outside(loss: torch.Tensor) -> bool:
 
 
 @contextmanager
-def values_are_missing(what: str) -> Iterator[None]:
+def values_are_missing(what: str, instead: str) -> Iterator[None]:
     """Turn the errors of fake tensors into one that says what to do.
 
     Args:
-        what: the function of ours that runs the copy.
+        what: the argument or function of ours that has the copy run.
+        instead: what to do, as a sentence.
 
     Raises:
         ModelProfError: when the model asks for the values of its tensors, or has an operator that torch
@@ -127,7 +128,7 @@ def values_are_missing(what: str) -> Iterator[None]:
         raise ModelProfError(
             f"{what}: expected a model that runs on tensors without data, got one that needs the values of"
             f" its tensors, or an operator that needs data ({type(error).__name__}: {error})."
-            " Count it on real tensors: on_fake_tensors=False"
+            f" {instead}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.copies import fake_copy, fake_inputs, values_are_missing
 from lightning_modelprof.flops.counter import FlopCounter, Place
-from lightning_modelprof.flops.formulas import Formula
+from lightning_modelprof.flops.formulas import Formula, own_formulas
 from lightning_modelprof.flops.place import Phase
 from lightning_modelprof.flops.untouched import random_states_kept, untouched
 from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
+
+_ON_REAL_TENSORS: Final = "Count it on real tensors: on_fake_tensors=False"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +144,16 @@ def count_flops(
         kwargs: the model's keyword arguments.
 
     Raises:
-        ModelProfError: for a model with uninitialised parameters, as running it would give them values; and
-            on tensors without data for a model that needs the values of its tensors.
+        ModelProfError: for what is no model; for a formula of an operator that torch does not know; for a
+            model with uninitialised parameters, as running it would give them values; and on tensors without
+            data for a model that needs the values of its tensors.
     """
+    if not isinstance(model, nn.Module):
+        raise ModelProfError(f"count_flops: expected a torch.nn.Module, got {model!r}. Make the model first")
+    try:
+        own_formulas(formulas)
+    except KeyError as error:
+        raise ModelProfError(f"count_flops: {error.args[0]}. Import the library that has it first") from None
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise ModelProfError(
@@ -168,7 +177,7 @@ def _count_on_fake_tensors(
     copied, mode = fake_copy(model)
     args, kwargs = fake_inputs(mode, args), fake_inputs(mode, kwargs)
     counter = FlopCounter(copied, formulas)
-    with random_states_kept(), values_are_missing("count_flops"), mode, counter:
+    with random_states_kept(), values_are_missing("count_flops", _ON_REAL_TENSORS), mode, counter:
         _run(copied, args, kwargs, loss_fn)
     return added_up(step_count(counter, on_fake_tensors=True))
 

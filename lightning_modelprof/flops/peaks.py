@@ -58,6 +58,10 @@ def peak_rates(
     note = ""
     if missing:
         found, note = _from_table(device, missing)
+        if note and given:
+            known = {rate.dtype for rate in found}
+            lacking = ", ".join(dtype for dtype in missing if dtype not in known)
+            note = f"peak_flops_per_s has no rate for {lacking}; {note}"
         rates = sorted([*rates, *found], key=lambda rate: rate.dtype)
     return tuple(rates), note
 

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from lightning_modelprof.measure.clock import DeviceClock, HostClock
@@ -99,7 +100,7 @@ class TimedStep:
 
 
 class TimedSteps:
-    """Adds up the steps whose marks are reached; the others wait.
+    """Puts the steps together whose marks are reached; the others wait.
 
     Args:
         clock: where the marks come from.
@@ -108,7 +109,7 @@ class TimedSteps:
     def __init__(self, clock: DeviceClock | HostMarks) -> None:
         self._clock = clock
         self._waiting: list[TimedStep] = []
-        self._times: Counter[Owner] = Counter()
+        self._steps: list[Counter[Owner]] = []
         self._calls: Counter[str] = Counter()
         self._hidden: set[str] = set()
         self._num_steps = 0
@@ -124,7 +125,7 @@ class TimedSteps:
         self._waiting = [step for step in self._waiting if not self._read(step)]
 
     def times(self, clock_name: str, notes: list[str]) -> ModuleTimes:
-        """The sums over all steps that could be read so far."""
+        """The steps that could be read so far, put together."""
         self.collect()
         notes = list(notes)
         has_backward = self._num_with_backward == self._num_steps and self._num_steps > 0
@@ -133,14 +134,15 @@ class TimedSteps:
                 f"Backward ran in {self._num_with_backward} of {self._num_steps} timed steps: it is not"
                 " measured."
             )
+        times = self._medians()
         if has_backward:
-            notes += self._backward_notes()
+            notes += self._backward_notes(times)
         if self._waiting:
             notes.append(f"Left out: {len(self._waiting)} steps that the device had not passed yet.")
         if self._num_negative:
             notes.append(f"Left out: {self._num_negative} steps in which streams overtook each other.")
         backward_ns: Counter[str] = Counter()
-        for owner, ns in self._times.items():
+        for owner, ns in times.items():
             if owner.path is not None and owner.is_backward:
                 backward_ns[owner.path] += ns
         return ModuleTimes(
@@ -150,7 +152,7 @@ class TimedSteps:
                 ModuleTime(
                     path=path,
                     calls=self._calls[path],
-                    forward_ns=self._times[Owner(path, is_backward=False)],
+                    forward_ns=times[Owner(path, is_backward=False)],
                     backward_ns=backward_ns[path] if has_backward and path not in self._hidden else None,
                 )
                 for path in dict.fromkeys([*self._calls, *backward_ns])
@@ -158,13 +160,18 @@ class TimedSteps:
             notes=tuple(notes),
         )
 
-    def _backward_notes(self) -> list[str]:
+    def _medians(self) -> Counter[Owner]:
+        """Time of each owner in one step; 0 in a step in which it did not run."""
+        owners = {owner for step in self._steps for owner in step}
+        return Counter({owner: median_low([step[owner] for step in self._steps]) for owner in owners})
+
+    def _backward_notes(self, times: Counter[Owner]) -> list[str]:
         notes = []
-        outside_ns = sum(ns for owner, ns in self._times.items() if owner.path is None)
-        if outside_ns:
+        outside_ns = sum(ns for owner, ns in times.items() if owner.path is None)
+        if outside_ns and any(owner.path is not None and owner.is_backward for owner in times):
             notes.append(
                 "Backward of what ran outside of all modules, such as a loss function:"
-                f" {outside_ns / self._num_steps / 1e6:.3g} ms per step; it is no module's."
+                f" {outside_ns / 1e6:.3g} ms per step; it is no module's."
             )
         if self._hidden:
             notes.append(
@@ -192,7 +199,7 @@ class TimedSteps:
         for track in step.tracks.values():
             for mark, _ in track.marks:
                 clock.release(mark)
-        self._times.update(times)
+        self._steps.append(times)
         self._calls += step.calls
         self._hidden |= step.hidden
         self._num_steps += 1

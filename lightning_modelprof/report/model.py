@@ -128,10 +128,10 @@ class Report:
     notes: tuple[str, ...]
     sections: Mapping[str, Any]
 
-    def without_details(self) -> Report:
-        """A short form of the report, which names the tables that it leaves out."""
+    def without_details(self, place: str = "in the files and in TensorBoard") -> Report:
+        """A short form of the report, which names the tables that it leaves out, and where they are."""
         left_out = [table.title for table in self.tables if table.is_detail and table.absent_reason is None]
-        note = f"More tables in the files and in TensorBoard: {', '.join(left_out)}."
+        note = f"More tables {place}: {', '.join(left_out)}."
         return replace(
             self,
             tables=tuple(table for table in self.tables if not table.is_detail),

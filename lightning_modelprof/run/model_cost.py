@@ -81,8 +81,10 @@ class ModuleTime:
 
     Attributes:
         calls: forward calls in all timed steps.
-        forward_ns: self time of them, in all timed steps.
-        backward_ns: time of the autograd nodes that its forward made; ``None`` when no backward was timed.
+        forward_ns: self time of its calls in one step: the median of the timed steps (of an even number the
+            lower of the two in the middle), which one step that was held up does not change.
+        backward_ns: likewise, of the autograd nodes that its forward made; ``None`` when no backward was
+            timed.
     """
 
     path: str

@@ -36,11 +36,20 @@ _CLASS_COLUMNS: Final = (
     Column("backward_ns", "Latency", Unit.DURATION_NS, "By backward"),
 )
 
+_SLOWEST_COLUMNS: Final = (
+    Column("module", "Module"),
+    Column("type_name", "Class"),
+    Column("forward_ns", "Forward", Unit.DURATION_NS),
+    Column("backward_ns", "Backward", Unit.DURATION_NS),
+    Column("ratio", "Ratio(%)", Unit.RATIO),
+)
+_NUM_SLOWEST: Final = 5
+
 _FIGURES: Final[tuple[Figure, ...]] = ("parameters", "forward_macs", "forward_ns", "backward_ns")
 
 _DEFINITION: Final = (
     "Each module with all modules inside of it, and its share of the model's. MACs are those of contractions,"
-    " each two FLOPs; latency is the mean of the timed steps, and FLOP/s are FLOPs over latency. A dash is"
+    " each two FLOPs; latency is the median of the timed steps, and FLOP/s are FLOPs over latency. A dash is"
     " not measured, or did not run."
 )
 _BACKWARD: Final = (
@@ -49,6 +58,10 @@ _BACKWARD: Final = (
 )
 _DEVICE: Final = (
     "Latency is the time between events on the device's stream: it includes waiting for the host."
+)
+_SLOWEST_DEFINITION: Final = (
+    "Time that a module takes by itself, without the modules inside of it; Ratio: of the model's forward and"
+    " backward."
 )
 _CLASS_DEFINITION: Final = (
     "All modules of a class at one depth added up, with what is inside of them, by parameters, forward MACs"
@@ -89,7 +102,8 @@ def module_tables(
             tables.append(_absent("module_tree", "Modules", _TREE_COLUMNS, tree.reason))
         return tuple(tables)
     depth = tree.depth if module_depth is None else min(module_depth, tree.depth)
-    tables = [_classes(tree, depth, top_modules)]
+    tables = [_slowest(tree)] if tree.steps else []
+    tables.append(_classes(tree, depth, top_modules))
     if detailed:
         tables.append(_modules(tree, depth))
     return tuple(tables)
@@ -97,6 +111,31 @@ def module_tables(
 
 def _absent(key: str, title: str, columns: tuple[Column, ...], reason: str) -> Table:
     return Table(id=key, title=title, columns=columns, rows=(), absent_reason=reason)
+
+
+def _slowest(tree: ModuleTree) -> Table:
+    found = tree.slowest(_NUM_SLOWEST)
+    columns, rows = _measured_only(
+        _SLOWEST_COLUMNS,
+        [
+            (
+                slow.module.path or slow.module.type_name,
+                slow.module.type_name,
+                slow.forward_ns,
+                slow.backward_ns,
+                slow.share,
+            )
+            for slow in found
+        ],
+    )
+    return Table(
+        id="slowest_modules",
+        title="Slowest modules",
+        columns=columns,
+        rows=rows,
+        notes=(f"{_SLOWEST_DEFINITION} Median of {tree.steps} timed steps.",) if rows else (),
+        absent_reason=None if rows else "no module was timed",
+    )
 
 
 def _modules(tree: ModuleTree, depth: int) -> Table:
