@@ -23,15 +23,18 @@ from lightning_modelprof.flops.copies import fake_copy, fake_inputs, plain_copy,
 from lightning_modelprof.flops.count import step_count
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
+from lightning_modelprof.flops.frames import loop_codes
 from lightning_modelprof.flops.fvcore_table import forward_table
 from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
 from lightning_modelprof.flops.model_size import model_size
 from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
+from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost, PeakRate, StepCount
 from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.sites import BATCH_END, BATCH_START, StepSites
 
 NEVER: Final = 2**62
 _CONTEXTS: Final = {
@@ -68,6 +71,7 @@ class Inspection:
     Attributes:
         cost: what is known so far.
         next_step: the next step that begins or ends something; ``NEVER`` when all is done.
+        sites: source lines of the counted step; ``None`` before it, and where it was not counted itself.
     """
 
     def __init__(
@@ -97,6 +101,9 @@ class Inspection:
         self._is_timing = False
         self._arguments: tuple[Any, ...] | None = None  # of the counted step
         self._step: int | None = None
+        self._watch: SiteWatch | None = None
+        self._around: AroundBatch | None = None
+        self.sites: StepSites | None = None
         self._begin_note = ""  # why counting or timing could not begin
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
@@ -121,12 +128,31 @@ class Inspection:
             return False
         self._steps.discard(step)
         self._step = step
+        if step == self._plan.counted:
+            _attempt(self._begin_watch)
         return True
+
+    def _begin_watch(self) -> None:
+        """The counted step begins: watch its lines, unless it is a copy that will be counted."""
+        if find_compiled(self._module) is None:
+            self._watch = SiteWatch((type(self._module),), loop_codes())
+            self._watch.begin()
+            self._look_around(BATCH_START)
+
+    def _look_around(self, phase: str | None) -> None:
+        """Watch what no counter sees, before and after the batch; ``None`` ends that."""
+        around, self._around = self._around, None
+        if around is not None:
+            around.__exit__(None, None, None)
+        if phase is not None and self._watch is not None:
+            around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._trainer.validating)
+            self._around = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """The inspected step has its batch, on the device."""
         if self._step is None:
             return
+        self._look_around(None)
         is_counted = self._step == self._plan.counted
         if is_counted:
             samples = self._get_samples()
@@ -137,7 +163,7 @@ class Inspection:
 
     def _begin_count(self) -> None:
         if find_compiled(self._module) is None:
-            counter = FlopCounter(self._module, self._formulas, force_eager=False)
+            counter = FlopCounter(self._module, self._formulas, force_eager=False, watch=self._watch)
             counter.__enter__()
             self._counter, self._is_counting = counter, True
 
@@ -164,6 +190,7 @@ class Inspection:
         if self._is_counting and self._counter is not None:
             self._is_counting = False
             self._counter.__exit__(None, None, None)
+            self._look_around(None if failed else BATCH_END)
         if self._is_timing and self._timer is not None:
             self._is_timing = False
             self._timer.disarm(failed=failed)
@@ -172,6 +199,7 @@ class Inspection:
         """The inspected step is over: what takes long is done here, outside of it."""
         step, self._step = self._step, None
         self.end_batch()
+        self._end_watch(step)
         if step is None:
             return
         if step == self._plan.counted:
@@ -184,6 +212,17 @@ class Inspection:
         self._steps = set()
         self._step = self._arguments = None
         self.end_batch(failed=True)
+        self._end_watch(None)
+
+    def _end_watch(self, step: int | None) -> None:
+        """The step is over: nothing watches any more; its lines are taken."""
+        self._look_around(None)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+            if step is not None and self._counter is not None:
+                device = self._trainer.strategy.root_device.type
+                self.sites, _ = _attempt(lambda: watch.result(step=step, device=device))
 
     def _take_count(self, step: int) -> None:
         """What the counter saw, or what a copy of a compiled model shows it; then what depends on dtypes."""
