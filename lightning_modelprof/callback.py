@@ -66,6 +66,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
         thread_sep: show operators and ranges by host thread.
         op_detail: show below each operator what it calls and launches.
         row_limit: most rows of a table in text, and most below any one row; report.json has all.
+        rules: thresholds of the rules behind the findings: rule → {threshold: value}, or rule → False to
+            switch it off; docs/report.md lists them.
 
     Attributes:
         report: the newest report; ``None`` before the first.
@@ -115,6 +117,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
         thread_sep: bool = DEFAULTS.thread_sep,
         op_detail: bool = DEFAULTS.op_detail,
         row_limit: int = DEFAULTS.row_limit,
+        rules: dict[str, Any] | None = None,
     ) -> None:
         config = ProfileConfig(
             active=active,
@@ -150,6 +153,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
             thread_sep=thread_sep,
             op_detail=op_detail,
             row_limit=row_limit,
+            rules=rules,
         )
         super().__init__(config)
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.cli_arguments import make_parser, report_options
+from lightning_modelprof.cli_arguments import compared_paths, make_parser, report_options
 from lightning_modelprof.errors import ArchiveError, ModelProfError, TraceError
 from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_compare import EXIT_CODES, build_comparison
 from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.compared_run import ComparedRun
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions, saved_options
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
@@ -20,37 +22,95 @@ from lightning_modelprof.run.archive import find_run, load_run, write_atomically
 from lightning_modelprof.run.chrome import MAX_TRACE_BYTES, read_trace
 from lightning_modelprof.run.records import Run, Window, WindowStatus
 from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.show.terminal import print_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, or 1 after one line on what went wrong."""
-    options = make_parser().parse_args(arguments)
+    """Run one command; returns the exit code: 0, or 1 after one line on what went wrong.
+
+    ``compare`` has more of them: see ``build_compare.EXIT_CODES``.
+    """
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    code = 0
     try:
-        if options.command == "report":
+        if options.command == "compare":
+            try:
+                sides = compared_paths(options)
+            except ValueError as error:
+                parser.error(str(error))
+            report, code = compare_runs(*sides, options.tolerance)
+        elif options.command == "report":
             report = read_report(Path(options.path), lambda saved: report_options(options, saved))
         else:
             max_bytes = int(options.max_gib * 2**30)
             report = analyze_files([Path(path) for path in options.paths], report_options(options), max_bytes)
+        html = getattr(options, "html", None)  # compare has none
+        if html is not None:
+            _write_file(Path(html), render_html(report))
         if options.json is None:
             print_report(report)
         elif options.json == "-":
             sys.stdout.buffer.write(render_json(report))
         else:
-            target = Path(options.json)
-            if not target.parent.is_dir():  # a slip of the hand is not to make folders
-                raise ArchiveError(f"{target}: expected a file in a folder that exists. Make it first.")
-            write_atomically(target, render_json(report))
+            _write_file(Path(options.json), render_json(report))
     except ModelProfError as error:
         print(f"lightning-modelprof: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        output = "the output" if options.json in (None, "-") else options.json
-        print(f"lightning-modelprof: could not write {output}: {error.strerror}", file=sys.stderr)
+        print(f"lightning-modelprof: could not write the output: {error.strerror}", file=sys.stderr)
         return 1
-    return 0
+    return code
+
+
+def _write_file(target: Path, data: bytes) -> None:
+    if not target.parent.is_dir():  # a slip of the hand is not to make folders
+        raise ArchiveError(f"{target}: expected a file in a folder that exists. Make it first.")
+    try:
+        write_atomically(target, data)
+    except OSError as error:
+        raise ArchiveError(f"could not write {target}: {error.strerror}") from None
+
+
+def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) -> tuple[Report, int]:
+    """The report that compares saved runs, and the exit code that says how it came out.
+
+    Args:
+        before: folders or files of one or more runs.
+        after: the same.
+        tolerance: change of the time, as a fraction, that does not matter.
+
+    Raises:
+        ArchiveError: when a run is not there, is given twice, or is of another loop.
+    """
+    seen: dict[Path, str] = {}
+    for path in (*before, *after):
+        file = find_run(path).resolve()
+        if file in seen:
+            raise ArchiveError(
+                f"{path}: expected another run, got the same as {seen[file]}. Give each run once: it says"
+                " nothing about itself."
+            )
+        seen[file] = path
+    # Tables and findings are compared between the first runs, so only their traces are read.
+    runs = [[_read_compared(path, with_traces=path == side[0]) for path in side] for side in (before, after)]
+    report, result = build_comparison(runs[0], runs[1], tolerance)
+    return report, EXIT_CODES[result.outcome]
+
+
+def _read_compared(path: str, *, with_traces: bool) -> ComparedRun:
+    run = load_run(path)
+    facts, notes = _read_windows(run, find_run(path).parent) if with_traces else ({}, {})
+    analysis = analyze(run, facts, notes)
+    return ComparedRun(
+        source=path,
+        steps=run.ranks[0].steps,
+        analysis=analysis,
+        report=build_report(analysis, DEFAULT_OPTIONS),
+    )
 
 
 def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = lambda saved: saved) -> Report:

@@ -25,7 +25,12 @@ from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
 
 T = TypeVar("T")
 
+DEFAULT_TOLERANCE: Final = 0.05
+"""Of ``compare``."""
+
 _MAX_GIB: Final = 1_000_000
+
+COMPARE_REPEATS: Final = "lightning-modelprof compare [options] --before A1 A2 ... --after B1 B2 ..."
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="lightning-modelprof", description="Shows where PyTorch Lightning training time goes."
     )
     parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{report,analyze}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{report,analyze,compare}")
     report = commands.add_parser("report", help="show the report of a saved run")
     report.add_argument("path", help="the run's folder or one above it, e.g. lightning_logs/version_0")
     analyze_command = commands.add_parser("analyze", help="analyze trace files of torch.profiler")
@@ -48,11 +53,57 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="largest uncompressed trace to read (default: %(default)g)",
     )
+    _add_compare(commands)
     _add_module_options(report)
     for command in (report, analyze_command):
         command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+        command.add_argument("--html", metavar="FILE", help="also write a page for a browser")
         _add_report_options(command)
     return parser
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "compare",
+        help="tell whether a run is faster than another, and how sure that is",
+        usage=f"%(prog)s [options] BEFORE AFTER\n       {COMPARE_REPEATS}",
+        description="Tells whether the runs AFTER are faster than the runs BEFORE, by how much, how sure that"
+        " is, and where the difference lies. Several runs a side tell much more than one; let them take"
+        " turns.",
+        epilog="exit status: 0 faster or the same, 3 slower than the tolerance, 4 cannot tell, 1 an error"
+        " (2 wrong arguments).",
+    )
+    a_run = "folder of a run or one above it, run.json or report.json"
+    command.add_argument("sides", nargs="*", metavar="BEFORE AFTER", help=f"one run a side: {a_run}")
+    command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="one or more runs")
+    command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="one or more runs")
+    command.add_argument(
+        "--tolerance",
+        type=_checked(_parse_tolerance),
+        default=DEFAULT_TOLERANCE,
+        metavar="RATIO",
+        help="change of the time per step that does not matter, as a fraction (default: %(default)g)",
+    )
+    command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+
+
+def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The runs before and after that ``compare`` was given.
+
+    Raises:
+        ValueError: when they are neither two paths nor some for ``--before`` and ``--after``.
+    """
+    sides, before, after = arguments.sides, arguments.before, arguments.after
+    if len(sides) == 2 and not before and not after:
+        return [sides[0]], [sides[1]]
+    if not sides and before and after:
+        return before, after
+    got = [f"{len(sides)} without a name"] if sides else []
+    got += [f"{len(paths)} for {name}" for name, paths in (("--before", before), ("--after", after)) if paths]
+    raise ValueError(
+        f"compare: expected two runs, or runs for both --before and --after, got {', '.join(got) or 'none'}."
+        f" Write: lightning-modelprof compare BEFORE AFTER, or {COMPARE_REPEATS}"
+    )
 
 
 def _add_module_options(command: argparse.ArgumentParser) -> None:
@@ -128,6 +179,16 @@ def _parse_gib(text: str) -> float:
         number = math.nan
     if not 0 < number < _MAX_GIB:
         raise ValueError(f"expected a number of GiB above 0 and below {_MAX_GIB:,}, got {text!r}")
+    return number
+
+
+def _parse_tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < 1:
+        raise ValueError(f"expected a fraction above 0 and below 1, such as 0.05 for 5 %, got {text!r}")
     return number
 
 

@@ -75,6 +75,7 @@ class ProfileConfig:
     thread_sep: bool = DEFAULT_OPTIONS.thread_sep
     op_detail: bool = DEFAULT_OPTIONS.op_detail
     row_limit: int = DEFAULT_OPTIONS.row_limit
+    rules: Mapping[str, Any] | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -117,6 +118,14 @@ class ProfileConfig:
         plain["peak_flops_per_s"] = dict(peak) if isinstance(peak, Mapping) else peak
         plain["ignore_modules"] = None if self.ignore_modules is None else list(self.ignore_modules)
         plain["samples_fn"] = None if self.samples_fn is None else _name_of(self.samples_fn)
+        plain["rules"] = (
+            None
+            if self.rules is None
+            else {
+                kind: dict(value) if isinstance(value, Mapping) else value
+                for kind, value in self.rules.items()
+            }
+        )
         options = self.report_options  # Paddle's names are enums, perhaps
         plain["views"] = None if options.views is None else list(options.views)
         plain["sorted_by"], plain["time_unit"] = options.sorted_by, options.time_unit
@@ -149,6 +158,7 @@ class ProfileConfig:
             raise _refusal(where, "unit", "the name of what samples_fn counts, such as 'tokens'", self.unit)
         self._check_flops(where)
         self._check_dirpath(where)
+        self._check_rules(where)
         _check_int(where, "row_limit", self.row_limit, 1)
         _check_int(where, "top_modules", self.top_modules, 1)
         if self.module_depth is not None:
@@ -262,6 +272,21 @@ class ProfileConfig:
             "a path or None",
             path,
             "Leave it out, or give None, for the folder modelprof beside the logger's files.",
+        )
+
+    def _check_rules(self, where: str) -> None:
+        """The shape alone: which rules there are is known to the report, which checks their names."""
+        rules: Any = self.rules
+        if rules is None or (
+            isinstance(rules, Mapping) and all(isinstance(value, Mapping | bool) for value in rules.values())
+        ):
+            return
+        raise _refusal(
+            where,
+            "rules",
+            "a mapping of rules to their thresholds, or to false",
+            rules,
+            "For example {'input_bound': {'warning': 0.1}, 'slow_logger': False}.",
         )
 
     def _parse_options(self, where: str) -> ReportOptions:

@@ -505,6 +505,7 @@ CLI_VALUES = {
     "sorted_by": "GPUTotal",
     "time_unit": "us",
     "row_limit": 50,
+    "rules": {"input_bound": {"warning": 0.1}, "slow_logger": False},
 }
 
 

@@ -644,7 +644,12 @@ def test_files_and_report_under_the_real_clock(tmp_path, key, num_workers):
         assert (steps.phases_ns[:, PHASE_INDEX[phase]] > 0).all(), phase
     assert steps.samples.tolist() == [2] * 40
     folder = tmp_path / "modelprof"
-    assert {path.name for path in folder.iterdir()} == {"report.json", "report.txt", "run.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "report.html",
+        "report.json",
+        "report.txt",
+        "run.json",
+    }
     assert f"40 {WORDS[key]} batches of Real, finished" in (folder / "report.txt").read_text()
     report = report_of(tmp_path)
     assert report["run"]["loop"] == key

@@ -191,7 +191,7 @@ def test_a_logger_that_fails(tmp_path, harmless):
     assert report_of(tmp_path)["run"]["status"] == "finished"
 
 
-FILES = {"run.json", "report.json", "report.txt", "traces/rank0_steps_3-5.pt.trace.json.gz"}
+FILES = {"run.json", "report.json", "report.txt", "report.html", "traces/rank0_steps_3-5.pt.trace.json.gz"}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

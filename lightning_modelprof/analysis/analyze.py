@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_fac
 from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
 from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
+from lightning_modelprof.analysis.step_costs import StepCosts, step_costs
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import ModelCost
@@ -25,6 +26,7 @@ from lightning_modelprof.run.records import (
     StepTimings,
     Window,
 )
+from lightning_modelprof.run.training_setup import TrainingSetup
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
 
@@ -45,17 +47,21 @@ class Analysis:
     Attributes:
         benchmark: figures over the clean steps; ``None`` when no step is clean.
         exclusions: which steps are not clean, and why.
-        num_steps: finished steps.
+        steps: the finished steps.
+        num_steps: how many.
         num_not_stepping: finished steps in which the optimizer did not step.
         wall_ns: wall time of all finished steps; the phases sum to it exactly.
         outside_ns: training time that is in no finished step, by phase key.
         all_ranks: the benchmark over all ranks; ``None`` when there is one rank.
         flops, modules, forward: what is derived from the model's cost.
         cost: what was measured of it; ``None`` when that was not asked for.
+        step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
+        setup: how the training is set up; ``None`` in runs of versions that did not look.
     """
 
     info: RunInfo
     rank: int
+    steps: StepTimings
     num_steps: int
     num_not_stepping: int
     unfinished_steps: int
@@ -71,6 +77,8 @@ class Analysis:
     modules: ModuleTree | Absent
     forward: ForwardFacts | Absent
     cost: ModelCost | None
+    step_costs: StepCosts | Absent
+    setup: TrainingSetup | None
     notes: tuple[str, ...]
 
 
@@ -94,6 +102,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     return Analysis(
         info=run.info,
         rank=record.rank,
+        steps=steps,
         num_steps=len(steps),
         num_not_stepping=int(((steps.tags & int(StepTag.NO_OPTIMIZER_STEP)) != 0).sum()),
         unfinished_steps=record.unfinished_steps,
@@ -120,5 +129,12 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         else module_tree(cost, run.info.config.get("ignore_modules") or ()),
         forward=_NOT_INSPECTED if cost is None else forward_facts(cost),
         cost=cost,
-        notes=record.notes,
+        step_costs=step_costs(steps, record.outside_ns),
+        setup=record.setup,
+        notes=(*record.notes, *_setup_notes(record.setup)),
     )
+
+
+def _setup_notes(setup: TrainingSetup | None) -> tuple[str, ...]:
+    """What could not be read of the training's setup."""
+    return () if setup is None else tuple(f"Of the training's setup, {note}." for note in setup.notes)

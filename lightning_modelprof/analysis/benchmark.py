@@ -160,7 +160,7 @@ def _cost(values: NDArray[np.int64]) -> Statistics:
     n = len(values)
     # The sum is exact in integers; only the division rounds.
     avg = int(values.sum()) / n
-    return _statistics(values, avg, _standard_error(values - avg))
+    return _statistics(values, avg, standard_error(values - avg))
 
 
 def _quotient(above: NDArray[np.int64], below: NDArray[np.int64], scale: float = 1.0) -> Statistics | None:
@@ -175,12 +175,12 @@ def _quotient(above: NDArray[np.int64], below: NDArray[np.int64], scale: float =
     if total == 0:
         return None
     avg = scale * int(above.sum()) / total
-    error = _standard_error((scale * above - avg * below) / (total / len(below)))
+    error = standard_error((scale * above - avg * below) / (total / len(below)))
     took_time = below > 0
     return _statistics(scale * above[took_time] / below[took_time], avg, error)
 
 
-def _standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
+def standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
     """Standard error of the mean of a series, from its deviations from that mean; ``None`` for one value.
 
     Overlapping batch means: from how far the means of √n consecutive values lie apart follows how far the

@@ -23,14 +23,17 @@ from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
 from lightning_modelprof.flops.count import step_count
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
+from lightning_modelprof.flops.frames import loop_codes
 from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
 from lightning_modelprof.flops.model_size import model_size
 from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
+from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ModelCost, PeakRate
 from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.sites import BATCH_END, BATCH_START, StepSites
 
 NEVER: Final = 2**62
 T = TypeVar("T")
@@ -51,7 +54,11 @@ class Inspection:
 
     Attributes:
         cost: what is known so far.
+        watches_lines: whether the counted step is watched for lines at which the host waits; not yet, as
+            nothing is made of it.
+        sites: what that has found; ``None`` without.
         next_step: the next step that begins or ends something; ``NEVER`` when all is done.
+        sites: source lines of the counted step; ``None`` before it, and where it was not counted itself.
     """
 
     def __init__(
@@ -82,6 +89,10 @@ class Inspection:
         self._arguments: tuple[Any, ...] | None = None  # of the counted step
         self._step: int | None = None
         self._frames = compiled_frames()
+        self.watches_lines = False
+        self._watch: SiteWatch | None = None
+        self._around: AroundBatch | None = None
+        self.sites: StepSites | None = None
         self._begin_note = ""  # why counting or timing could not begin
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
@@ -107,12 +118,31 @@ class Inspection:
             return False
         self._steps.discard(step)
         self._step = step
+        if step == self._plan.counted and self.watches_lines:
+            _attempt(self._begin_watch)
         return True
+
+    def _begin_watch(self) -> None:
+        """The counted step begins: watch its lines, unless it is a copy that will be counted."""
+        if find_compiled(self._module) is None:
+            self._watch = SiteWatch((type(self._module),), loop_codes())
+            self._watch.begin()
+            self._look_around(BATCH_START)
+
+    def _look_around(self, phase: str | None) -> None:
+        """Watch what no counter sees, before and after the batch; ``None`` ends that."""
+        around, self._around = self._around, None
+        if around is not None:
+            around.__exit__(None, None, None)
+        if phase is not None and self._watch is not None:
+            around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._trainer.validating)
+            self._around = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """The inspected step has its batch, on the device."""
         if self._step is None:
             return
+        self._look_around(None)
         is_counted = self._step == self._plan.counted
         if is_counted:
             samples = self._get_samples()
@@ -124,7 +154,7 @@ class Inspection:
     def _begin_count(self) -> None:
         # What is compiled may also be a function that the model only calls, wherever it is.
         if find_compiled(self._module) is None and compiled_frames() == self._frames:
-            counter = FlopCounter(self._module, self._formulas, force_eager=False)
+            counter = FlopCounter(self._module, self._formulas, force_eager=False, watch=self._watch)
             counter.__enter__()
             self._counter, self._is_counting = counter, True
 
@@ -155,6 +185,7 @@ class Inspection:
         if self._is_counting and self._counter is not None:
             self._is_counting = False
             self._counter.__exit__(None, None, None)
+            self._look_around(None if failed else BATCH_END)
         if self._is_timing and self._timer is not None:
             self._is_timing = False
             self._timer.disarm(failed=failed)
@@ -163,6 +194,7 @@ class Inspection:
         """The inspected step is over: what takes long is done here, outside of it."""
         step, self._step = self._step, None
         self.end_batch()
+        self._end_watch(step)
         if step is None:
             return
         with _disable_current_modes():  # a mode of the user's around the fit is not to see what is ours
@@ -176,6 +208,17 @@ class Inspection:
         self._steps = set()
         self._step = self._arguments = None
         self.end_batch(failed=True)
+        self._end_watch(None)
+
+    def _end_watch(self, step: int | None) -> None:
+        """The step is over: nothing watches any more; its lines are taken."""
+        self._look_around(None)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+            if step is not None and self._counter is not None:
+                device = self._trainer.strategy.root_device.type
+                self.sites, _ = _attempt(lambda: watch.result(step=step, device=device))
 
     def _take_count(self, step: int) -> None:
         """What the counter saw, or what a copy of a compiled model shows it; and what fvcore says."""

@@ -12,6 +12,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import TAG_PREFIX, write_layout, write_report
 from lightning_modelprof.show.terminal import print_report
@@ -89,11 +90,12 @@ class Outputs:
         return trace_name(window, self._rank) if saved else None
 
     def save_report(self, report: Report) -> None:
-        """Write report.json and report.txt."""
+        """Write report.json, report.html and report.txt."""
         directory = self.directory
         if directory is None or self._rank != 0:
             return
         self._try("report.json", lambda: write_atomically(directory / "report.json", render_json(report)))
+        self._try("report.html", lambda: write_atomically(directory / "report.html", render_html(report)))
         self._try(
             "report.txt", lambda: write_atomically(directory / "report.txt", render_text(report).encode())
         )

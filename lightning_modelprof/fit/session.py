@@ -6,6 +6,7 @@ is undone by :meth:`LoopSession.close`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,8 +29,10 @@ from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.training_setup import finish_setup, read_setup
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
@@ -41,6 +44,7 @@ from lightning_modelprof.run.records import (
     StepTag,
     Window,
 )
+from lightning_modelprof.run.training_setup import TrainingSetup
 
 # Saving the archive in between costs its time again only after this many times that time has passed.
 _SAVE_INTERVAL_FACTOR: Final = 200
@@ -76,6 +80,7 @@ class LoopSession:
         warn: Callable[[str], None],
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
+        configure_rules(config.rules)  # refuses what cannot be meant before anything is changed
         self._config = config
         self._loop = loop
         self._trainer = trainer
@@ -96,6 +101,9 @@ class LoopSession:
         self._outputs: Outputs | None = None
         self._results: WindowResults | None = None
         self._info: RunInfo | None = None
+        self._module: Any = None
+        self._setup: TrainingSetup | None = None
+        self._began_s = 0.0
         log_every = config.log_every_n_steps
         self._log_every: int = trainer.log_every_n_steps if log_every is None else log_every
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
@@ -141,6 +149,8 @@ class LoopSession:
             sample_unit=config.unit,
             version=__version__,
         )
+        self._module, self._began_s = pl_module, time.time()
+        self._setup = read_setup(trainer, pl_module, self._loop)
         if config.schedule.active:
             self._capture = Capture(
                 config.schedule,
@@ -177,6 +187,8 @@ class LoopSession:
         if self.is_finished:
             return
         self.is_finished = True
+        if self._setup is not None:
+            self._setup = finish_setup(self._setup, self._trainer, self._module, self._loop, self._began_s)
         if self.is_armed and self._capture is not None:
             ways = {"finished": "ended", "interrupted": "was interrupted"}
             self._capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
@@ -355,6 +367,7 @@ class LoopSession:
             callbacks=self.delegate.callback_times(),
             windows=tuple(self._results.windows),
             model_cost=None if self._inspection is None else self._inspection.collect(),
+            setup=self._setup,
             notes=tuple(notes),
         )
         return Run(info=replace(self._info, status=status), ranks=(record,), all_ranks=everybody)

@@ -84,6 +84,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             fused kernels is not seen, and nothing is attributed to the modules of such a model.
         refuse_collectives: whether an operator that communicates raises ModelProfError before it runs, for a
             copy of the model that runs in one process alone.
+        watch: called as ``watch(func, args, kwargs, result, where)`` after each operator; ``where()`` is its
+            phase and module. It must not raise.
 
     Attributes:
         flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
@@ -108,6 +110,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         *,
         force_eager: bool = True,
         refuse_collectives: bool = False,
+        watch: Callable[..., None] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops: Counter[Place] = Counter()
@@ -118,6 +121,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._own = own_formulas(formulas)
         self._force_eager = force_eager
         self._refuse_collectives = refuse_collectives
+        self._watch = watch
         self._whereabouts = Whereabouts(root, into_compiled=force_eager, on_error=partial(_note, self.errors))
         self._cleanup: list[Callable[[], None]] = []
         self._actions: dict[int, _Action] = {}
@@ -186,7 +190,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 " counted in one process must not wait for the others"
             )
         if action.costs_nothing:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if self._watch is not None:
+                self._watch(func, args, kwargs, result, self._whereabouts.now)
+            return result
         if action.formula is None and action.is_composite and self._is_to_decompose(func, args):
             return self._decompose(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -194,6 +201,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             self._count(action, args, kwargs, result)
         except Exception as error:
             self.errors[action.name, f"{type(error).__name__}: {error}"] += 1
+        if self._watch is not None:
+            self._watch(func, args, kwargs, result, self._whereabouts.now)
         return result
 
     def _find_out(self, func: Any) -> _Action:

@@ -10,6 +10,8 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.analysis.phase_times import PhaseTime
+from lightning_modelprof.report.charts import CHARTS
+from lightning_modelprof.report.diagnose import diagnose, findings_section
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import TABLES, TableBuilder
@@ -27,9 +29,11 @@ def build_report(
         options: how the tables of traces are cut and sorted.
         tables: builders of the tables, in reading order.
     """
+    verdict, findings = diagnose(analysis)
     return Report(
         title=_title(analysis),
         facts=_facts(analysis),
+        charts=tuple(chart for draw in CHARTS if (chart := draw(analysis)) is not None),
         tables=tuple(table for build in tables for table in build(analysis, options)),
         notes=_notes(analysis),
         sections={
@@ -39,9 +43,11 @@ def build_report(
             "callbacks": [asdict(callback) for callback in analysis.callbacks],
             "windows": [_window_section(facts.window) for facts in analysis.windows],
             "flops": _flops_section(analysis),
-            # Not evaluated yet, which is not the same as nothing found.
-            "findings": None,
+            "verdict": asdict(verdict),
+            "findings": findings_section(findings),
         },
+        verdict=verdict,
+        findings=findings,
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.report.diagnose import findings_section
+from lightning_modelprof.report.diagnose_traces import diagnose_traces
+from lightning_modelprof.report.model import Finding, Report, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import trace_tables
 
@@ -34,6 +37,11 @@ def build_trace_report(
         )
     several = len(traces) > 1
     checks = [f"{facts.source}: {check}" if several else check for facts in traces for check in facts.checks]
+    # Traces apart are of several runs, which have nothing in common that could be said in one line.
+    verdict: Verdict | None = None
+    findings: tuple[Finding, ...] = ()
+    if len(groups) == 1:
+        verdict, findings = diagnose_traces(groups[0].values())
     facts_of = [(number, rank, by_rank) for number, by_rank in enumerate(groups) for rank in by_rank]
     return Report(
         title=f"lightning-modelprof: {_title(groups)}",
@@ -44,6 +52,8 @@ def build_trace_report(
         ),
         tables=tuple(tables),
         notes=(*skipped, *_grouping_notes(groups)),
+        verdict=verdict,
+        findings=findings,
         sections={
             "traces": [
                 {
@@ -56,7 +66,9 @@ def build_trace_report(
                 }
                 for number, by_rank in enumerate(groups)
                 for facts in by_rank.values()
-            ]
+            ],
+            "verdict": None if verdict is None else asdict(verdict),
+            "findings": findings_section(findings) if verdict is not None else None,
         },
     )
 

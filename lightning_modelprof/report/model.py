@@ -109,6 +109,126 @@ def apply_options(table: Table, options: ReportOptions) -> Table:
     return replace(table, time_unit=options.time_unit, row_limit=options.row_limit)
 
 
+class Status(Enum):
+    """What a rule says; every rule always says one of them."""
+
+    FOUND = "found"
+    CLEAN = "clean"
+    NOT_EVALUATED = "not_evaluated"
+
+
+class Severity(Enum):
+    """How much a finding matters, by its share of the time of a step."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One number that a finding rests on."""
+
+    label: str
+    value: Cell
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where in the user's code, as far as it is known.
+
+    Attributes:
+        file: path as Python knows it; ``None`` if only the rest is known.
+        line: from 1.
+        function: name of the function, or of the callback's hook.
+        module: path of the module in the model.
+    """
+
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one rule says of one thing.
+
+    Attributes:
+        kind: stable code, such as ``input_bound``.
+        status: found, clean or not evaluated.
+        severity: ``None`` unless found.
+        title: a few words.
+        summary: one or two sentences: what is so; why there is nothing to say if not evaluated.
+        action: what to change, concretely; ``""`` unless found.
+        saving_ns_per_step: time per step at stake, all phases taken together; ``None`` if it cannot be told.
+        locations: most expensive first.
+        evidence: the numbers behind it.
+    """
+
+    kind: str
+    status: Status
+    title: str
+    summary: str
+    severity: Severity | None = None
+    action: str = ""
+    saving_ns_per_step: float | None = None
+    locations: tuple[Location, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One line on what limits the speed.
+
+    Attributes:
+        kind: stable code: ``input_bound``, ``host_bound``, ``device_bound``, ``sync_bound``,
+            ``communication_bound``, ``overhead_bound``, ``balanced`` or ``cannot_tell``.
+        summary: a sentence with the number that says so.
+        accounted_ratio: share of the wall time that is in named phases, 0..1.
+    """
+
+    kind: str
+    summary: str
+    accounted_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One curve or one layer of a chart: a value for each x, ``None`` where it was not measured."""
+
+    key: str
+    label: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What an output that can draw draws; others leave it out.
+
+    Attributes:
+        id: stable key, ``snake_case``.
+        title: heading.
+        kind: ``stacked`` (layers that add up, such as phases per step), ``line``, ``histogram`` (x are left
+            edges of bins of equal width).
+        x_label: what x counts.
+        x: the points.
+        unit: of the values.
+        series: one or more.
+        notes: as under a table.
+    """
+
+    id: str
+    title: str
+    kind: str
+    x_label: str
+    x: tuple[float, ...]
+    unit: Unit
+    series: tuple[Series, ...]
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """All that an output ever sees.
@@ -118,6 +238,9 @@ class Report:
         facts: label → value pairs for the head of the report, in order.
         tables: in reading order.
         notes: what was not measured and why; what was left out.
+        verdict: the first line; ``None`` where nothing was diagnosed.
+        findings: what each rule says, found ones first, by time at stake.
+        charts: for outputs that can draw.
         sections: the machine-readable part of report.json besides the tables
             (``run``, ``benchmark``, ``phases``, ``windows``, ...), plain JSON values only.
     """
@@ -127,6 +250,9 @@ class Report:
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     sections: Mapping[str, Any]
+    verdict: Verdict | None = None
+    findings: tuple[Finding, ...] = ()
+    charts: tuple[Chart, ...] = ()
 
     def without_details(self, place: str = "in the files and in TensorBoard") -> Report:
         """A short form of the report, which names the tables that it leaves out, and where they are."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.training_setup import TrainingSetup
 
 RUN_SCHEMA_VERSION: Final = 1
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
@@ -216,6 +217,7 @@ class RankRecord:
         callbacks: time by callback and hook.
         windows: the torch.profiler windows, in order.
         model_cost: what one step of the model costs; ``None`` when that was not asked for.
+        setup: how the training is set up; ``None`` in runs of versions that did not look.
         notes: what could not be measured, or was measured in another way, and why.
     """
 
@@ -226,6 +228,7 @@ class RankRecord:
     callbacks: tuple[CallbackTime, ...] = ()
     windows: tuple[Window, ...] = ()
     model_cost: ModelCost | None = None
+    setup: TrainingSetup | None = None
     notes: tuple[str, ...] = ()
 
 

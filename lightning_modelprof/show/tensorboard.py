@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import Block, build_grid, part_absent
 
@@ -71,11 +72,18 @@ def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
 
 
 def markdown_summary(report: Report) -> str:
-    """Title, facts and notes as markdown."""
+    """Title, verdict, facts, findings and notes as markdown."""
     lines = [f"## {escape_markdown(report.title)}", ""]
+    if report.verdict is not None:
+        lines += [f"**{escape_markdown(verdict_line(report.verdict))}**", ""]
     if report.facts:
         facts = [[escape_markdown(label), escape_markdown(value)] for label, value in report.facts]
         lines += [*_markdown_rows(["Fact", "Value"], [False, False], facts), ""]
+    if report.findings:
+        lines += ["### Findings", ""]
+        for text in found_texts(report.findings):
+            lines += [f"- **{escape_markdown(text.head)}**", *_bullets(text.lines, indent="    ")]
+        lines += ["", escape_markdown(summary_line(report.findings)), ""]
     _, absent = part_absent(report.tables)
     if absent:
         lines += ["Without data:", "", *_bullets(tuple(absent)), ""]
@@ -123,8 +131,8 @@ def _split(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:
     return [blocks[index * size : (index + 1) * size] for index in range(num_tables)]
 
 
-def _bullets(notes: tuple[str, ...]) -> list[str]:
-    return [f"- {escape_markdown(note)}" for note in notes if note.strip()]
+def _bullets(notes: tuple[str, ...], indent: str = "") -> list[str]:
+    return [f"{indent}- {escape_markdown(note)}" for note in notes if note.strip()]
 
 
 def _markdown_rows(header: list[str], is_number: list[bool], rows: list[list[str]]) -> list[str]:

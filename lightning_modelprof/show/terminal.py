@@ -12,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.report.model import Report, Severity, Table
+from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.format import DASH, ELLIPSIS, one_line, shorten
 from lightning_modelprof.show.grid import (
     NAME_LIMIT,
@@ -34,6 +35,7 @@ _FIVE_NUMBERS = 52
 """What Total, Avg, Max, Min and Ratio need beside the names, so that the group stays in one piece."""
 
 _FACT_LIMIT = 24
+_SEVERITY_STYLE: dict[Severity | None, str] = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow"}
 _MIN_NAME = 24
 _MIN_COLUMN = 16
 
@@ -73,8 +75,13 @@ def _encodable(text: str, encoding: str | None) -> str:
 def _parts(report: Report, width: int, max_rows: int) -> Iterator[RenderableType]:
     """Everything to print, from top to bottom."""
     yield ""
+    if report.verdict is not None:
+        yield Text(verdict_line(report.verdict), style="bold")
     yield Text(one_line(report.title), style="bold cyan")
     yield _facts(report.facts)
+    if report.findings:
+        yield ""
+        yield from _findings(report, width)
     tables, absent = part_absent(report.tables)
     for table in tables:
         yield ""
@@ -87,6 +94,15 @@ def _parts(report: Report, width: int, max_rows: int) -> Iterator[RenderableType
         yield ""
         yield Text("Notes", style="bold")
         yield from _notes(report.notes, width)
+
+
+def _findings(report: Report, width: int) -> Iterator[RenderableType]:
+    yield Text("Findings", style="bold")
+    for text in found_texts(report.findings):
+        yield Text(text.head, style=_SEVERITY_STYLE.get(text.severity, ""))
+        for line in text.lines:
+            yield Padding(Text(line), (0, max(0, width - _MAX_PROSE_WIDTH), 0, _GAP))
+    yield Text(summary_line(report.findings), style="dim")
 
 
 def _facts(facts: tuple[tuple[str, str], ...]) -> RichTable:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable
 
 from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import (
     Block,
@@ -33,7 +34,7 @@ _MIN_RULE = 16
 
 
 def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
-    """The whole report as plain text: title, facts, tables, notes.
+    """The whole report as plain text: title, verdict, facts, findings, tables, notes.
 
     Args:
         report: what to write.
@@ -43,6 +44,8 @@ def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
         Text that ends with a newline, without trailing spaces and without escape sequences.
     """
     sections = [_head(report)]
+    if report.findings:
+        sections.append(_findings(report))
     tables, absent = part_absent(report.tables)
     sections += [_table(table, max_rows) for table in tables]
     if absent:
@@ -56,11 +59,21 @@ def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
 def _head(report: Report) -> list[str]:
     title = one_line(report.title)
     lines = [title, "=" * display_width(title)]
+    if report.verdict is not None:
+        lines = [*_prose([verdict_line(report.verdict)]), "", *lines]
     if report.facts:
         facts = [(one_line(label), one_line(value)) for label, value in report.facts]
         width = max(display_width(label) for label, _ in facts)
         lines += [pad(label, width) + _GAP + value for label, value in facts]
     return lines
+
+
+def _findings(report: Report) -> list[str]:
+    lines = ["Findings:"]
+    for text in found_texts(report.findings):
+        lines += _prose([text.head], bullet="- ")
+        lines += [_GAP + line for line in _prose(text.lines)]
+    return [*lines, *_prose([summary_line(report.findings)])]
 
 
 def _table(table: Table, max_rows: int) -> list[str]:

@@ -1,0 +1,194 @@
+"""How far the mean of consecutive steps would lie elsewhere in another run, from the steps themselves.
+
+Steps are not independent: the workers of a DataLoader take turns, a machine is slow for a while. So whole
+blocks of neighbouring steps are drawn again, and not single steps.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE: Final = 0.95
+
+RESAMPLES: Final = 2_000
+"""Times that the blocks are drawn; the ends of a 95 % interval then have 50 draws beyond them."""
+
+MAX_BLOCKS: Final = 500
+"""Blocks that a series is cut into at most: more cost time and tell nothing new."""
+
+_SHORT_PARTS: Final = 40
+_LONG_PARTS: Final = 10
+_F_95: Final = 2.124
+"""F.95 with 9 and 40 degrees of freedom."""
+
+_SEED: Final = 20_041_101
+
+_Floats = NDArray[np.floating[Any]]
+
+# t.975 by degrees of freedom, from 1. Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
+_T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+NORMAL_QUANTILE: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+def t_quantile(degrees_of_freedom: int) -> float:
+    """How many standard errors a 95 % interval reaches to each side, by Student's t.
+
+    Args:
+        degrees_of_freedom: 1 or more.
+
+    Source: up to 30 the table of the NIST/SEMATECH e-Handbook, section 1.3.6.7.2; from there on the expansion
+    26.7.5 of Abramowitz and Stegun, Handbook of Mathematical Functions, to two terms, right to
+    three decimals.
+    """
+    if degrees_of_freedom <= len(_T_975):
+        return _T_975[degrees_of_freedom - 1]
+    z = NORMAL_QUANTILE
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / degrees_of_freedom + second / degrees_of_freedom**2
+
+
+def automatic_block_length(values: _Floats) -> float:
+    """The length of block that suits a circular block bootstrap of the mean of a series best.
+
+    Args:
+        values: shape (n,), in the order of time.
+
+    Returns:
+        A length of 1 or more, not rounded; 1 for a series that does not vary.
+
+    Source: Politis and White, Automatic Block-Length Selection for the Dependent Bootstrap, Econometric
+    Reviews 23 (2004), with the correction of Patton, Politis and White, Econometric Reviews 28 (2009).
+
+    Caveats: for series that take turns the optimum is not defined; the limit of the source holds then, the
+    smaller of 3 √n and n/3.
+    """
+    n = len(values)
+    deviations = np.asarray(values, float) - np.mean(values)
+    variance = float(deviations @ deviations) / n
+    if n < 4 or variance == 0.0:
+        return 1.0
+    run = max(5, math.ceil(math.sqrt(math.log10(n))))
+    most = min(math.ceil(math.sqrt(n)) + run, n - 1)
+    covariances = np.array([float(deviations[: n - lag] @ deviations[lag:]) / n for lag in range(most + 1)])
+    last = max(1, _last_lag(covariances / variance, run, n))
+    lags = np.arange(1, min(2 * last, most) + 1)
+    taper = np.clip(2 - lags / last, 0, 1)
+    weighted = taper * covariances[lags]
+    spread = variance + 2 * float(weighted.sum())
+    slope = 2 * float((weighted * lags).sum())
+    longest = min(3 * math.sqrt(n), n / 3)
+    if spread == 0.0:
+        return max(1.0, longest)
+    optimum = (2 * slope**2 / (4 / 3 * spread**2) * n) ** (1 / 3)
+    return float(min(max(optimum, 1.0), max(1.0, longest)))
+
+
+def _last_lag(correlations: _Floats, run: int, n: int) -> int:
+    """The last lag that still matters: behind it ``run`` lags in a row are within what chance brings."""
+    is_large = np.abs(correlations[1:]) > 2 * math.sqrt(math.log10(n) / n)
+    for lag in range(len(is_large) - run + 1):
+        if not is_large[lag : lag + run].any():
+            return lag
+    return len(is_large)
+
+
+def block_lengths(values: _Floats) -> tuple[int, ...]:
+    """Three lengths to be tried, of which the one that spreads most counts: automatic, n/20 and n/10.
+
+    The automatic length sees what lies near; a machine that is slow for a while shows in long blocks only.
+
+    Args:
+        values: shape (n,), in the order of time.
+
+    Source: ten to thirty blocks are enough: Schmeiser, Batch Size Effects in the Analysis of Simulation
+    Output, Operations Research 30 (1982).
+    """
+    n = len(values)
+    shortest = math.ceil(n / MAX_BLOCKS)
+    return (
+        max(shortest, round(automatic_block_length(values))),
+        max(shortest, math.ceil(n / 20)),
+        max(shortest, math.ceil(n / 10)),
+    )
+
+
+def drift_within(values: _Floats) -> float:
+    """Relative standard deviation of what changes slowly within a run, and so from run to run as well.
+
+    A machine that is slower for seconds makes tenths of a run differ by more than its fortieths, taken as
+    independent, explain. That it is no steadier from one run to the next is the least to be assumed.
+
+    Args:
+        values: shape (n,), in the order of time.
+
+    Returns:
+        0 for fewer than 40 values, and unless tenths vary by more than chance explains (the 5 % point of F).
+
+    Source: the analysis of variance, with the table of F in the NIST/SEMATECH e-Handbook, section 1.3.6.7.3.
+    """
+    n = len(values)
+    if n < _SHORT_PARTS or not values.any():
+        return 0.0
+    in_short, in_long = n // _SHORT_PARTS, n // _LONG_PARTS
+    short = values[: in_short * _SHORT_PARTS].reshape(_SHORT_PARTS, in_short).mean(axis=1)
+    long = values[: in_long * _LONG_PARTS].reshape(_LONG_PARTS, in_long).mean(axis=1)
+    explained = float(short.var(ddof=1)) * in_short / in_long
+    found = float(long.var(ddof=1))
+    return math.sqrt(found - explained) / float(values.mean()) if found > _F_95 * explained else 0.0
+
+
+def resampled_means(columns: _Floats, length: int, *, resamples: int = RESAMPLES) -> _Floats:
+    """Means of the columns in runs that are put together anew from blocks of consecutive steps.
+
+    All columns of a step stay together, so that a quotient of two means is resampled rightly. The same steps
+    always give the same result.
+
+    Args:
+        columns: shape (n, c), in the order of time.
+        length: steps in a block. Blocks go on at the beginning where the series ends.
+        resamples: how many runs.
+
+    Returns:
+        Shape (resamples, c).
+
+    Source: the circular block bootstrap of Politis and Romano, in: Exploring the Limits of Bootstrap (1992).
+    """
+    n = len(columns)
+    is_used = columns.any(axis=0)  # most phases take no time in most runs
+    used = columns[:, is_used]
+    wrapped = np.concatenate([np.zeros((1, used.shape[1])), used, used[: length - 1]]).cumsum(axis=0)
+    blocks = (wrapped[length:] - wrapped[:-length]) / length
+    # Drawn by what was measured: two sides are independent, and may be exchanged without another result.
+    generator = np.random.default_rng([_SEED, n, length, int(abs(columns).sum())])
+    num_blocks = math.ceil(n / length)
+    total = np.zeros((resamples, used.shape[1]))
+    for _ in range(num_blocks):
+        total += blocks[generator.integers(0, n, resamples)]
+    means = np.zeros((resamples, columns.shape[1]))
+    means[:, is_used] = total / num_blocks
+    return means
+
+
+def small_sample_factor(num_blocks: float) -> float:
+    """By how much a bootstrapped interval is widened, because few blocks vary too little.
+
+    Args:
+        num_blocks: steps by length of block, of the side with fewer blocks.
+
+    Source: variance of n drawn from n is (n-1)/n of the true one; Student's t for a variance that is itself
+    estimated, with 1.5 degrees of freedom for each block, because blocks overlap: Meketon and Schmeiser,
+    Overlapping Batch Means: Something for Nothing?, Proceedings of the Winter Simulation Conference 1984.
+    """
+    blocks = max(num_blocks, 2.0)
+    quantile = t_quantile(max(1, round(1.5 * (blocks - 1))))
+    return math.sqrt(blocks / (blocks - 1)) * quantile / NORMAL_QUANTILE

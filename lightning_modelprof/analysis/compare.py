@@ -1,0 +1,225 @@
+"""Two runs, or several of each kind, side by side: how much faster, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from lightning_modelprof.analysis.bootstrap import NORMAL_QUANTILE
+from lightning_modelprof.analysis.change import (
+    FEW_STEPS,
+    SAMPLES,
+    Change,
+    Sides,
+    change_of,
+    phase_changes,
+    side_of,
+    speed_figures,
+    step_time,
+    time_per_sample,
+)
+from lightning_modelprof.run.records import StepTimings
+
+POWER: Final = 0.8
+
+DEFAULT_TOLERANCE: Final = 0.05
+
+_OVERWHELMING_STEPS: Final = 5
+_OVERWHELMING_RATIO: Final = 1.5
+
+
+class Outcome(Enum):
+    """What a comparison says; see :func:`decide`."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    CANNOT_TELL = "cannot_tell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How two sides differ, and what follows from it.
+
+    Attributes:
+        outcome: the decision.
+        reason: why the decision is not another one; ``""`` where the interval says it all.
+        per_sample: whether the time per sample decides, because the steps hold different numbers of samples.
+        times_as_fast: time before / time after; ``None`` when a side has no clean step.
+        low, high: ends of its 95 % interval; ``None`` with too few steps.
+        detectable: smallest change of the time, as a fraction, that would be seen in four of five such
+            comparisons; ``None`` without an interval.
+        num_steps: clean steps before and after, of all runs.
+        num_runs: runs before and after.
+        paired: whether the runs of both sides took turns and are compared pair by pair.
+        figures: step time, reader cost and so on.
+        phases: difference in time per step of each phase that took time on any side.
+        block_lengths: tried lengths of blocks in steps, one tuple for each run before, then after.
+    """
+
+    outcome: Outcome
+    reason: str
+    tolerance: float
+    per_sample: bool
+    times_as_fast: float | None
+    low: float | None
+    high: float | None
+    detectable: float | None
+    num_steps: tuple[int, int]
+    num_runs: tuple[int, int]
+    paired: bool
+    figures: tuple[Change, ...]
+    phases: tuple[Change, ...]
+    block_lengths: tuple[tuple[int, ...], ...]
+
+
+def compare(
+    before: Sequence[StepTimings],
+    after: Sequence[StepTimings],
+    *,
+    tolerance: float = DEFAULT_TOLERANCE,
+    per_sample: bool = False,
+    ranks: tuple[int, int] = (1, 1),
+    paired: bool = False,
+) -> Comparison:
+    """Compare the clean steps of two sides.
+
+    Args:
+        before: steps of one or more runs, in the order of time.
+        after: the same.
+        tolerance: change of the time, as a fraction, that does not matter.
+        per_sample: let the time per sample of all ranks decide and not the time per step.
+        ranks: world size before and after; only matters for the time per sample.
+        paired: run i before and run i after ran one after the other, so that a machine that gets slower or
+            faster over all runs does not count.
+
+    Definition: the time of a side is the mean over its runs of the mean over the clean steps. The interval is
+    the widest of these: for each of three lengths of blocks the percentiles of quotients of resampled means
+    (circular block bootstrap, see ``bootstrap.py``), which is how much such steps vary; and with more than
+    one run on any side Student's t for the logarithms of the runs' means, which is how much such runs vary:
+    over the pairs if ``paired``, else with one relative spread for both sides. With one run a side
+    ``ASSUMED_RUN_SPREAD`` and what drifts within the runs (``drift_within``) are added to the first in
+    quadrature: runs differ by more than their steps tell.
+
+    Source: T. Kalibera and R. Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013 (repeat at the
+    highest level that varies, report an interval of the quotient); T. J. DiCiccio and B. Efron, Bootstrap
+    Confidence Intervals, Statistical Science 11 (1996); taking turns: A. Abedi and T. Brecht, Conducting
+    Repeatable Experiments in Highly Variable Cloud Computing Environments, ICPE 2017; for blocks see
+    ``bootstrap.py``.
+
+    Raises:
+        ValueError: when ``paired`` and the sides have different numbers of runs.
+
+    Caveats: with one run a side, a machine that is slower during one of them cannot be told from slower code.
+    """
+    if paired and len(before) != len(after):
+        raise ValueError(
+            f"compare: expected as many runs before as after, got {len(before)} and {len(after)}"
+        )
+    sides = Sides(side_of(before), side_of(after), paired=paired)
+    if len(sides.before.columns) != len(before) or len(sides.after.columns) != len(after):
+        sides = sides._replace(paired=False)  # a run without a clean step has no partner
+    num_steps = (sides.before.num_steps, sides.after.num_steps)
+    figures = speed_figures(sides)
+    if per_sample:
+        deciding = change_of("time_per_sample", sides, time_per_sample, needs=SAMPLES)
+        deciding = _times(deciding, ranks[0] / ranks[1])
+    else:
+        deciding = change_of("step_time", sides, step_time)
+    outcome, reason = decide(deciding, num_steps, tolerance)
+    if outcome is Outcome.CANNOT_TELL and min(num_steps) < FEW_STEPS:
+        outcome, reason = _overwhelming(sides, reason, per_sample=per_sample)
+    return Comparison(
+        outcome=outcome,
+        reason=reason,
+        tolerance=tolerance,
+        per_sample=per_sample,
+        times_as_fast=None if deciding.change is None else 1 / (1 + deciding.change),
+        low=None if deciding.high is None else 1 / (1 + deciding.high),
+        high=None if deciding.low is None else 1 / (1 + deciding.low),
+        detectable=detectable_change(deciding),
+        num_steps=num_steps,
+        num_runs=(len(before), len(after)),
+        paired=sides.paired,
+        figures=figures,
+        phases=phase_changes(sides),
+        block_lengths=sides.before.lengths + sides.after.lengths,
+    )
+
+
+def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tuple[Outcome, str]:
+    """The decision, and the reason where there is none.
+
+    Args:
+        change: of the time: after / before - 1.
+        num_steps: clean steps before and after.
+        tolerance: as a fraction of the time before for slower, of the time after for faster, so that
+            exchanged sides give the opposite.
+
+    Definition: *same* when the whole interval is within the tolerance; else *slower* (*faster*) when the
+    interval excludes no change and the change itself is beyond the tolerance; else it cannot be told.
+    """
+    if change.change is None:
+        which = " and ".join(name for name, n in zip(("before", "after"), num_steps, strict=True) if n == 0)
+        return Outcome.CANNOT_TELL, f"no clean step {which}" if which else "a side took no measurable time"
+    if change.low is None or change.high is None:
+        return Outcome.CANNOT_TELL, (
+            f"{num_steps[0]} and {num_steps[1]} clean steps are too few: it takes {FEW_STEPS} a side to"
+            " know how much they vary"
+        )
+    slower, faster = tolerance, 1 / (1 + tolerance) - 1
+    if faster <= change.low and change.high <= slower:
+        return Outcome.SAME, ""
+    if change.low > 0:
+        if change.change > slower:
+            return Outcome.SLOWER, ""
+        return Outcome.CANNOT_TELL, "slower, but perhaps by less and perhaps by more than the tolerance"
+    if change.high < 0:
+        if change.change < faster:
+            return Outcome.FASTER, ""
+        return Outcome.CANNOT_TELL, "faster, but perhaps by less and perhaps by more than the tolerance"
+    return (
+        Outcome.CANNOT_TELL,
+        "too uncertain: no change at all is possible, and so is one beyond the tolerance",
+    )
+
+
+def detectable_change(change: Change) -> float | None:
+    """The smallest change of the time, as a fraction, that such runs show in four of five comparisons.
+
+    Source: H. S. Bloom, Minimum Detectable Effects, Evaluation Review 19 (1995): the sum of the quantiles of
+    confidence and of power, times the standard error; here on the logarithm of the quotient.
+    """
+    if change.low is None or change.high is None:
+        return None
+    half = (math.log1p(change.high) - math.log1p(change.low)) / 2
+    return math.expm1(half * (1 + NormalDist().inv_cdf(POWER) / NORMAL_QUANTILE))
+
+
+def _times(change: Change, factor: float) -> Change:
+    """The same change of a time that is ``factor`` times as long after as was thought."""
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else (1 + value) * factor - 1
+
+    return replace(change, change=scaled(change.change), low=scaled(change.low), high=scaled(change.high))
+
+
+def _overwhelming(sides: Sides, reason: str, *, per_sample: bool) -> tuple[Outcome, str]:
+    """What a few steps show none the less, because no step of one side comes near to any of the other."""
+    figure = time_per_sample if per_sample else step_time
+    if min(side.num_steps for side in sides.both) < _OVERWHELMING_STEPS:
+        return Outcome.CANNOT_TELL, reason
+    before, after = (np.concatenate([figure(run) for run in side.columns]) for side in sides.both)
+    said = f"though of few steps, every one is more than {_OVERWHELMING_RATIO:g} times "
+    if after.min() > _OVERWHELMING_RATIO * before.max():
+        return Outcome.SLOWER, said + "as long as any before"
+    if before.min() > _OVERWHELMING_RATIO * after.max():
+        return Outcome.FASTER, said + "as short as any before"
+    return Outcome.CANNOT_TELL, reason

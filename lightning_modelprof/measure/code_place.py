@@ -1,0 +1,61 @@
+"""Where a live function or class is written."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import sysconfig
+from typing import Any, Final
+
+from lightning_modelprof.run.training_setup import CodePlace
+
+_LIBRARIES: Final = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib")})
+
+
+def place_of(thing: Any) -> CodePlace | None:
+    """The place of a function, method, ``functools.partial`` or class; ``None`` if it has no name."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    thing = inspect.unwrap(thing)
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    if not isinstance(name, str):
+        return place_of(type(thing).__call__) if callable(thing) else None
+    code = getattr(thing, "__code__", None)
+    if code is not None:
+        file, line = code.co_filename, code.co_firstlineno
+    elif isinstance(thing, type):
+        # A class has no line of its own before Python 3.13; that of its constructor is near enough.
+        code = getattr(vars(thing).get("__init__"), "__code__", None)
+        file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+        line = getattr(thing, "__firstlineno__", None) or getattr(code, "co_firstlineno", None)
+    else:
+        file = line = None
+    return CodePlace(name=name, file=file, line=line, is_library=is_library(file))
+
+
+def is_library(file: str | None) -> bool:
+    """Whether a file lies where packages are installed, or is none at all."""
+    return file is None or file.startswith(("<frozen", *_LIBRARIES))
+
+
+def own_methods(owner: Any, base_names: tuple[str, ...]) -> dict[str, CodePlace]:
+    """The public methods that an object's class, or the object, has beyond the named base classes.
+
+    Args:
+        owner: a callback or a LightningModule.
+        base_names: names of classes whose methods are Lightning's; by name, as there are two Lightnings.
+    """
+    found: dict[str, CodePlace] = {}
+    namespaces = [vars(owner)]
+    for kind in type(owner).__mro__:
+        if kind.__name__ in base_names:
+            break
+        namespaces.append(dict(vars(kind)))
+    for namespace in namespaces:
+        for name, value in namespace.items():
+            if not name.startswith("_") and name not in found and inspect.isroutine(value):
+                place = place_of(getattr(value, "__func__", value))
+                if place is not None:
+                    found[name] = place
+    return found

@@ -1,0 +1,36 @@
+"""Steps put together, so that a chart of a long run stays readable and small."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_BINS: Final = 400
+"""Bars across a chart: about two pixels each on a screen, and no file grows with the length of a run."""
+
+
+def bin_starts(num_steps: int, max_bins: int = MAX_BINS) -> NDArray[np.int64]:
+    """Index of the first step of each bin; all bins but the last hold the same number of steps.
+
+    Args:
+        num_steps: steps to put together.
+        max_bins: most bins.
+
+    Returns:
+        int64, shape (bins,): 0, s, 2 s, ... with the smallest whole s that needs no more bins.
+    """
+    size = max(1, -(-num_steps // max_bins))
+    return np.arange(0, num_steps, size, dtype=np.int64)
+
+
+def bin_sizes(starts: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
+    """Number of steps in each bin, int64, shape (bins,)."""
+    return np.diff(np.append(starts, num_steps))
+
+
+def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -> str:
+    """A sentence on what one point of the chart stands for."""
+    size = int(bin_sizes(starts, num_steps)[0])
+    return f"One point is one {step}." if size == 1 else f"One point is the mean of {size:,} {steps}."

@@ -1,0 +1,72 @@
+"""Runs the rules, ranks what they say, and gives the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.report.model import Finding, Status, Verdict
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.configure import configure_rules
+from lightning_modelprof.report.verdict import account, give_verdict
+
+_ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
+
+
+def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[Verdict, tuple[Finding, ...]]:
+    """The verdict, and what each rule says: found ones first, by time at stake.
+
+    Args:
+        analysis: of a run.
+        rules: to ask; by default those that the run's own configuration says.
+    """
+    if rules is None:
+        rules = _rules_of(analysis)
+    accounting = account(analysis.step_costs)
+    findings = [finding for rule in rules for finding in _ask(rule, analysis)]
+    if not accounting.is_enough:
+        # Whoever does not know where the time goes cannot say how much something matters.
+        findings = [replace(finding, severity=None) for finding in findings]
+    findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
+    return give_verdict(analysis, findings, rules, accounting), tuple(findings)
+
+
+def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings as plain JSON values, in their order."""
+    return [
+        {
+            "kind": finding.kind,
+            "status": finding.status.value,
+            "severity": None if finding.severity is None else finding.severity.value,
+            "title": finding.title,
+            "summary": finding.summary,
+            "action": finding.action,
+            "saving_ns_per_step": finding.saving_ns_per_step,
+            "locations": [asdict(location) for location in finding.locations],
+            "evidence": [
+                {"label": one.label, "value": one.value, "unit": one.unit.value} for one in finding.evidence
+            ],
+        }
+        for finding in findings
+    ]
+
+
+def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
+    """What a rule says; a rule that fails costs its own finding, not the report."""
+    try:
+        return rule.evaluate(analysis)
+    except Exception as error:
+        return rule.not_evaluated(
+            f"the rule failed, which is a fault of its own: {type(error).__name__}: {error}"
+        )
+
+
+def _rules_of(analysis: Analysis) -> tuple[Rule, ...]:
+    """With the thresholds of the run, if this version knows all of them."""
+    try:
+        return configure_rules(analysis.info.config.get("rules"))
+    except ConfigError:  # saved by another version
+        return configure_rules(None)

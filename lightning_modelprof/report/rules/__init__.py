@@ -1,0 +1,55 @@
+"""The rules: each asks one question of a run; here they meet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
+from lightning_modelprof.report.rules.clip_cost import ClipCost
+from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
+from lightning_modelprof.report.rules.conv_bias_before_batchnorm import ConvolutionBiasBeforeBatchNorm
+from lightning_modelprof.report.rules.cpu_threads_oversubscribed import CpuThreadsOversubscribed
+from lightning_modelprof.report.rules.frozen_layers_computed import FrozenLayersComputed
+from lightning_modelprof.report.rules.input_bound import InputBound
+from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
+from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
+from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
+from lightning_modelprof.report.rules.slow_callback import SlowCallback
+from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.slow_logger import SlowLogger
+from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
+from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
+from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
+from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
+from lightning_modelprof.report.rules.validation_share import ValidationShare
+from lightning_modelprof.report.rules.worker_startup import WorkerStartup
+from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
+
+RULES: Final[tuple[Rule, ...]] = (
+    InputBound(),
+    SynchronousLoader(),
+    WorkerStartup(),
+    SlowForwardOutsideModel(),
+    SlowCallback(),
+    SlowModuleHook(),
+    SlowLogger(),
+    ValidationShare(),
+    CheckpointShare(),
+    SlowTransfer(),
+    SlowLearningRateScheduler(),
+    ZeroGradCost(),
+    ClipCost(),
+    OptimizerNotFused(),
+    FrozenLayersComputed(),
+    ConvolutionBiasBeforeBatchNorm(),
+    CompileRecompiles(),
+    CpuThreadsOversubscribed(),
+    SingleCpuThread(),
+    TensorCoresUnused(),
+    AmpOff(),
+    MatmulTile(),
+    MemoryNearCapacity(),
+)
+"""All rules with their default thresholds, in the order of findings that have no time at stake."""

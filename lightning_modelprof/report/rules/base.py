@@ -1,0 +1,151 @@
+"""What every rule has: a stable code, thresholds that are its fields, and three ways to answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
+from lightning_modelprof.run.training_setup import CodePlace
+
+FLOOR_NS: Final = 300_000.0
+"""Less than this in a step is not worth a finding: about what Lightning's own loop takes."""
+
+NO_SETUP: Final = "the run does not say how the training was set up (it was saved by an older version)"
+NO_CUDA: Final = "the run used no CUDA device"
+NOT_A_FIT: Final = "the loop does not train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """One question about a run. Its fields are its thresholds, so the class is its own configuration."""
+
+    kind: ClassVar[str]
+    """Stable code of its findings."""
+    title: ClassVar[str]
+    """What is wrong where it finds something, in a few words."""
+
+    bound: ClassVar[str | None] = None
+    """The verdict that the time of its findings speaks for, such as ``sync_bound``."""
+
+    def base_ns(self, costs: StepCosts) -> float:
+        """What the time of its findings is a share of."""
+        return costs.steady.wall_ns
+
+    @abstractmethod
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """What the rule says of a run: at least one finding, be it clean or not evaluated."""
+
+    def clean(self, summary: str, evidence: Iterable[Evidence] = ()) -> tuple[Finding, ...]:
+        """Measured, and there is nothing to say."""
+        return (
+            Finding(
+                kind=self.kind,
+                status=Status.CLEAN,
+                title=self.title,
+                summary=summary,
+                evidence=tuple(evidence),
+            ),
+        )
+
+    def not_evaluated(self, reason: str) -> tuple[Finding, ...]:
+        """Nothing can be said; the reason is a clause without a full stop."""
+        return (Finding(kind=self.kind, status=Status.NOT_EVALUATED, title=self.title, summary=reason),)
+
+    def found(
+        self,
+        summary: str,
+        action: str,
+        severity: Severity,
+        *,
+        title: str = "",
+        saving_ns: float | None = None,
+        places: Iterable[Location | CodePlace | None] = (),
+        evidence: Iterable[Evidence] = (),
+    ) -> Finding:
+        """One thing that costs time."""
+        return Finding(
+            kind=self.kind,
+            status=Status.FOUND,
+            severity=severity,
+            title=title or self.title,
+            summary=summary,
+            action=action,
+            saving_ns_per_step=saving_ns,
+            locations=tuple(
+                location_of(place) if isinstance(place, CodePlace) else place for place in places if place
+            ),
+            evidence=tuple(evidence),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareRule(Rule):
+    """A rule about a share of the time of a step.
+
+    Attributes:
+        warning: share from which on it is found.
+        critical: share from which on it is critical.
+        floor_ns: time per step below which nothing is found, whatever its share.
+
+    Source: 3 % and 15 % are the bands of TensorFlow's profiler for whatever is neither input nor compute
+    (``input_pipeline_analysis`` in tensorflow/profiler: kernel launch and all other time).
+    """
+
+    warning: float = 0.03
+    critical: float = 0.15
+    floor_ns: float = FLOOR_NS
+
+    def is_found(self, share: float | None, ns: float, error_ns: float = 0.0) -> bool:
+        """Whether so much is worth a finding.
+
+        Args:
+            share: of the step.
+            ns: mean per step.
+            error_ns: its standard error: a few steps in which the machine did something else make a mean
+                large, but not sure. Even two errors less must be worth it.
+        """
+        return share is not None and share >= self.warning and ns - 2 * error_ns >= self.floor_ns
+
+    def severity(self, share: float) -> Severity:
+        """Of a share that is worth a finding."""
+        return Severity.CRITICAL if share >= self.critical else Severity.WARNING
+
+
+def location_of(place: CodePlace) -> Location:
+    """The same place in the words of a report."""
+    return Location(file=place.file, line=place.line, function=place.name)
+
+
+def milliseconds(ns: float) -> str:
+    """For sentences: three digits that count, at least to a microsecond."""
+    return f"{float(f'{ns / 1e6:.3g}'):g} ms"
+
+
+def percent(share: float | None) -> str:
+    """For sentences."""
+    return "an unknown share" if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def duration(label: str, ns: float | None) -> Evidence:
+    """A time as evidence."""
+    return Evidence(label=label, value=ns, unit=Unit.DURATION_NS)
+
+
+def ratio(label: str, share: float | None) -> Evidence:
+    """A share as evidence."""
+    return Evidence(label=label, value=share, unit=Unit.RATIO)
+
+
+def count(label: str, number: float | None) -> Evidence:
+    """A number as evidence."""
+    return Evidence(label=label, value=number, unit=Unit.COUNT)
+
+
+def text(label: str, value: str) -> Evidence:
+    """A word as evidence."""
+    return Evidence(label=label, value=value, unit=Unit.TEXT)

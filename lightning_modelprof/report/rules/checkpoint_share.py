@@ -1,0 +1,43 @@
+"""How much of the training goes into saving checkpoints?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.report.rules.phase_share import PhaseShareRule
+from lightning_modelprof.run.training_setup import CheckpointSetup, CodePlace, TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointShare(PhaseShareRule):
+    """The phase Checkpoint over the whole loop, also after the last step."""
+
+    kind: ClassVar[str] = "checkpoint_share"
+    title: ClassVar[str] = "Saving checkpoints takes long"
+    phase: ClassVar[str] = "checkpoint"
+    what: ClassVar[str] = "Saving checkpoints"
+    is_in_every_step: ClassVar[bool] = False
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Save less often, or less."""
+        settings = "; ".join(map(_settings, setup.checkpoints))
+        advice = "Save less often (every_n_train_steps, every_n_epochs), fewer (save_top_k) or less"
+        return f"{advice} (save_weights_only=True)." + (f" Now: {settings}." if settings else "")
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The plugin that writes, if it is the user's own."""
+        plugin = setup.checkpoint_io
+        return [] if plugin is None or plugin.is_library else [plugin]
+
+
+def _settings(setup: CheckpointSetup) -> str:
+    words = {
+        "every_n_train_steps": setup.every_n_train_steps,
+        "every_n_epochs": setup.every_n_epochs,
+        "save_top_k": setup.save_top_k,
+        "save_last": setup.save_last,
+        "save_weights_only": setup.save_weights_only,
+    }
+    arguments = ", ".join(f"{name}={value}" for name, value in words.items() if value is not None)
+    return f"ModelCheckpoint({arguments})"

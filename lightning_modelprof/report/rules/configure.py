@@ -1,0 +1,66 @@
+"""The rules with the user's thresholds."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.base import Rule
+
+
+def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tuple[Rule, ...]:
+    """The rules that are on, with thresholds replaced.
+
+    Args:
+        given: kind of a rule → its thresholds by name, or whether it is on; ``None`` changes nothing.
+        where: what a message begins with.
+
+    Raises:
+        ConfigError: for a rule or a threshold that does not exist, and for a threshold that is no number of
+            at least 0.
+    """
+    given = given or {}
+    known = {rule.kind: rule for rule in RULES}
+    for kind in given:
+        if kind not in known:
+            raise ConfigError(
+                f"{where}: unknown rule {kind!r}.{_nearest(kind, known)} Rules: {', '.join(known)}."
+            )
+    rules = []
+    for kind, rule in known.items():
+        wanted = given.get(kind, True)
+        if wanted is True:
+            rules.append(rule)
+        elif wanted is not False:
+            rules.append(_with(rule, wanted, where))
+    return tuple(rules)
+
+
+def _with(rule: Rule, wanted: Any, where: str) -> Rule:
+    if not isinstance(wanted, Mapping):
+        raise ConfigError(
+            f"{where}: {rule.kind}: expected a mapping of thresholds, or false, got {wanted!r}."
+        )
+    names = [field.name for field in fields(rule)]
+    for name, value in wanted.items():
+        if name not in names:
+            raise ConfigError(
+                f"{where}: {rule.kind}: unknown threshold {name!r}.{_nearest(name, names)}"
+                f" Thresholds: {', '.join(names) or 'none'}."
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(
+                f"{where}: {rule.kind}: {name}: expected a number of at least 0, got {value!r}."
+                f" The default is {getattr(rule, name)}."
+            )
+    return replace(rule, **wanted)
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,82 @@
+"""Does the optimizer step its parameters one by one?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    NOT_A_FIT,
+    ShareRule,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.training_setup import OptimizerSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerNotFused(ShareRule):
+    """The phase Optimization is more than a share of the step, and an optimizer that could be fused is not.
+
+    What fusing would save is not known before it is tried, so there is no time at stake. On the CPU torch
+    has fused optimizers but no use for ``foreach``: there it is a hint and never a warning.
+
+    Attributes:
+        least_tensors: parameters from which on it is worth a word.
+
+    Source: 3 % and 15 % as for all overheads.
+    """
+
+    kind: ClassVar[str] = "optimizer_not_fused"
+    title: ClassVar[str] = "The optimizer steps its parameters one by one"
+
+    least_tensors: int = 32
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without a fit."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        cost_ns, share = costs.typical.total_ns("optimizer"), costs.typical.share("optimizer")
+        if cost_ns is None or share is None:
+            return self.not_evaluated("the time of the optimizer was not seen")
+        on_cuda = analysis.info.device_type == "cuda"
+        slow = [
+            one
+            for one in setup.optimizers
+            if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cuda)
+        ]
+        evidence = [duration("optimizer per step", cost_ns), ratio("share of the step", share)]
+        if not slow or not self.is_found(share, cost_ns, costs.typical.errors_ns.get("optimizer", 0.0)):
+            return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
+        one = slow[0]
+        return (
+            self.found(
+                f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)} a step"
+                f" ({percent(share)}).",
+                f"{one.kind}(..., {'fused=True' if one.has_fused else 'foreach=True'}): foreach is"
+                f" {one.foreach}, fused is {one.fused} now. Measure it.",
+                self.severity(share) if on_cuda else Severity.INFO,
+                places=[setup.module_hooks.get("configure_optimizers")],
+                evidence=[*evidence, count("parameters", one.num_tensors)],
+            ),
+        )
+
+
+def _is_one_by_one(one: OptimizerSetup, on_cuda: bool) -> bool:
+    """On CUDA torch takes foreach by itself unless it is told not to; on the CPU it never does."""
+    if one.fused:
+        return False
+    return one.has_fused if not on_cuda else one.has_foreach and one.foreach is False

@@ -1,0 +1,77 @@
+"""Rules that ask one question of one phase: is it more than a share of the step?"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
+from lightning_modelprof.report.model import Evidence, Finding
+from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseShareRule(ShareRule):
+    """One phase; what to do about it and where is the subclass's."""
+
+    phase: ClassVar[str]
+    what: ClassVar[str]
+    """The phase as the subject of a sentence."""
+    is_in_every_step: ClassVar[bool] = True
+    """Whether it is work of every step; a few long ones are then an accident of the machine."""
+    bound: ClassVar[str | None] = "overhead_bound"
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where the phase was not seen."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        means = self.means(costs)
+        cost_ns, share = means.total_ns(self.phase), means.share(self.phase)
+        if cost_ns is None or share is None:
+            return self.not_evaluated(f"the time of {self.what.lower()} was not seen")
+        evidence = [duration("per step", cost_ns), ratio("share", share)]
+        error_ns = means.errors_ns.get(self.phase, 0.0) if self.is_in_every_step else 0.0
+        if not self.is_found(share, cost_ns, error_ns):
+            return self.clean(f"{self.what} takes {milliseconds(cost_ns)} a step.", evidence)
+        return (
+            self.found(
+                f"{self.what} takes {milliseconds(cost_ns)} a step ({percent(share)}).",
+                self.action(setup),
+                self.severity(share),
+                saving_ns=cost_ns,
+                places=self.places(setup),
+                evidence=[*evidence, *self.more(setup)],
+            ),
+        )
+
+    def means(self, costs: StepCosts) -> PhaseMeans:
+        """The steps that the share is of: for what surrounds the model the whole loop."""
+        return costs.loop if self.phase in SURROUNDINGS else costs.steady
+
+    def base_ns(self, costs: StepCosts) -> float:
+        """What its time is a share of."""
+        return self.means(costs).wall_ns
+
+    @abstractmethod
+    def action(self, setup: TrainingSetup) -> str:
+        """What to change."""
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:  # noqa: ARG002  # of subclasses
+        """Where."""
+        return []
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:  # noqa: ARG002  # of subclasses
+        """Further numbers."""
+        return []
+
+
+def hooks_named(setup: TrainingSetup, *names: str) -> list[CodePlace]:
+    """The module's own hooks of these names."""
+    return [setup.module_hooks[name] for name in names if name in setup.module_hooks]

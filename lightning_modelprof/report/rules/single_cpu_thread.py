@@ -1,0 +1,59 @@
+"""Does the model run on one of several CPUs?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.rules.base import NO_SETUP, Rule, count, percent, ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleCpuThread(Rule):
+    """Torch has one thread, more CPUs are free, and forward and backward are most of a step on the CPU.
+
+    A hint: small operators gain nothing from threads. What it costs is not measured.
+
+    Attributes:
+        least_share: of forward and backward in the step.
+    """
+
+    kind: ClassVar[str] = "single_cpu_thread"
+    title: ClassVar[str] = "The model runs on one of several CPUs"
+
+    least_share: float = 0.5
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated on another device."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        if analysis.info.device_type != "cpu":
+            return self.not_evaluated("the model does not run on the CPU")
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup.num_threads is None or setup.usable_cpus is None:
+            return self.not_evaluated("the number of threads or of CPUs is not known")
+        workers = sum(one.num_workers or 0 for one in setup.loaders)
+        free = setup.usable_cpus - setup.local_world_size * (1 + workers)
+        share = costs.typical.share("forward", "backward")
+        evidence = [
+            count("threads of torch", setup.num_threads),
+            count("usable CPUs", setup.usable_cpus),
+            ratio("forward and backward", share),
+        ]
+        if setup.num_threads > 1 or free <= 0 or share is None or share < self.least_share:
+            return self.clean(f"torch has {setup.num_threads} threads on {setup.usable_cpus} CPUs.", evidence)
+        return (
+            self.found(
+                f"torch has 1 thread, this process may use {setup.usable_cpus} CPUs, and forward and backward"
+                f" are {percent(share)} of the step.",
+                f"Try torch.set_num_threads({1 + free}), or OMP_NUM_THREADS={1 + free}."
+                " Small operators gain nothing.",
+                Severity.INFO,
+                evidence=evidence,
+            ),
+        )

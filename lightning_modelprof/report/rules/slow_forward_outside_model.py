@@ -1,0 +1,90 @@
+"""Does ``training_step`` spend its time outside of the model's modules: in the loss, in loops over rows?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.run.loops import loop_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowForwardOutsideModel(ShareRule):
+    """The median of the phase Forward, less the latency of the module tree's root in the timed steps.
+
+    Both are times of the host, or both are times of the device. Modules are timed in three steps, so steps
+    in which the machine was busy must not count: the time at stake is that of the median, and it is only
+    found if three of four steps have so much of it that it would be found in them.
+
+    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+
+    Caveats:
+        What the step does in less than three of four steps is not seen. Timing modules costs them some time,
+        so with very many small modules the rest comes out too small.
+    """
+
+    kind: ClassVar[str] = "slow_forward_outside_model"
+    title: ClassVar[str] = "The step's own code takes long, outside of the model's modules"
+    bound: ClassVar[str | None] = "host_bound"
+
+    warning: float = 0.10
+    critical: float = 0.20
+
+    def base_ns(self, costs: StepCosts) -> float:
+        """Of the median step."""
+        return costs.typical.median_wall_ns
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where modules were not timed."""
+        costs, setup, modules = analysis.step_costs, analysis.setup, analysis.modules
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        if isinstance(modules, Absent):
+            return self.not_evaluated(f"modules: {modules.reason}")
+        model_ns = modules.root.forward_ns
+        if model_ns is None:
+            return self.not_evaluated(
+                "no module was timed" + (f": {modules.notes[0]}" if modules.notes else "")
+            )
+        forward_ns = _forward_ns(costs.typical, modules.clock)
+        if forward_ns is None:
+            return self.not_evaluated("the time of the forward was not seen on the clock of the modules")
+        rest_ns = max(0.0, forward_ns - model_ns)
+        share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
+        evidence = [
+            duration("outside of the modules", rest_ns),
+            ratio("share of the step", share),
+            duration("forward", forward_ns),
+            duration("in the modules", model_ns),
+        ]
+        spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
+        if share is None or not (
+            self.is_found(share, rest_ns)
+            and self.is_found((rest_ns - spread_ns) / costs.typical.median_wall_ns, rest_ns - spread_ns)
+        ):
+            return self.clean(f"The step's own code takes {milliseconds(rest_ns)} a step.", evidence)
+        name = loop_of(analysis.info.loop).step_hook
+        return (
+            self.found(
+                f"{name} takes {milliseconds(forward_ns)}, of which the model's modules take"
+                f" {milliseconds(model_ns)}: {milliseconds(rest_ns)} a step ({percent(share)}) are in its own"
+                " code, such as the loss.",
+                f"Look for loops over rows, tensors made on the host and syncs in {name} and what it calls;"
+                " write them as operations on whole tensors.",
+                self.severity(share),
+                saving_ns=rest_ns,
+                places=[setup.module_hooks.get(name) or setup.module],
+                evidence=evidence,
+            ),
+        )
+
+
+def _forward_ns(means: PhaseMeans, clock: str) -> float | None:
+    return means.device_ns.get("forward") if clock == "device" else means.medians_ns.get("forward")

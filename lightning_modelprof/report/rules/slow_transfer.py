@@ -1,0 +1,47 @@
+"""How long does the host take to move batches to the device?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.rules.base import text
+from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
+from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowTransfer(PhaseShareRule):
+    """The phase Transfer on the host, with the batch-transfer hooks."""
+
+    kind: ClassVar[str] = "slow_transfer"
+    title: ClassVar[str] = "Moving batches to the device takes long"
+    phase: ClassVar[str] = "transfer"
+    what: ClassVar[str] = "Moving the batch to the device"
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Pin, and do less in the hooks."""
+        hooks = ", ".join(one.name for one in self.places(setup))
+        parts = (
+            [f"Do less in {hooks}: it runs in the step, work on samples belongs to the workers."]
+            if hooks
+            else []
+        )
+        if setup.cuda is not None and any(one.pin_memory is False for one in setup.loaders):
+            parts.append(
+                "DataLoader(pin_memory=True): False now; copies from pageable memory block the host."
+            )
+        return " ".join(parts) or "Make the batch smaller, or of fewer tensors."
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's own transfer hooks."""
+        return hooks_named(
+            setup, "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+        )
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:
+        """Whether memory is pinned."""
+        return [
+            text("pin_memory", str(one.pin_memory)) for one in setup.loaders if one.pin_memory is not None
+        ]

@@ -1,0 +1,54 @@
+"""Does the training process make its batches itself, while nothing else runs?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronousLoader(ShareRule):
+    """``num_workers=0`` while the wait for batches is more than a share of the step.
+
+    It names a cause of ``input_bound`` and has no time of its own, so that nothing counts twice.
+    """
+
+    kind: ClassVar[str] = "synchronous_loader"
+    title: ClassVar[str] = "Batches are made in the training process"
+
+    warning: float = 0.05
+    critical: float = 0.20
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where the loader is not torch's."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        loader = next((one for one in setup.loaders if one.num_workers is not None), None)
+        if loader is None:
+            return self.not_evaluated("there is no DataLoader of torch's")
+        if loader.num_workers:
+            return self.clean(f"num_workers is {loader.num_workers}.")
+        wait_ns = costs.typical.exposed_wait_ns
+        if wait_ns is None or not costs.typical.wall_ns:
+            return self.not_evaluated("the fetches of batches were not seen")
+        share = wait_ns / costs.typical.wall_ns
+        if not self.is_found(share, wait_ns, costs.typical.errors_ns.get("dataloader", 0.0)):
+            return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
+        return (
+            self.found(
+                f"num_workers is 0: the step stands still for {milliseconds(wait_ns)} ({percent(share)})"
+                " while its batch is made.",
+                f"{loader.kind}(num_workers=1 or more): 0 now. See input_bound for how many.",
+                Severity.INFO,
+                places=[loader.dataset],
+                evidence=[duration("wait per step", wait_ns), ratio("share of the step", share)],
+            ),
+        )

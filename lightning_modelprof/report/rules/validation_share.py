@@ -1,0 +1,48 @@
+"""How much of the training goes into validation?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.rules.base import count
+from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
+from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationShare(PhaseShareRule):
+    """The phase Validation over the whole loop.
+
+    Validation is work that somebody wants, so its bands are wider than those of overhead: 15 % and 50 % are
+    this package's own choice.
+    """
+
+    kind: ClassVar[str] = "validation_share"
+    title: ClassVar[str] = "Validation takes much of the training"
+    phase: ClassVar[str] = "validation"
+    what: ClassVar[str] = "Validation"
+    is_in_every_step: ClassVar[bool] = False
+
+    warning: float = 0.15
+    critical: float = 0.50
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Validate less often, or on less."""
+        batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
+        return (
+            "Trainer(val_check_interval=..., check_val_every_n_epoch=...) to validate less often, or"
+            f" limit_val_batches=... to validate on less: val_check_interval is {setup.val_check_interval:g},"
+            f" check_val_every_n_epoch is {setup.check_every_n_epochs}, with {batches} now."
+            if setup.val_check_interval is not None
+            else f"Validate less often, or on less: it is {batches} now."
+        )
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's ``validation_step``."""
+        return hooks_named(setup, "validation_step")
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:
+        """How much of it there is."""
+        return [count("batches of a validation", setup.num_val_batches)]

@@ -1,0 +1,135 @@
+"""Measured facts about one step: which source lines wait for the device, copy, or run many operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SYNCHRONISATION: Final = "synchronisation"
+"""The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""
+DEVICE_TO_HOST: Final = "device_to_host"
+HOST_TO_DEVICE: Final = "host_to_device"
+HOST_TENSOR: Final = "host_tensor"
+"""A tensor is made of Python numbers or of a NumPy array, in the host's memory."""
+
+SITE_KINDS: Final = (SYNCHRONISATION, DEVICE_TO_HOST, HOST_TO_DEVICE, HOST_TENSOR)
+
+BATCH_START: Final = "batch_start"
+"""What comes before the batch's own work: a fetch without workers, the transfer, other callbacks' hooks."""
+BATCH_END: Final = "batch_end"
+"""What comes after the batch's own work: callbacks' hooks, metrics for loggers and the progress bar."""
+
+PRINT: Final = "print"
+"""Operator of a site where a tensor is made into text; torch hides the operators of that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLocation:
+    """Where a function is defined.
+
+    Attributes:
+        file: path as Python knows it.
+        line: first line of the function, from 1: that of its first decorator, if it has one.
+        function: its name.
+    """
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSite:
+    """One place in the source that synchronises or copies.
+
+    Attributes:
+        kind: one of ``SITE_KINDS``.
+        file, line: the innermost line of the user's on the stack. In backward, where torch runs alone, it is
+            the line of the forward whose gradient is computed. ``None`` when there is no such line.
+        function: name of the function that the line is in; ``""`` without one.
+        function_line: first line of that function: what torch's Python tracer knows it by.
+        callers: functions of libraries between that line and the operator, innermost first; empty when the
+            line itself ran the operator.
+        module: path of the innermost module that ran it; ``""`` for what ran outside of all children.
+        phase: one of ``FLOP_PHASES``, ``BATCH_START`` or ``BATCH_END``.
+        operator: name without overload, as in ``aten::_local_scalar_dense``, or ``PRINT``.
+        device: type of the device that has the tensor, such as ``cuda``; of a copy, the one that is not the
+            host.
+        calls: how often in the step.
+        num_bytes: that were copied or made, in all calls; ``None`` where that is not known.
+        is_blocking: whether the host waits until the device is done; ``None`` on the CPU, where none is.
+        is_pinned: of a copy: whether the host's memory is pinned; else ``None``.
+        is_non_blocking: of a copy: whether ``non_blocking=True`` was asked for; else ``None``.
+    """
+
+    kind: str
+    file: str | None
+    line: int | None
+    function: str
+    function_line: int | None
+    callers: tuple[str, ...]
+    module: str
+    phase: str
+    operator: str
+    device: str
+    calls: int
+    num_bytes: int | None
+    is_blocking: bool | None
+    is_pinned: bool | None
+    is_non_blocking: bool | None
+
+    @property
+    def caller(self) -> str:
+        """The one of ``callers`` to name: the innermost that is not torch's; ``""`` without any."""
+        others = (name for name in self.callers if not name.startswith("torch."))
+        return next(others, self.callers[0] if self.callers else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineCount:
+    """The operators that one line of the user's ran in one phase and module.
+
+    Attributes:
+        file, line, function, function_line: as in :class:`SourceSite`; operators without a line of the user's
+            (the optimizer's own, say) are together under ``None``.
+        module, phase: as in :class:`SourceSite`.
+        calls: operators that were dispatched, views too.
+        views: those of them that only look at a tensor in another way, and start no kernel.
+        operators: how many different ones.
+        elements: in the results of all calls but views.
+        num_bytes: of the operands and the results of all calls but views, as if none were in a cache.
+        unsized: calls that are missing in ``elements`` and ``num_bytes``: of sparse and other tensors that do
+            not say how large they are.
+    """
+
+    file: str | None
+    line: int | None
+    function: str
+    function_line: int | None
+    module: str
+    phase: str
+    calls: int
+    views: int
+    operators: int
+    elements: int
+    num_bytes: int
+    unsized: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSites:
+    """Source lines of one step of one process.
+
+    Attributes:
+        step: number of the step in its loop; ``None`` outside of one.
+        device: type of the device that the model is on.
+        sites: most calls first.
+        lines: most operators first.
+        dropped: what was left out, and what failed, a sentence each.
+    """
+
+    step: int | None
+    device: str
+    sites: tuple[SourceSite, ...]
+    lines: tuple[LineCount, ...]
+    dropped: tuple[str, ...] = ()

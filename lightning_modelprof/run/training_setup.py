@@ -1,0 +1,219 @@
+"""How a training is set up, as read from the live objects: loaders, optimizers, callbacks, CPUs, the device.
+
+No times are in here. ``None`` is *could not be read*; the rules that need it then say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodePlace:
+    """Where a function or a class is written.
+
+    Attributes:
+        name: qualified name, such as ``Reader.__getitem__``.
+        file: path as Python knows it; ``None`` for what is not written in Python.
+        line: of its ``def`` or ``class``, of the first decorator if it has one; ``None`` as above.
+        is_library: whether it lies where packages are installed, so that it is not the user's to change.
+    """
+
+    name: str
+    file: str | None = None
+    line: int | None = None
+    is_library: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSetup:
+    """One training dataloader, or one of the measured evaluation loop.
+
+    Attributes:
+        kind: class name.
+        num_workers: processes that make batches; 0 makes them in the training process.
+        prefetch_factor: batches that each worker keeps ready; ``None`` without workers.
+        start_method: how workers are started: ``fork``, ``spawn`` or ``forkserver``.
+        batch_size: ``None`` with a batch sampler of the user's.
+        dataset: its ``__getitem__`` or ``__iter__``.
+        collate: the function that joins samples.
+        worker_init: the function that each worker begins with.
+    """
+
+    kind: str
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    pin_memory: bool | None = None
+    start_method: str | None = None
+    batch_size: int | None = None
+    dataset: CodePlace | None = None
+    collate: CodePlace | None = None
+    worker_init: CodePlace | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSetup:
+    """One optimizer.
+
+    Attributes:
+        kind: class name.
+        foreach, fused: as given; ``None`` lets torch choose, or the optimizer has no such argument.
+        has_foreach, has_fused: whether it has the argument.
+        num_tensors: parameters that it steps.
+    """
+
+    kind: str
+    foreach: bool | None
+    fused: bool | None
+    has_foreach: bool
+    has_fused: bool
+    num_tensors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSetup:
+    """One ModelCheckpoint, by the settings that say how often it saves."""
+
+    callback: str
+    every_n_train_steps: int | None = None
+    every_n_epochs: int | None = None
+    save_top_k: int | None = None
+    save_last: bool | None = None
+    save_weights_only: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackSetup:
+    """One callback: its name as in the times by callback, and the hooks that its class or object has."""
+
+    callback: str
+    kind: str
+    hooks: dict[str, CodePlace] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSetup:
+    """A CUDA device.
+
+    Attributes:
+        capability: compute capability, such as (9, 0).
+        total_bytes: its memory.
+        reserved_bytes: most that torch's allocator ever held in this process.
+    """
+
+    capability: tuple[int, int]
+    total_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """The matrix sizes of one linear layer: those that 16-bit matrix products want to be multiples of 8."""
+
+    path: str
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionBias:
+    """A convolution with a bias whose next layer is a normalisation that subtracts it again.
+
+    Attributes:
+        convolution, normalisation: paths.
+        is_sequential: whether both are in one ``Sequential``, which tells the order in which they run;
+            otherwise it is told from their names and sizes.
+        owner: ``__init__`` of the nearest module around them that is not torch's.
+    """
+
+    convolution: str
+    normalisation: str
+    is_sequential: bool
+    owner: CodePlace | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """One compilation by torch.compile while the loop ran.
+
+    Attributes:
+        function: what was compiled.
+        attempt: 0 for the first compilation of it, 1 for the second, ...
+        seconds: that it took; ``None`` if torch does not say.
+    """
+
+    function: CodePlace
+    attempt: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSetup:
+    """What torch.compile did while the loop ran.
+
+    Attributes:
+        compilations: in order.
+        graph_breaks: reason → how often.
+        failed_guards: function → the guards that failed, each a sentence of torch's.
+    """
+
+    compilations: tuple[Compilation, ...] = ()
+    graph_breaks: dict[str, int] = field(default_factory=dict)
+    failed_guards: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """How a loop is set up; everything is read from the live objects when it begins and when it ends.
+
+    Attributes:
+        loaders: of the loop.
+        usable_cpus: CPUs that this process may run on, by affinity and by the quota of its container.
+        num_threads: of torch's operators in this process.
+        local_world_size: processes of this training on this machine.
+        manual_optimization: whether the module steps its optimizers itself.
+        module: the LightningModule's class.
+        module_hooks: its methods that are its own, not Lightning's: ``training_step``, ``on_...``, ....
+        keeps_gradients: whether its own ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if it
+            is not its own or that cannot be read from its source.
+        num_trainable_tensors: parameters that require gradients.
+        checkpoint_io: what writes a checkpoint's file.
+        log_every_n_steps: of the Trainer.
+        loggers: their ``log_metrics``.
+        val_check_interval, check_every_n_epochs: when the Trainer validates.
+        num_val_batches: of one validation, all dataloaders together; ``None`` if unknown.
+        gradient_clip_val: ``None`` if the Trainer does not clip.
+        matmul_precision: ``torch.get_float32_matmul_precision()``.
+        cuda: ``None`` without a CUDA device.
+        layers: linear layers; only read for CUDA.
+        convolution_biases: see there.
+        compiled: ``None`` if torch.compile was not used.
+        notes: what could not be read, and why.
+    """
+
+    loaders: tuple[LoaderSetup, ...] = ()
+    usable_cpus: int | None = None
+    num_threads: int | None = None
+    local_world_size: int = 1
+    optimizers: tuple[OptimizerSetup, ...] = ()
+    manual_optimization: bool = False
+    module: CodePlace | None = None
+    module_hooks: dict[str, CodePlace] = field(default_factory=dict)
+    keeps_gradients: bool | None = None
+    num_trainable_tensors: int | None = None
+    callbacks: tuple[CallbackSetup, ...] = ()
+    checkpoints: tuple[CheckpointSetup, ...] = ()
+    checkpoint_io: CodePlace | None = None
+    log_every_n_steps: int | None = None
+    loggers: tuple[CodePlace, ...] = ()
+    val_check_interval: float | None = None
+    check_every_n_epochs: int | None = None
+    num_val_batches: int | None = None
+    gradient_clip_val: float | None = None
+    matmul_precision: str | None = None
+    cuda: DeviceSetup | None = None
+    layers: tuple[LayerShape, ...] = ()
+    convolution_biases: tuple[ConvolutionBias, ...] = ()
+    compiled: CompileSetup | None = None
+    notes: tuple[str, ...] = ()

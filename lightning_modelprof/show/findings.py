@@ -1,0 +1,81 @@
+"""The verdict and the findings in words, the same in every output that writes text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lightning_modelprof.report.model import Finding, Location, Severity, Status, Unit, Verdict
+from lightning_modelprof.show.format import format_cell, one_line
+
+_MAX_PLACES = 3
+"""Places that are written for each finding; files have all."""
+
+_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "hint"}
+
+
+@dataclass(frozen=True, slots=True)
+class FindingText:
+    """One finding, line by line.
+
+    Attributes:
+        head: how much it matters, what it is, and what is at stake.
+        severity: ``None`` where too little is known to judge.
+        lines: what is so, what to do, where.
+    """
+
+    head: str
+    severity: Severity | None
+    lines: tuple[str, ...]
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """The verdict in one line, with how much of the time is accounted for."""
+    kind = verdict.kind.replace("_", "-" if verdict.kind.endswith("_bound") else " ").upper()
+    line = f"{kind}: {verdict.summary}"
+    if verdict.accounted_ratio is not None:
+        line += f" {verdict.accounted_ratio:.1%} of the time is accounted for.".replace("%", " %", 1)
+    return one_line(line)
+
+
+def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:
+    """Those that were found, in their order."""
+    for finding in findings:
+        if finding.status is Status.FOUND:
+            yield _text(finding)
+
+
+def summary_line(findings: Sequence[Finding]) -> str:
+    """How many rules say what; ``""`` if none was asked."""
+    if not findings:
+        return ""
+    found, clean, silent = (
+        sum(finding.status is status for finding in findings)
+        for status in (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
+    )
+    return f"{found} found, {clean} clean, {silent} not evaluated; report.json has all of them."
+
+
+def _text(finding: Finding) -> FindingText:
+    word = "not judged" if finding.severity is None else _WORDS[finding.severity]
+    head = f"[{word}] {finding.title}"
+    if finding.saving_ns_per_step is not None:
+        cell = format_cell(finding.saving_ns_per_step, Unit.DURATION_NS, time_unit="ms")
+        head += f": {cell} ms a step at stake"
+    lines = [finding.summary]
+    if finding.action:
+        lines.append(f"Do: {finding.action}")
+    places = [place for place in map(_place, finding.locations) if place]
+    if places:
+        more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
+        lines.append(f"At: {', '.join(places[:_MAX_PLACES])}{more}")
+    return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
+
+
+def _place(location: Location) -> str:
+    """Such as ``train.py:12 (Net.training_step)``."""
+    file = "" if location.file is None else location.file
+    if file and location.line is not None:
+        file += f":{location.line}"
+    names = " of ".join(filter(None, (location.function, location.module)))
+    return f"{file} ({names})" if file and names else file or names

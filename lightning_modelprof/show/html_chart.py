@@ -1,0 +1,282 @@
+"""A chart as shapes and texts: paths in a square of 1000 by 1000 and labels at shares of its sides.
+
+The page stretches the square to its width, so one drawing serves every screen and the printer. Every number
+that is read is written here, through ``format.py``; the page's script only moves and shows what it was given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from lightning_modelprof.report.model import Chart, TimeUnit, Unit
+from lightning_modelprof.show.format import (
+    DASH,
+    choose_time_unit,
+    format_cell,
+    format_duration,
+    heading,
+    one_line,
+)
+
+_SIDE: Final = 1000.0
+_GAP: Final = 0.12
+"""Share of a bar's place that stays free, where there are few bars."""
+_FEW: Final = 80
+_OUTLIER: Final = 3.0
+"""The axis ends near the 98th percentile where the largest value is so many times as large."""
+
+_COLORS: Final = {"dataloader": 1, "forward": 2, "backward": 3, "optimizer": 4, "rest": 0}
+"""Numbers of the colours that mean the same in every chart; 0 is gray."""
+
+_NS_PER: Final[dict[TimeUnit, float]] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label at a share of an axis, in percent from the left or from the bottom."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One series: its name, colour number, path, and where it is one value, that value and its share."""
+
+    label: str
+    color: int
+    path: str
+    value: str
+    percent: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartView:
+    """What the template needs of a chart.
+
+    Attributes:
+        form: ``bar`` for one stacked bar, ``area`` for bars side by side, ``line`` for curves.
+        layers: the lowest first.
+        hover: what is shown when a point is looked at: the points, and for each layer its values.
+    """
+
+    id: str
+    title: str
+    form: str
+    y_label: str
+    x_label: str
+    layers: tuple[Layer, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    notes: tuple[str, ...]
+    hover: dict[str, Any]
+
+
+def chart_view(chart: Chart) -> ChartView | None:
+    """Draw a chart; ``None`` when it has no point."""
+    if not chart.x or not chart.series:
+        return None
+    write, y_label, scale = _writer(chart)
+    notes = [one_line(note) for note in chart.notes]
+    is_bar = chart.kind == "stacked" and len(chart.x) == 1
+    top, note = _top(chart, write, scale)
+    if note and not is_bar:
+        notes.append(note)
+    floors = _floors(chart)
+    total = sum(_known(series.values[0]) for series in chart.series)
+    layers = tuple(
+        Layer(
+            label=one_line(series.label),
+            color=color,
+            path="" if is_bar else _path(chart, floor, series.values, top),
+            value=_one_value(chart, series.values[0], write) if is_bar else "",
+            percent=100 * _known(series.values[0]) / total if is_bar and total else None,
+        )
+        for series, floor, color in zip(chart.series, floors, _colors(chart), strict=True)
+    )
+    return ChartView(
+        id=chart.id,
+        title=one_line(chart.title),
+        form="bar" if is_bar else "line" if chart.kind == "line" else "area",
+        y_label=y_label,
+        x_label=one_line(chart.x_label),
+        layers=layers,
+        x_ticks=() if is_bar else _x_ticks(chart),
+        y_ticks=() if is_bar else tuple(_y_ticks(top, scale)),
+        notes=tuple(notes),
+        hover={} if is_bar else _hover(chart, write),
+    )
+
+
+def _writer(chart: Chart) -> tuple[Callable[[float | None], str], str, float]:
+    """How a value is written, what the axis is called, and how many of the raw unit the axis counts in."""
+    values = [value for series in chart.series for value in series.values if value is not None]
+    if chart.unit is Unit.DURATION_NS:
+        totals = [sum(_known(series.values[i]) for series in chart.series) for i in range(len(chart.x))]
+        unit = choose_time_unit(totals if chart.kind == "stacked" else values)
+        return (lambda value: format_cell(value, chart.unit, time_unit=unit)), unit, _NS_PER[unit]
+    if chart.unit is Unit.RATIO:
+        return (lambda value: format_cell(value, chart.unit)), "%", 0.01
+    name = one_line(chart.series[0].label).lower() if len(chart.series) == 1 else ""
+    return (lambda value: format_cell(value, chart.unit)), heading(name, chart.unit), 1.0
+
+
+def _one_value(chart: Chart, value: float | None, write: Callable[[float | None], str]) -> str:
+    if chart.unit is Unit.DURATION_NS:
+        return format_duration(value)
+    return f"{write(value)} %" if chart.unit is Unit.RATIO and value is not None else write(value)
+
+
+def _known(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _colors(chart: Chart) -> list[int]:
+    """Numbers of the colours of all series: different ones, as far as there are."""
+    if len(chart.series) == 1:
+        return [2]
+    taken = {_COLORS[series.key] for series in chart.series if series.key in _COLORS}
+    free = [number for number in (5, 6, 7, 4, 1, 3, 2) if number not in taken] or [5, 6, 7]
+    others = (series.key for series in chart.series if series.key not in _COLORS)
+    chosen = {key: free[place % len(free)] for place, key in enumerate(others)}
+    return [_COLORS[series.key] if series.key in _COLORS else chosen[series.key] for series in chart.series]
+
+
+def _floors(chart: Chart) -> list[list[float]]:
+    """Where each layer begins, point by point: on the layers below, or at zero."""
+    zeros = [0.0] * len(chart.x)
+    if chart.kind != "stacked":
+        return [zeros for _ in chart.series]
+    above = accumulate(
+        ([_known(value) for value in series.values] for series in chart.series[:-1]),
+        lambda low, high: [a + b for a, b in zip(low, high, strict=True)],
+        initial=zeros,
+    )
+    return list(above)
+
+
+def _top(chart: Chart, write: Callable[[float | None], str], scale: float) -> tuple[float, str]:
+    """Where the upper end of the axis is, and a sentence if it cuts something off."""
+    if chart.kind == "stacked":
+        heights = [sum(_known(series.values[i]) for series in chart.series) for i in range(len(chart.x))]
+    else:
+        heights = [_known(value) for series in chart.series for value in series.values]
+    ranked = sorted(heights)
+    largest, usual = ranked[-1], ranked[int(0.98 * (len(ranked) - 1))]
+    if chart.kind == "histogram" or usual <= 0 or largest <= _OUTLIER * usual:
+        return (largest * 1.04 or scale), ""
+    top = 1.3 * usual
+    count = sum(height > top for height in heights)
+    what = "One point goes" if count == 1 else f"{format_cell(count, Unit.COUNT)} points go"
+    most = format_duration(largest) if chart.unit is Unit.DURATION_NS else write(largest)
+    return top, f"{what} beyond the upper edge; the largest is {most}."
+
+
+def _path(chart: Chart, floor: Sequence[float], values: Sequence[float | None], top: float) -> str:
+    if chart.kind != "line":
+        return _bars(floor, values, top)
+    first, width = chart.x[0], _width(chart)
+    return _line([(x - first + width / 2) / (width * len(chart.x)) for x in chart.x], values, top)
+
+
+def _bars(floor: Sequence[float], values: Sequence[float | None], top: float) -> str:
+    """Rectangles side by side; none where nothing was measured or nothing is."""
+    width = _SIDE / len(values)
+    gap = _GAP * width / 2 if len(values) <= _FEW else 0.0
+    parts = []
+    for index, (low, value) in enumerate(zip(floor, values, strict=True)):
+        height = _known(value)
+        if height <= 0 or low >= top:
+            continue
+        left, right = index * width + gap, (index + 1) * width - gap
+        parts.append(f"M{left:.1f} {_y(low, top):.1f}H{right:.1f}V{_y(low + height, top):.1f}H{left:.1f}Z")
+    return "".join(parts)
+
+
+def _line(places: Sequence[float], values: Sequence[float | None], top: float) -> str:
+    """A curve, interrupted where nothing was measured; ``places`` are shares of the width."""
+    parts = []
+    pen = "M"
+    for place, value in zip(places, values, strict=True):
+        if value is None or not math.isfinite(value):
+            pen = "M"
+            continue
+        parts.append(f"{pen}{_SIDE * place:.1f} {_y(value, top):.1f}")
+        pen = "L"
+    return "".join(parts)
+
+
+def _y(value: float, top: float) -> float:
+    return _SIDE * (1 - min(max(value / top, 0.0), 1.0))
+
+
+def _nice_step(span: float, most: int) -> float:
+    """The smallest of 1, 2, 5, 10, 20, ... that divides ``span`` into at most ``most`` parts."""
+    power = 10.0 ** math.floor(math.log10(span / most))
+    return next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
+
+
+def _y_ticks(top: float, scale: float) -> list[Tick]:
+    step = _nice_step(top / scale, 5)
+    count = int(top / scale / step * (1 + 1e-9))
+    return [
+        Tick(100 * k * step * scale / top, format_cell(_round(k * step), Unit.COUNT))
+        for k in range(count + 1)
+    ]
+
+
+def _round(value: float) -> float | int:
+    """Without the noise that a multiple of 0.1 has in binary."""
+    rounded = float(f"{value:.12g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _x_ticks(chart: Chart) -> tuple[Tick, ...]:
+    """Labels at round numbers: at the edges of a histogram's bars, else below the middle of a point."""
+    first, width = chart.x[0], _width(chart)
+    span = width * len(chart.x)
+    is_edge = chart.kind == "histogram"
+    step = _nice_step(span, 7)
+    if not is_edge and width >= 1:
+        step = max(1.0, step)  # a step has no half
+    ticks = []
+    for k in range(math.ceil(first / step - 1e-9), math.floor((first + span) / step + 1e-9) + 1):
+        at = 100 * (k * step - first + (0 if is_edge else min(width, 1) / 2)) / span
+        if 0 <= at <= 100:
+            ticks.append(Tick(at, format_cell(_round(k * step), Unit.TEXT)))
+    return tuple(ticks)
+
+
+def _width(chart: Chart) -> float:
+    """Distance of two points; 1 where there is only one."""
+    return (chart.x[-1] - chart.x[0]) / (len(chart.x) - 1) if len(chart.x) > 1 else 1.0
+
+
+def _hover(chart: Chart, write: Callable[[float | None], str]) -> dict[str, Any]:
+    """The texts of every point: its place, the values of the layers, and their sum where they add up."""
+    width = _width(chart)
+    points = []
+    for index, x in enumerate(chart.x):
+        end = chart.x[index + 1] if index + 1 < len(chart.x) else x + width
+        start = format_cell(_round(x), Unit.TEXT)
+        if chart.kind == "histogram":
+            start += f" to {format_cell(end, Unit.TEXT)}"
+        elif width > 1:
+            start += f" to {format_cell(_round(end - 1), Unit.TEXT)}"
+        points.append(f"{one_line(chart.x_label)} {start}")
+    hover: dict[str, Any] = {
+        "points": points,
+        "values": [[write(value) for value in series.values] for series in chart.series],
+        "totals": [],
+    }
+    if chart.kind == "stacked":
+        columns = zip(*(series.values for series in chart.series), strict=True)
+        hover["totals"] = [
+            DASH if all(value is None for value in column) else write(sum(map(_known, column)))
+            for column in columns
+        ]
+    return hover

@@ -1,0 +1,678 @@
+"""Trainings with one known fault each, or none, and what the report has to say about them.
+
+The fault takes a known time, by the faulty code's own clock, so that a busy machine changes what is expected
+as well as what is measured. The line to find is the one that carries ``# fault: <name>``; a function's line
+is that of its ``def``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import TorchCheckpointIO
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+FILE = Path(__file__)
+NUM_STEPS = 40
+SIZE = 8
+
+
+class Costs:
+    """What the faults of one training took, by their own reading of the clock."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.spent_ns = 0
+        self.scale = scale
+
+    def spin(self, milliseconds: float) -> None:
+        """Be busy: after a sleep everything takes longer, on a cold core."""
+        with self.measured():
+            wait(self.scale * milliseconds)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        begin = time.perf_counter_ns()
+        yield
+        self.spent_ns += time.perf_counter_ns() - begin
+
+
+def wait(milliseconds: float) -> None:
+    begin = time.perf_counter_ns()
+    while time.perf_counter_ns() - begin < milliseconds * 1e6:
+        pass
+
+
+@dataclass
+class Training:
+    """What a fit is made of; the steps' parts may be replaced."""
+
+    module: LightningModule
+    data: Any
+    val: Any = None
+    before: list[Callback] = field(default_factory=list)
+    after: list[Callback] = field(default_factory=list)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One training and what is to be said of it.
+
+    Attributes:
+        make: the training, from its costs and a folder.
+        verdict: its kind.
+        finding: the kind that has to be the most expensive one; ``None`` if nothing may be a warning.
+        saving: whether the cost is known, so that the time at stake has to be that cost.
+        fault: what the line is marked with; by default the name of the scenario.
+        severe: whether it has to be a warning or worse; otherwise it must be none.
+    """
+
+    name: str
+    make: Callable[[Costs, Path], Training]
+    verdict: str
+    finding: str | None = None
+    saving: bool = True
+    severe: bool = True
+
+    @property
+    def line(self) -> int:
+        """The line that has to be found."""
+        pattern = re.compile(rf"# fault: .*\b{self.name}\b")
+        [line] = [
+            number for number, text in enumerate(FILE.read_text().split("\n"), 1) if pattern.search(text)
+        ]
+        return line
+
+
+# What is healthy
+
+
+class Model(LightningModule):
+    """A small regression with a hook for everything."""
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        super().__init__()
+        self.costs = costs
+        self.layers = nn.Sequential(nn.Linear(SIZE, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layers(batch).square().mean()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Rows(Dataset):
+    """Rows that cost nothing."""
+
+    def __init__(self, size: int = NUM_STEPS * 4) -> None:
+        self.rows = torch.rand(size, SIZE)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+def rows(size: int = NUM_STEPS * 4, **kwargs: Any) -> DataLoader:
+    return DataLoader(Rows(size), batch_size=4, **kwargs)
+
+
+class Work(nn.Module):
+    """A layer that takes some milliseconds: the model itself."""
+
+    def __init__(self, milliseconds: float) -> None:
+        super().__init__()
+        self.milliseconds = milliseconds
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        wait(self.milliseconds)
+        return self.linear(inputs)
+
+
+class Working(Model):
+    """Most of the step is the model."""
+
+    def __init__(self, milliseconds: float = 8, costs: Costs | None = None) -> None:
+        super().__init__(costs)
+        self.layers = nn.Sequential(Work(milliseconds), nn.Linear(SIZE, 1))
+
+
+def healthy_tiny_model(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), rows(size=400))
+
+
+class Large(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(SIZE, 512), nn.ReLU(), nn.Linear(512, 512), nn.Linear(512, 1))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.loss(batch.repeat(128, 1))
+
+
+def healthy_large_model(costs: Costs, folder: Path) -> Training:
+    return Training(Large(), rows())
+
+
+class Lists(Rows):
+    """Rows without a tensor: those are handed over by a worker that has to be running just then."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index].tolist()
+
+
+class FromLists(Working):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(torch.tensor(batch))
+
+
+def far_ahead(size: int, **kwargs: Any) -> DataLoader:
+    """A worker that is far ahead of the training."""
+    return DataLoader(Lists(size), batch_size=4, collate_fn=list, num_workers=1, prefetch_factor=20, **kwargs)
+
+
+def healthy_worker(costs: Costs, folder: Path) -> Training:
+    return Training(FromLists(), far_ahead(NUM_STEPS * 4, persistent_workers=True))
+
+
+def healthy_accumulation(costs: Costs, folder: Path) -> Training:
+    return Training(Working(), rows(), trainer={"accumulate_grad_batches": 2})
+
+
+class Grandchild(Model):
+    """Calls what is inside of a child, not the child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.enc = nn.Sequential(Work(8), nn.Linear(SIZE, 1))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.model.enc(batch).square().mean()
+
+
+def grandchild_call(costs: Costs, folder: Path) -> Training:
+    return Training(Grandchild(), rows())
+
+
+class ItemPerStep(Working):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.seen = loss.item()  # on the CPU there is nothing to wait for
+        return loss
+
+
+def item_per_step_on_the_cpu(costs: Costs, folder: Path) -> Training:
+    return Training(ItemPerStep(), rows())
+
+
+def too_few_steps(costs: Costs, folder: Path) -> Training:
+    return Training(SlowStep(costs), rows(), trainer={"max_steps": 8})
+
+
+# Input
+
+
+class SlowRows(Rows):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs = costs
+
+    def __getitem__(self, index: int) -> torch.Tensor:  # fault: slow_dataset
+        if index % 4 == 0:  # once per batch
+            self.costs.spin(10)
+        return super().__getitem__(index)
+
+
+def slow_dataset(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), DataLoader(SlowRows(costs), batch_size=4))
+
+
+def slow_collate(costs: Costs, folder: Path) -> Training:
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:  # fault: slow_collate
+        costs.spin(10)
+        return torch.stack(samples)
+
+    samples = list(torch.rand(NUM_STEPS * 4, SIZE))
+    return Training(Model(), DataLoader(samples, batch_size=4, collate_fn=collate))
+
+
+class SlowStream(IterableDataset):
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+
+    def __iter__(self) -> Iterator[torch.Tensor]:  # fault: slow_stream
+        for _ in range(NUM_STEPS):
+            self.costs.spin(10)
+            yield torch.rand(4, SIZE)
+
+
+def slow_stream(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), DataLoader(SlowStream(costs), batch_size=None))
+
+
+class SleepyRows(Rows):
+    """Sleeps, as a disk would make it wait, in a process of its own."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:  # fault: one_worker
+        if index % 4 == 0:
+            time.sleep(0.020)
+        return super().__getitem__(index)
+
+
+class GapClock(Callback):
+    """Measures from the end of a batch to the start of the next one, by the public hooks."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.end_ns: int | None = None
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        if self.end_ns is not None:
+            self.costs.spent_ns += time.perf_counter_ns() - self.end_ns
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.end_ns = time.perf_counter_ns()
+
+
+def one_worker(costs: Costs, folder: Path) -> Training:
+    loader = DataLoader(SleepyRows(), batch_size=4, num_workers=1)
+    return Training(Model(), loader, before=[GapClock(costs)])
+
+
+def start_slowly(worker: int) -> None:  # fault: epoch_restart_of_workers
+    time.sleep(0.150)
+
+
+class EpochGapClock(Callback):
+    """Measures from the end of an epoch to the first batch of the next one, by the public hooks."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.end_ns: int | None = None
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.end_ns = time.perf_counter_ns()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        if self.end_ns is not None:
+            self.costs.spent_ns += time.perf_counter_ns() - self.end_ns
+        self.end_ns = None
+
+
+def epoch_restart_of_workers(costs: Costs, folder: Path) -> Training:
+    loader = far_ahead(40, worker_init_fn=start_slowly)
+    return Training(
+        FromLists(3),
+        loader,
+        before=[EpochGapClock(costs)],
+        trainer={"max_epochs": 4},
+        profile={"skip_first": 0},
+    )
+
+
+# Callbacks, loggers, checkpoints, validation
+
+
+class SlowCallback(Callback):
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+
+    def on_train_batch_end(self, *args: Any) -> None:  # fault: slow_callback_before, slow_callback_after
+        self.costs.spin(10)
+
+
+def slow_callback_before(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), rows(), before=[SlowCallback(costs)])
+
+
+def slow_callback_after(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), rows(), after=[SlowCallback(costs)])
+
+
+class SlowBeforeStep(Callback):
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+
+    def on_before_optimizer_step(self, *args: Any) -> None:  # fault: slow_callback_in_optimizer
+        self.costs.spin(10)
+
+
+def slow_callback_in_optimizer(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), rows(), before=[SlowBeforeStep(costs)])
+
+
+class SlowEpochEnd(Callback):
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+
+    def on_train_epoch_end(self, *args: Any) -> None:  # fault: slow_epoch_end
+        self.costs.spin(100)
+
+
+def slow_epoch_end(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), rows(size=40), before=[SlowEpochEnd(costs)], trainer={"max_epochs": 4})
+
+
+class SlowLogger(CSVLogger):
+    def __init__(self, costs: Costs, folder: Path) -> None:
+        super().__init__(folder)
+        self.costs = costs
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:  # fault: slow_logger
+        self.costs.spin(10)
+
+
+class Logging(Model):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        return loss
+
+
+def slow_logger(costs: Costs, folder: Path) -> Training:
+    trainer = {"logger": SlowLogger(costs, folder), "log_every_n_steps": 1}
+    # The profiler's own scalars would go through the same logger.
+    return Training(Logging(), rows(), trainer=trainer, profile={"log_every_n_steps": 0})
+
+
+class SlowFile(TorchCheckpointIO):
+    """Writes nothing, so that what is known is nearly all that a checkpoint takes."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs = costs
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # fault: checkpoint_every_step
+        self.costs.spin(25)
+
+    def remove_checkpoint(self, *args: Any) -> None:
+        pass
+
+
+def checkpoint_every_step(costs: Costs, folder: Path) -> Training:
+    saving = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=1)
+    trainer = {"enable_checkpointing": True, "plugins": [SlowFile(costs)]}
+    return Training(Model(), rows(), after=[saving], trainer=trainer)
+
+
+class SlowToSave(Model):
+    def on_save_checkpoint(self, checkpoint: Any) -> None:  # fault: slow_save_hook
+        self.costs.spin(100)
+
+
+def slow_save_hook(costs: Costs, folder: Path) -> Training:
+    saving = ModelCheckpoint(folder, every_n_train_steps=10, save_top_k=1)
+    trainer = {"enable_checkpointing": True, "plugins": [SlowFile(Costs(0))]}
+    return Training(SlowToSave(costs), rows(), after=[saving], trainer=trainer)
+
+
+class SlowToValidate(Model):
+    def __init__(self, costs: Costs, milliseconds: float) -> None:
+        super().__init__(costs)
+        self.milliseconds = milliseconds
+
+    def validation_step(self, *args: Any) -> None:  # fault: validation_every_step, slow_validation
+        self.costs.spin(self.milliseconds)
+
+
+def validation_every_step(costs: Costs, folder: Path) -> Training:
+    trainer = {"val_check_interval": 1, "limit_val_batches": 1, "num_sanity_val_steps": 0, "max_steps": 25}
+    return Training(SlowToValidate(costs, 40), rows(), val=rows(4), trainer=trainer)
+
+
+def slow_validation(costs: Costs, folder: Path) -> Training:
+    trainer = {"val_check_interval": 10, "limit_val_batches": 4, "num_sanity_val_steps": 0}
+    return Training(SlowToValidate(costs, 30), rows(), val=rows(16), trainer=trainer)
+
+
+# The module's own code
+
+
+class SlowStep(Model):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: slow_loss
+        return self.slow_loss(self.layers(batch))
+
+    def slow_loss(self, outputs: torch.Tensor) -> torch.Tensor:
+        self.costs.spin(10)
+        return outputs.square().mean()
+
+
+def slow_loss(costs: Costs, folder: Path) -> Training:
+    return Training(SlowStep(costs), rows())
+
+
+class RowLoop(Model):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: row_loop
+        outputs = self.layers(batch.repeat(100, 1))
+        with self.costs.measured():
+            total = outputs.new_zeros(())
+            for row in outputs.detach():
+                total = total + row.square().sum()
+        return outputs.square().mean() + 0 * total
+
+
+def row_loop(costs: Costs, folder: Path) -> Training:
+    return Training(RowLoop(costs), rows())
+
+
+class HostTensor(Model):
+    weights = [float(number) for number in range(100_000)]  # noqa: RUF012
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: tensor_made_on_the_host
+        with self.costs.measured():
+            weights = torch.tensor(self.weights)
+        return self.loss(batch) * weights[1]
+
+
+def tensor_made_on_the_host(costs: Costs, folder: Path) -> Training:
+    return Training(HostTensor(costs), rows())
+
+
+class CustomLoop(Model):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # fault: custom_loop
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+        self.costs.spin(10)
+
+
+def custom_loop(costs: Costs, folder: Path) -> Training:
+    return Training(CustomLoop(costs), rows())
+
+
+class SlowHook(Model):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:  # fault: slow_module_hook
+        self.costs.spin(10)
+
+
+def slow_module_hook(costs: Costs, folder: Path) -> Training:
+    return Training(SlowHook(costs), rows())
+
+
+class SlowTransfer(Model):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # fault: slow_transfer
+        self.costs.spin(10)
+        return batch
+
+
+def slow_transfer(costs: Costs, folder: Path) -> Training:
+    return Training(SlowTransfer(costs), rows())
+
+
+class SlowClipping(Model):
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:  # fault: slow_clipping
+        self.costs.spin(10)
+
+
+def slow_clipping(costs: Costs, folder: Path) -> Training:
+    return Training(SlowClipping(costs), rows(), trainer={"gradient_clip_val": 1.0})
+
+
+class SlowScheduler(Model):
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:  # fault: slow_lr_scheduler
+        self.costs.spin(10)
+        scheduler.step()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def slow_lr_scheduler(costs: Costs, folder: Path) -> Training:
+    return Training(SlowScheduler(costs), rows())
+
+
+class KeepsGradients(Model):
+    def optimizer_zero_grad(self, *args: Any) -> None:  # fault: gradients_filled_with_zeros
+        with self.costs.measured():
+            args[-1].zero_grad(set_to_none=False)
+        self.costs.spin(10)  # as if there were many of them
+
+
+def gradients_filled_with_zeros(costs: Costs, folder: Path) -> Training:
+    return Training(KeepsGradients(costs), rows())
+
+
+class SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, costs: Costs) -> torch.Tensor:
+        ctx.costs = costs
+        return inputs * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.costs.spin(10)
+        return grads[0], None
+
+
+class Trunk(nn.Module):
+    """Frozen, and slow in backward."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs = costs
+        self.linear = nn.Linear(SIZE, SIZE)
+        self.requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return SlowBackward.apply(self.linear(inputs), self.costs)
+
+
+class FrozenTrunk(Model):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.layers = nn.Sequential(Trunk(costs), nn.Linear(SIZE, 1))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: frozen_layers_computed
+        return self.loss(batch.requires_grad_())
+
+
+def frozen_layers_computed(costs: Costs, folder: Path) -> Training:
+    return Training(FrozenTrunk(costs), rows())
+
+
+class ManyParameters(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(100)), nn.Linear(SIZE, 1))
+
+    def configure_optimizers(self) -> Any:  # fault: unfused_optimizer
+        return torch.optim.Adam(self.parameters(), foreach=False)
+
+
+def unfused_optimizer(costs: Costs, folder: Path) -> Training:
+    return Training(ManyParameters(), rows())
+
+
+class Biased(Model):
+    def __init__(self) -> None:  # fault: bias_before_batchnorm
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(1, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Flatten(), Flat(), nn.Linear(48, 1)
+        )
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.loss(batch[:, None])
+
+
+class Flat(nn.Module):
+    """Takes some time, so that the step is not nothing."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        wait(5)
+        return inputs
+
+
+def bias_before_batchnorm(costs: Costs, folder: Path) -> Training:
+    return Training(Biased(), rows())
+
+
+SCENARIOS = (
+    Scenario("healthy_tiny_model", healthy_tiny_model, "balanced"),
+    Scenario("healthy_large_model", healthy_large_model, "balanced"),
+    Scenario("healthy_worker", healthy_worker, "balanced"),
+    Scenario("healthy_accumulation", healthy_accumulation, "balanced"),
+    Scenario("grandchild_call", grandchild_call, "balanced"),
+    Scenario("item_per_step_on_the_cpu", item_per_step_on_the_cpu, "balanced"),
+    Scenario("too_few_steps", too_few_steps, "cannot_tell"),
+    Scenario("slow_dataset", slow_dataset, "input_bound", "input_bound"),
+    Scenario("slow_collate", slow_collate, "input_bound", "input_bound"),
+    Scenario("slow_stream", slow_stream, "input_bound", "input_bound"),
+    Scenario("one_worker", one_worker, "input_bound", "input_bound"),
+    Scenario("epoch_restart_of_workers", epoch_restart_of_workers, "input_bound", "worker_startup"),
+    Scenario("slow_callback_before", slow_callback_before, "overhead_bound", "slow_callback"),
+    Scenario("slow_callback_after", slow_callback_after, "overhead_bound", "slow_callback"),
+    Scenario("slow_callback_in_optimizer", slow_callback_in_optimizer, "overhead_bound", "slow_callback"),
+    Scenario("slow_epoch_end", slow_epoch_end, "overhead_bound", "slow_callback"),
+    Scenario("slow_logger", slow_logger, "overhead_bound", "slow_logger"),
+    Scenario("checkpoint_every_step", checkpoint_every_step, "overhead_bound", "checkpoint_share"),
+    Scenario("slow_save_hook", slow_save_hook, "overhead_bound", "slow_module_hook"),
+    Scenario("validation_every_step", validation_every_step, "overhead_bound", "validation_share"),
+    Scenario("slow_validation", slow_validation, "overhead_bound", "validation_share"),
+    Scenario("slow_loss", slow_loss, "host_bound", "slow_forward_outside_model"),
+    Scenario("row_loop", row_loop, "host_bound", "slow_forward_outside_model"),
+    Scenario("tensor_made_on_the_host", tensor_made_on_the_host, "host_bound", "slow_forward_outside_model"),
+    Scenario("custom_loop", custom_loop, "host_bound", "slow_forward_outside_model"),
+    Scenario("slow_module_hook", slow_module_hook, "overhead_bound", "slow_module_hook"),
+    Scenario("slow_transfer", slow_transfer, "overhead_bound", "slow_transfer"),
+    Scenario("slow_clipping", slow_clipping, "overhead_bound", "clip_cost"),
+    Scenario("slow_lr_scheduler", slow_lr_scheduler, "overhead_bound", "slow_lr_scheduler"),
+    Scenario("gradients_filled_with_zeros", gradients_filled_with_zeros, "overhead_bound", "zero_grad_cost"),
+    Scenario("frozen_layers_computed", frozen_layers_computed, "balanced", "frozen_layers_computed"),
+    Scenario(
+        "unfused_optimizer", unfused_optimizer, "balanced", "optimizer_not_fused", saving=False, severe=False
+    ),
+    Scenario(
+        "bias_before_batchnorm",
+        bias_before_batchnorm,
+        "balanced",
+        "conv_bias_before_batchnorm",
+        saving=False,
+        severe=False,
+    ),
+)

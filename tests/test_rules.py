@@ -1,0 +1,578 @@
+"""Each rule on runs made by hand: what it finds, what it leaves alone, and what it cannot say."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.report import rules
+from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
+from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
+from lightning_modelprof.report.rules.configure import configure_rules
+from lightning_modelprof.report.rules.conv_bias_before_batchnorm import ConvolutionBiasBeforeBatchNorm
+from lightning_modelprof.report.rules.cpu_threads_oversubscribed import CpuThreadsOversubscribed
+from lightning_modelprof.report.rules.frozen_layers_computed import FrozenLayersComputed
+from lightning_modelprof.report.rules.input_bound import InputBound
+from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
+from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
+from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
+from lightning_modelprof.report.rules.slow_callback import SlowCallback
+from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.slow_logger import SlowLogger
+from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
+from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
+from lightning_modelprof.report.rules.validation_share import ValidationShare
+from lightning_modelprof.report.rules.worker_startup import WorkerStartup
+from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
+from lightning_modelprof.run.records import CallbackTime, StepTag
+from lightning_modelprof.run.training_setup import (
+    CallbackSetup,
+    CheckpointSetup,
+    CodePlace,
+    Compilation,
+    CompileSetup,
+    ConvolutionBias,
+    DeviceSetup,
+    LayerShape,
+    OptimizerSetup,
+)
+from tests.diagnosed import MS, PLACE, SETUP, analysis_of, cost_of, only, steps_of, with_loader
+from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
+
+CUDA = DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50)
+
+
+def evidence(finding):
+    return {one.label: one.value for one in finding.evidence}
+
+
+# All of them
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+def test_every_rule_says_something_of_any_run(rule):
+    """Of a run without setup, without steps, and of one that is healthy; never an exception."""
+    healthy = steps_of(forward=5, backward=5)
+    for analysis in (
+        analysis_of(steps_of(0)),
+        analysis_of(healthy, setup=None),
+        analysis_of(healthy),
+        analysis_of(steps_of(forward=5, dataloader=None)),
+        analysis_of(healthy, loop="test"),
+    ):
+        findings = rule.evaluate(analysis)
+        assert findings
+        for finding in findings:
+            assert finding.kind == rule.kind
+            assert finding.summary
+            assert (finding.severity is not None) == (finding.status is Status.FOUND)
+            assert bool(finding.action) == (finding.status is Status.FOUND)
+            assert finding.severity in (None, Severity.INFO)
+
+
+def test_kinds_are_unique_and_thresholds_are_numbers():
+    assert len({rule.kind for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert isinstance(rule, Rule)
+        for field in fields(rule):
+            assert type(getattr(rule, field.name)) in (int, float), (rule.kind, field.name)
+
+
+def test_every_file_of_a_rule_is_in_the_tuple():
+    """A rule that no entry of the tuple leads to would never be asked."""
+    folder = Path(rules.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "phase_share", "configure"}
+    assert {type(rule).__module__.rpartition(".")[2] for rule in RULES} == files
+
+
+def test_wrong_thresholds_stop_a_fit_before_it_begins(tmp_path):
+    callback = make_callback(tmp_path, rules={"input_bond": {}})
+    trainer = make_trainer(tmp_path, callback)
+    profiler = trainer.profiler
+    with pytest.raises(ConfigError, match="Did you mean 'input_bound'"):
+        fit_quietly(trainer, Net(), loader())
+    assert trainer.profiler is profiler
+    assert not (tmp_path / "modelprof").exists()
+
+
+@pytest.mark.parametrize("given", [["input_bound"], {"input_bound": 0.1}])
+def test_what_is_no_mapping_is_refused_with_the_configuration(given):
+    with pytest.raises(ConfigError, match="rules: expected a mapping"):
+        ProfileConfig(rules=given).check()
+
+
+def test_a_rule_that_fails_costs_its_own_finding_alone():
+    class Broken(InputBound):
+        def evaluate(self, analysis):
+            raise RuntimeError("oops")
+
+    _, findings = diagnose(analysis_of(steps_of(forward=5)), [Broken(), SlowLogger()])
+    assert [finding.status for finding in findings] == [Status.CLEAN, Status.NOT_EVALUATED]
+    assert "RuntimeError: oops" in findings[1].summary
+
+
+def test_found_ones_come_first_by_time_at_stake():
+    steps = steps_of(forward=10, dataloader=4, logging=6)
+    _, findings = diagnose(analysis_of(steps))
+    assert [(one.kind, one.saving_ns_per_step) for one in findings[:2]] == [
+        ("slow_logger", 6 * MS),
+        ("input_bound", 4 * MS),
+    ]
+    order = [one.status for one in findings]
+    assert order == sorted(order, key=[Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED].index)
+
+
+# Thresholds
+
+
+def test_thresholds_are_replaced():
+    [rule] = [one for one in configure_rules({"input_bound": {"warning": 0.5}}) if one.kind == "input_bound"]
+    assert (rule.warning, rule.critical) == (0.5, InputBound().critical)
+    assert configure_rules(None) == RULES
+    assert "slow_logger" not in {rule.kind for rule in configure_rules({"slow_logger": False})}
+    assert configure_rules({"slow_logger": True}) == RULES
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_bond": {}}, "unknown rule 'input_bond'. Did you mean 'input_bound'"),
+        ({"input_bound": {"warnin": 1}}, "unknown threshold 'warnin'. Did you mean 'warning'"),
+        ({"input_bound": {"warning": "much"}}, "expected a number of at least 0, got 'much'"),
+        ({"input_bound": {"warning": True}}, "expected a number of at least 0, got True"),
+        ({"input_bound": {"warning": float("nan")}}, "expected a number of at least 0"),
+        ({"input_bound": 3}, "expected a mapping of thresholds, or false, got 3"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        configure_rules(given)
+
+
+def test_the_run_s_own_thresholds_are_used():
+    steps = steps_of(forward=90, dataloader=10)
+    config = {"rules": {"input_bound": {"warning": 0.2}, "slow_logger": False}}
+    _, findings = diagnose(analysis_of(steps, config=config))
+    by_kind = {finding.kind: finding.status for finding in findings}
+    assert by_kind["input_bound"] is Status.CLEAN
+    assert "slow_logger" not in by_kind
+    # Saved by a version that has other rules: the defaults.
+    _, findings = diagnose(analysis_of(steps, config={"rules": {"of_tomorrow": {}}}))
+    assert {one.kind: one.status for one in findings}["input_bound"] is Status.FOUND
+
+
+# Input
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "status", "severity"),
+    [
+        (4.0, Status.CLEAN, None),
+        (5.0, Status.FOUND, Severity.WARNING),  # 5 of 100: TensorFlow's lower band
+        (19.0, Status.FOUND, Severity.WARNING),
+        (20.0, Status.FOUND, Severity.CRITICAL),
+    ],
+)
+def test_input_bound_by_share(wait_ms, status, severity):
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=100 - wait_ms, dataloader=wait_ms))))
+    assert (finding.status, finding.severity) == (status, severity)
+    if status is Status.FOUND:
+        assert finding.saving_ns_per_step == wait_ms * MS
+        assert (finding.locations[0].file, finding.locations[0].line) == (PLACE.file, PLACE.line)
+
+
+def test_input_bound_has_a_floor():
+    """A third of a step, and yet too little."""
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=0.5, dataloader=0.25))))
+    assert finding.status is Status.CLEAN
+    assert (
+        only(InputBound(floor_ns=0).evaluate(analysis_of(steps_of(forward=0.5, dataloader=0.25)))).status
+        is Status.FOUND
+    )
+
+
+def test_one_long_wait_among_many_is_an_accident():
+    waits = [0.1] * 19 + [100]
+    assert (
+        only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
+    )
+
+
+def test_first_fetches_of_epochs_are_not_the_wait():
+    """They are the start-up of workers."""
+    tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
+    waits = [80 if tag else 0 for tag in tags]
+    assert (
+        only(InputBound().evaluate(analysis_of(steps_of(tags=tags, forward=5, dataloader=waits)))).status
+        is Status.CLEAN
+    )
+
+
+def test_workers_needed_without_workers():
+    """A batch takes 30 ms and the rest of the step 8 ms: 30 / 8 = 3.75, so 4 workers, and none waits."""
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=8, dataloader=30))))
+    assert evidence(finding)["workers needed"] == 4
+    assert evidence(finding)["wait expected with these workers"] == 0
+    assert finding.action == "DataLoader(num_workers=4, persistent_workers=True): num_workers is 0 now."
+
+
+def test_workers_needed_with_workers_that_are_behind():
+    """2 workers deliver every 15 ms, so one needs 30 ms for a batch; the rest takes 8 ms: again 4."""
+    setup = with_loader(num_workers=2, persistent_workers=True)
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=8, dataloader=7), setup=setup)))
+    assert evidence(finding)["one worker's time for a batch"] == 30 * MS
+    assert evidence(finding)["workers needed"] == 4
+    assert finding.action == "DataLoader(num_workers=4): num_workers is 2 now."
+
+
+def test_more_workers_than_cpus_cannot_help():
+    """100 ms a batch beside 5 ms of work need 20 workers; 4 CPUs have room for 3, which leave 100/3 - 5."""
+    setup = replace(SETUP, usable_cpus=4)
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=100), setup=setup)))
+    assert "DataLoader(num_workers=3" in finding.action
+    assert "It would take 20 workers" in finding.action
+    assert "may use 4 CPUs" in finding.action
+    assert evidence(finding)["wait expected with these workers"] == pytest.approx((100 / 3 - 5) * MS)
+    # All of them are taken: nothing is left to advise but cheaper batches.
+    setup = replace(SETUP, usable_cpus=4, loaders=with_loader(num_workers=3).loaders)
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=100), setup=setup)))
+    assert finding.action.startswith("It would take 63 workers")  # 3 x 105 ms / 5 ms
+
+
+def test_somebody_else_s_loader():
+    setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], kind="Stream", num_workers=None),))
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))
+    assert finding.action == "Make batches faster, or beside the training: Stream is not torch's DataLoader."
+
+
+def test_on_a_device_the_wait_is_what_no_work_hides():
+    """The host fetches for 10 ms, and the device has work for 8 of them."""
+    steps = steps_of(forward=20, dataloader=10, device_ms={"dataloader": 2})
+    finding = only(InputBound().evaluate(analysis_of(steps, device_type="cuda")))
+    assert finding.saving_ns_per_step == 2 * MS
+
+
+def test_unseen_fetches_are_not_evaluated():
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=None))))
+    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the fetches of batches were not seen")
+
+
+def test_synchronous_loader_counts_nothing_twice():
+    steps = steps_of(forward=8, dataloader=30)
+    finding = only(SynchronousLoader().evaluate(analysis_of(steps)))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, None)
+    assert (
+        only(SynchronousLoader().evaluate(analysis_of(steps, setup=with_loader(num_workers=1)))).status
+        is Status.CLEAN
+    )
+
+
+def boundaries(persistent=False):
+    """4 epochs of 5 steps; at 3 boundaries 40 ms to start workers and 62 ms for a batch that takes 2."""
+    tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
+    later = [bool(tag) and step > 0 for step, tag in enumerate(tags)]
+    steps = steps_of(
+        tags=tags,
+        forward=8,
+        dataloader=[62 if first else 2 for first in later],
+        dataloader_init=[40 if first else 0 for first in later],
+    )
+    return analysis_of(steps, setup=with_loader(num_workers=2, persistent_workers=persistent))
+
+
+def test_worker_startup_spread_over_the_steps():
+    """3 x (40 + 62 - 2) ms in 20 steps: 15 ms each."""
+    finding = only(WorkerStartup().evaluate(boundaries()))
+    assert finding.saving_ns_per_step == pytest.approx(15 * MS)
+    assert evidence(finding)["epochs begun"] == 3
+    assert "persistent_workers=True" in finding.action
+
+
+def test_worker_startup_of_persistent_workers_or_without_epochs():
+    assert only(WorkerStartup().evaluate(boundaries(persistent=True))).status is Status.CLEAN
+    one_epoch = analysis_of(steps_of(forward=5), setup=with_loader(num_workers=2))
+    assert only(WorkerStartup().evaluate(one_epoch)).status is Status.NOT_EVALUATED
+    assert only(WorkerStartup().evaluate(analysis_of(steps_of(forward=5)))).status is Status.CLEAN
+
+
+# What surrounds the model
+
+
+def test_slow_callbacks_by_name_and_hook():
+    """20 steps of 10 ms, 200 ms in all: 60 ms and 20 ms are found, 2 ms and the checkpoint are not."""
+    hook = CodePlace(name="Slow.on_train_batch_end", file="/home/me/callbacks.py", line=12)
+    callbacks = (
+        CallbackTime(callback="Slow", hook="on_train_batch_end", calls=20, total_ns=40 * MS),
+        CallbackTime(callback="Slow", hook="on_train_epoch_end", calls=2, total_ns=20 * MS),
+        CallbackTime(callback="Other", hook="on_train_batch_start", calls=20, total_ns=20 * MS),
+        CallbackTime(callback="Quick", hook="on_train_batch_start", calls=20, total_ns=2 * MS),
+        CallbackTime(callback="Once", hook="on_train_start", calls=1, total_ns=90 * MS),
+        CallbackTime(callback="Saver", hook="on_train_batch_end", calls=20, total_ns=90 * MS),
+    )
+    setup = replace(
+        SETUP,
+        callbacks=(CallbackSetup(callback="Slow", kind="Slow", hooks={"on_train_batch_end": hook}),),
+        checkpoints=(CheckpointSetup(callback="Saver"),),
+    )
+    steps = steps_of(forward=6, callbacks=4)
+    findings = SlowCallback().evaluate(analysis_of(steps, setup=setup, callbacks=callbacks))
+    assert [one.title for one in findings] == [
+        "The callback Slow takes long",
+        "The callback Other takes long",
+    ]
+    slow, other = findings
+    assert (slow.saving_ns_per_step, other.saving_ns_per_step) == (3 * MS, 1 * MS)
+    assert (slow.severity, other.severity) == (Severity.CRITICAL, Severity.WARNING)
+    assert [(one.file, one.line, one.function) for one in slow.locations] == [
+        ("/home/me/callbacks.py", 12, "Slow.on_train_batch_end"),
+        (None, None, "Slow.on_train_epoch_end"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase"),
+    [(SlowLogger(), "logging"), (SlowModuleHook(), "module_hooks"), (CheckpointShare(), "checkpoint")],
+    ids=lambda value: getattr(value, "kind", value),
+)
+@pytest.mark.parametrize(
+    ("cost_ms", "severity"), [(2.9, None), (3.0, Severity.WARNING), (15.0, Severity.CRITICAL)]
+)
+def test_overheads_by_share(rule, phase, cost_ms, severity):
+    """3 % and 15 %: TensorFlow's bands."""
+    finding = only(rule.evaluate(analysis_of(steps_of(forward=100 - cost_ms, **{phase: cost_ms}))))
+    assert finding.severity == severity
+
+
+def test_a_checkpoint_after_the_last_step_counts():
+    """20 steps of 10 ms and 100 ms after them: 5 ms a step, a third of the loop."""
+    analysis = analysis_of(steps_of(forward=10), outside_ms={"checkpoint": 100})
+    finding = only(CheckpointShare().evaluate(analysis))
+    assert finding.saving_ns_per_step == 5 * MS
+    assert evidence(finding)["share"] == pytest.approx(1 / 3)
+
+
+def test_validation_in_few_steps_is_spread_over_all():
+    """Of 20 steps 5 are inspected; validations of 100 ms in 2 steps are 10 ms a step all the same."""
+    tags = [StepTag.INSPECTED] * 5 + [0] * 15
+    tags[10] = tags[19] = StepTag.VALIDATION
+    validation = [100 if tag & StepTag.VALIDATION else 0 for tag in tags]
+    finding = only(
+        ValidationShare().evaluate(analysis_of(steps_of(tags=tags, forward=10, validation=validation)))
+    )
+    assert finding.saving_ns_per_step == 10 * MS
+    assert evidence(finding)["share"] == pytest.approx(0.5)
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_zero_grad_of_ones_own():
+    steps = steps_of(forward=10, zero_grad=5)
+    hooks = {"optimizer_zero_grad": CodePlace(name="Net.optimizer_zero_grad", file="net.py", line=3)}
+    setup = replace(SETUP, module_hooks=hooks, keeps_gradients=True)
+    finding = only(ZeroGradCost().evaluate(analysis_of(steps, setup=setup)))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 5 * MS)
+    assert finding.locations[0].line == 3
+    # Lightning's own: there is nothing to change.
+    assert only(ZeroGradCost().evaluate(analysis_of(steps))).status is Status.CLEAN
+    manual = analysis_of(steps, setup=replace(setup, manual_optimization=True))
+    assert only(ZeroGradCost().evaluate(manual)).status is Status.NOT_EVALUATED
+
+
+# The model and what is around it in the step
+
+
+def test_forward_outside_the_modules():
+    """Forward takes 10 ms, the modules 3 ms, a step 12 ms."""
+    cost = cost_of(("", 10, 1, 0), ("layer", 10, 2, 0))
+    finding = only(
+        SlowForwardOutsideModel().evaluate(analysis_of(steps_of(forward=10, backward=2), cost=cost))
+    )
+    assert finding.saving_ns_per_step == 7 * MS
+    assert finding.severity is Severity.CRITICAL
+    assert finding.locations[0].line == 30
+
+
+def test_forward_in_the_modules_or_in_few_steps():
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 9.5, 0))
+    rule = SlowForwardOutsideModel()
+    assert only(rule.evaluate(analysis_of(steps_of(forward=10), cost=cost))).status is Status.CLEAN
+    # Half of the steps took long, perhaps as the machine was busy.
+    forward = [10] * 10 + [20] * 10
+    assert only(rule.evaluate(analysis_of(steps_of(forward=forward), cost=cost))).status is Status.CLEAN
+    assert only(rule.evaluate(analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
+
+
+def optimizer(**changes):
+    one = OptimizerSetup(
+        kind="Adam", foreach=None, fused=None, has_foreach=True, has_fused=True, num_tensors=300
+    )
+    return replace(SETUP, optimizers=(replace(one, **changes),))
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "severity"),
+    [
+        ("cpu", {}, Severity.INFO),
+        ("cpu", {"foreach": True}, Severity.INFO),  # foreach brings nothing there
+        ("cpu", {"has_fused": False}, None),
+        ("cpu", {"fused": True}, None),
+        ("cuda", {}, None),  # torch takes foreach by itself
+        ("cuda", {"foreach": False}, Severity.CRITICAL),
+        ("cuda", {"foreach": False, "fused": True}, None),
+    ],
+)
+def test_optimizer_not_fused(device, changes, severity):
+    steps = steps_of(forward=10, optimizer=5)
+    finding = only(
+        OptimizerNotFused().evaluate(analysis_of(steps, setup=optimizer(**changes), device_type=device))
+    )
+    assert (finding.severity, finding.saving_ns_per_step) == (severity, None)
+
+
+def test_an_optimizer_that_does_not_matter():
+    steps = steps_of(forward=1000, optimizer=5)
+    assert only(OptimizerNotFused().evaluate(analysis_of(steps, setup=optimizer()))).status is Status.CLEAN
+
+
+def test_backward_in_frozen_layers_at_the_start():
+    """6 ms of backward are for nothing; the frozen layer behind the trained one has to pass gradients."""
+    cost = cost_of(
+        ("", 0, 0, 0), ("trunk", 0, 1, 2), ("trunk.inner", 0, 1, 4), ("head", 10, 1, 1), ("tail", 0, 1, 9)
+    )
+    finding = only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    assert finding.saving_ns_per_step == 6 * MS
+    assert [one.module for one in finding.locations] == ["trunk"]
+
+
+def test_frozen_layers_without_backward_are_clean():
+    cost = cost_of(("", 0, 0, 0), ("trunk", 0, 5, 0), ("head", 10, 1, 1))
+    assert (
+        only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=9), cost=cost))).status
+        is Status.CLEAN
+    )
+    trained = cost_of(("", 0, 0, 0), ("stem", 10, 5, 5), ("frozen", 0, 1, 5))
+    assert (
+        only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=9), cost=trained))).status
+        is Status.CLEAN
+    )
+
+
+def test_convolution_bias():
+    pair = ConvolutionBias(convolution="net.0", normalisation="net.1", is_sequential=True, owner=PLACE)
+    setup = replace(SETUP, convolution_biases=(pair,))
+    finding = only(ConvolutionBiasBeforeBatchNorm().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, None)
+    assert (finding.locations[0].module, finding.locations[0].line) == ("net.0", 7)
+
+
+def test_recompilations_with_their_time_and_guard():
+    """Two compilations again, 0.1 s each, in 20 steps: 10 ms a step."""
+    place = CodePlace(name="forward", file="net.py", line=4)
+    compiled = CompileSetup(
+        compilations=tuple(Compilation(function=place, attempt=n, seconds=0.1) for n in (0, 1, 2)),
+        graph_breaks={"builtin print": 3},
+        failed_guards={"forward": ("tensor 'x' size mismatch at index 0. expected 2, actual 3",)},
+    )
+    setup = replace(SETUP, compiled=compiled)
+    finding = only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=setup)))
+    assert finding.saving_ns_per_step == pytest.approx(10 * MS)
+    assert finding.severity is Severity.CRITICAL  # 10 of 50
+    assert "size mismatch at index 0" in finding.summary
+    assert "builtin print" in finding.summary
+    assert [one.line for one in finding.locations] == [4]
+    once = replace(setup, compiled=CompileSetup(compilations=compiled.compilations[:1]))
+    assert (
+        only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=once))).status
+        is Status.CLEAN
+    )
+
+
+# CPUs
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers", "severity"), [(8, 0, None), (9, 0, Severity.WARNING), (6, 3, Severity.INFO)]
+)
+def test_oversubscribed_threads_on_8_cpus(threads, workers, severity):
+    setup = replace(with_loader(num_workers=workers), num_threads=threads)
+    finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    assert finding.severity == severity
+
+
+def test_threads_of_all_processes_count():
+    setup = replace(SETUP, num_threads=4, local_world_size=4)
+    finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    assert evidence(finding)["threads of torch"] == 16
+    assert "torch.set_num_threads(2)" in finding.action
+
+
+def test_one_thread_of_several():
+    one = replace(SETUP, num_threads=1)
+    finding = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one)))
+    assert finding.severity is Severity.INFO
+    alone = replace(one, usable_cpus=1)
+    assert (
+        only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=alone))).status
+        is Status.CLEAN
+    )
+    cuda = analysis_of(steps_of(forward=10), setup=one, device_type="cuda")
+    assert only(SingleCpuThread().evaluate(cuda)).status is Status.NOT_EVALUATED
+
+
+# CUDA
+
+
+@pytest.mark.parametrize(
+    "rule", [TensorCoresUnused(), AmpOff(), MatmulTile(), MemoryNearCapacity()], ids=lambda rule: rule.kind
+)
+def test_no_gpu_no_gpu_findings(rule):
+    finding = only(rule.evaluate(analysis_of(steps_of(forward=10))))
+    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the run used no CUDA device")
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "matmul", "tensor_cores", "amp"),
+    [
+        ((9, 0), "32-true", "highest", Status.FOUND, Status.FOUND),
+        ((9, 0), "32-true", "high", Status.CLEAN, Status.FOUND),
+        ((9, 0), "bf16-mixed", "highest", Status.CLEAN, Status.CLEAN),
+        ((7, 0), "32-true", "highest", Status.NOT_EVALUATED, Status.FOUND),
+        ((6, 1), "32-true", "highest", Status.NOT_EVALUATED, Status.NOT_EVALUATED),
+    ],
+)
+def test_precision(capability, precision, matmul, tensor_cores, amp):
+    setup = replace(SETUP, cuda=replace(CUDA, capability=capability), matmul_precision=matmul)
+    analysis = analysis_of(steps_of(forward=1), setup=setup, precision=precision, device_type="cuda")
+    assert only(TensorCoresUnused().evaluate(analysis)).status is tensor_cores
+    assert only(AmpOff().evaluate(analysis)).status is amp
+
+
+def test_matmul_tile():
+    layers = (
+        LayerShape(path="a", in_features=64, out_features=64),
+        LayerShape(path="head", in_features=64, out_features=50257),
+    )
+    setup = replace(SETUP, cuda=CUDA, layers=layers)
+    half = analysis_of(steps_of(forward=1), setup=setup, precision="16-mixed")
+    assert [one.module for one in only(MatmulTile().evaluate(half)).locations] == ["head"]
+    whole = analysis_of(steps_of(forward=1), setup=setup, precision="32-true")
+    assert only(MatmulTile().evaluate(whole)).status is Status.NOT_EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("reserved", "severity"), [(91, None), (92, Severity.WARNING), (97, Severity.CRITICAL)]
+)
+def test_memory_near_capacity(reserved, severity):
+    setup = replace(SETUP, cuda=replace(CUDA, reserved_bytes=reserved))
+    assert (
+        only(MemoryNearCapacity().evaluate(analysis_of(steps_of(forward=1), setup=setup))).severity
+        == severity
+    )

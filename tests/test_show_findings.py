@@ -1,0 +1,129 @@
+"""The verdict and the findings in every output that writes text, also of names that mean harm."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from lightning_modelprof.report.diagnose import findings_section
+from lightning_modelprof.report.model import (
+    Evidence,
+    Finding,
+    Location,
+    Report,
+    Severity,
+    Status,
+    Unit,
+    Verdict,
+)
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.tensorboard import markdown_summary
+from lightning_modelprof.show.terminal import _parts, print_report
+from lightning_modelprof.show.text import render_text
+
+HOSTILE = "[bold]<img src=x onerror=alert(1)>\x1b[31m|`a`\nb"
+
+SLOW = Finding(
+    kind="slow_callback",
+    status=Status.FOUND,
+    severity=Severity.CRITICAL,
+    title="A callback takes long",
+    summary="Slow takes 10 ms a step.",
+    action="Do less in Slow.",
+    saving_ns_per_step=10_000_000.0,
+    locations=tuple(Location(file=f"/home/me/{n}.py", line=n, function="Slow.hook") for n in range(1, 6)),
+    evidence=(Evidence(label="per step", value=10_000_000, unit=Unit.DURATION_NS),),
+)
+HINT = Finding(
+    kind="conv_bias_before_batchnorm",
+    status=Status.FOUND,
+    severity=None,
+    title=HOSTILE,
+    summary=HOSTILE,
+    action=HOSTILE,
+    locations=(Location(module=HOSTILE),),
+)
+CLEAN = Finding(kind="slow_logger", status=Status.CLEAN, title="Logging", summary="All is well.")
+SILENT = Finding(kind="amp_off", status=Status.NOT_EVALUATED, title="AMP", summary="no CUDA device")
+
+
+def report(*findings, ratio=0.987):
+    return Report(
+        title="a run",
+        facts=(("Device", "cpu"),),
+        tables=(),
+        notes=(),
+        sections={"findings": findings_section(findings)},
+        verdict=Verdict(kind="overhead_bound", summary="45 % of a step is overhead.", accounted_ratio=ratio),
+        findings=findings,
+    )
+
+
+def test_the_verdict_is_the_first_line():
+    lines = render_text(report(SLOW, CLEAN, SILENT)).split("\n")
+    assert lines[:3] == [
+        "OVERHEAD-BOUND: 45 % of a step is overhead. 98.7 % of the time is accounted for.",
+        "",
+        "a run",
+    ]
+
+
+def test_findings_in_text():
+    text = render_text(report(SLOW, CLEAN, SILENT))
+    assert (
+        "Findings:\n"
+        "- [CRITICAL] A callback takes long: 10.00 ms a step at stake\n"
+        "  Slow takes 10 ms a step.\n"
+        "  Do: Do less in Slow.\n"
+        "  At: /home/me/1.py:1 (Slow.hook), /home/me/2.py:2 (Slow.hook), /home/me/3.py:3 (Slow.hook)"
+        " and 2 more\n"
+        "1 found, 1 clean, 1 not evaluated; report.json has all of them.\n"
+    ) in text
+    assert "All is well" not in text
+
+
+def test_without_a_ratio_nothing_is_said_of_it():
+    assert "accounted" not in render_text(report(SLOW, ratio=None))
+
+
+def terminal(width):
+    console = Console(width=width, file=io.StringIO(), markup=False, highlight=False, emoji=False)
+    for part in _parts(report(SLOW, HINT), width, 40):
+        console.print(part)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_terminal(width):
+    text = terminal(width)
+    assert text.split("\n")[1].startswith("OVERHEAD-BOUND:")
+    assert "[CRITICAL]" in text
+    assert "[not judged]" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.split("\n"))) <= width
+
+
+def test_names_that_mean_harm():
+    text = render_text(report(HINT))
+    assert all(line.isprintable() for line in text.split("\n"))
+    markdown = markdown_summary(report(HINT))
+    assert "<img" not in markdown
+    assert "&lt;img" in markdown
+    print_report(report(HINT), io.StringIO())
+
+
+def test_json_has_all_of_them():
+    document = json.loads(render_json(report(SLOW, HINT, CLEAN, SILENT)))
+    assert [one["status"] for one in document["findings"]] == ["found", "found", "clean", "not_evaluated"]
+    first = document["findings"][0]
+    assert first["evidence"] == [{"label": "per step", "value": 10_000_000, "unit": "ns"}]
+    assert first["locations"][0] == {
+        "file": "/home/me/1.py",
+        "line": 1,
+        "function": "Slow.hook",
+        "module": None,
+    }
+    assert (first["severity"], document["findings"][1]["severity"]) == ("critical", None)

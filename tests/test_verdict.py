@@ -1,0 +1,182 @@
+"""The verdict on runs made by hand: each kind, its threshold, and what goes before what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.analysis.analyze import WindowFacts
+from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
+from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.model import Status
+from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.slow_logger import SlowLogger
+from lightning_modelprof.run.archive import load_run, save_run
+from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, StepTag, Window
+from tests.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
+
+
+def verdict(steps, **kwargs):
+    return diagnose(analysis_of(steps, **kwargs))[0]
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "kind"), [(4, "balanced"), (19.9, "balanced"), (20, "input_bound"), (90, "input_bound")]
+)
+def test_input_bound_from_a_fifth(wait_ms, kind):
+    found = verdict(steps_of(forward=100 - wait_ms, dataloader=wait_ms))
+    assert (found.kind, found.accounted_ratio) == (kind, 1.0)
+
+
+def test_the_number_is_in_the_sentence():
+    assert verdict(steps_of(forward=15, dataloader=5)).summary == "25.0 % of a step is waiting for batches."
+
+
+@pytest.mark.parametrize(("logging_ms", "kind"), [(14.9, "balanced"), (15, "overhead_bound")])
+def test_overhead_bound_from_15_of_100(logging_ms, kind):
+    assert verdict(steps_of(forward=100 - logging_ms, logging=logging_ms)).kind == kind
+
+
+def test_overheads_add_up():
+    """Three times 6 %: each is a warning, together they bind."""
+    steps = steps_of(forward=82, logging=6, transfer=6, lr_scheduler=6)
+    assert verdict(steps).kind == "overhead_bound"
+
+
+def test_what_is_too_short_to_matter_binds_nothing():
+    """A tiny model, of which Lightning's own work is more than half."""
+    steps = steps_of(forward=0.2, dataloader=0.1, logging=0.1, other=0.2)
+    found = verdict(steps)
+    assert found.kind == "balanced"
+    assert found.summary.startswith("Nothing takes long enough to stand out. Forward, backward and optimizer")
+    assert found.accounted_ratio == pytest.approx(2 / 3)
+
+
+def test_callbacks_outside_of_steps_bind():
+    """20 steps of 10 ms, and 100 ms at the end of the epoch."""
+    callbacks = (CallbackTime(callback="Slow", hook="on_train_epoch_end", calls=1, total_ns=100 * MS),)
+    steps = steps_of(forward=10)
+    assert (
+        verdict(steps, callbacks=callbacks, outside_ms={"callbacks": 100}).summary
+        == "33.3 % of a step is what surrounds the model."
+    )
+
+
+def test_host_bound_by_the_step_s_own_code():
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
+    assert verdict(steps_of(forward=10), cost=cost).kind == "host_bound"
+
+
+def test_the_largest_share_wins():
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
+    assert verdict(steps_of(forward=10, dataloader=8), cost=cost).kind == "input_bound"
+    assert verdict(steps_of(forward=13, dataloader=8), cost=cost).kind == "host_bound"
+
+
+def test_a_rule_that_speaks_for_a_verdict():
+    """The way of rules about traces: their time counts for the verdict that they name."""
+
+    class Syncs(SlowLogger):
+        bound = "sync_bound"
+
+    found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [Syncs()])
+    assert found.summary == "50.0 % of a step is waiting for the device to hand over values."
+
+
+# What cannot be told
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (steps_of(0), "No step after the first ones"),
+        (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "No step after the first ones"),
+        (steps_of(4, forward=5), "Only 4 steps"),
+        (steps_of(forward=5, other=1.5), "1.5 ms a step (23.1 %) are in no phase that has a name."),
+        (steps_of(forward=5, dataloader=None), "The phases were read from hooks"),
+    ],
+)
+def test_cannot_tell(steps, reason):
+    found, findings = diagnose(analysis_of(steps))
+    assert found.kind == "cannot_tell"
+    assert reason in found.summary
+    assert all(finding.severity is None for finding in findings)
+
+
+def test_no_severity_below_90_percent():
+    """Logging would be critical; it is named all the same."""
+    found, findings = diagnose(analysis_of(steps_of(forward=5, logging=5, other=2)))
+    assert (found.kind, found.accounted_ratio) == ("cannot_tell", pytest.approx(10 / 12))
+    assert [(one.kind, one.severity) for one in findings if one.status is Status.FOUND] == [
+        ("slow_logger", None)
+    ]
+
+
+def test_90_percent_is_enough():
+    assert verdict(steps_of(forward=18, other=2)).kind == "balanced"
+
+
+# A device
+
+
+class Facts:
+    """A window's trace, as far as the verdict looks at it."""
+
+    checks = ()
+
+    def __init__(self, **shares):
+        parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
+        assert sum(parts) == 100
+        self.step_breakdown = StepBreakdown(
+            steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
+            mean_total_ns=100.0,
+            mean_parts_ns=tuple(map(float, parts)),
+            shares=tuple(part / 100 for part in parts),
+            has_device=True,
+            has_runtime=True,
+            notes=(),
+        )
+
+
+def on_device(steps, facts=None, **kwargs):
+    analysis = analysis_of(steps, device_type="cuda", **kwargs)
+    if facts is not None:
+        window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=facts)
+        analysis = replace(analysis, windows=(window,))
+    return diagnose(analysis, RULES)[0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "kind"),
+    [
+        ({"kernel": 0.85, "cpu_exec": 0.15}, "device_bound"),
+        ({"kernel": 0.80, "memcpy": 0.05, "cpu_exec": 0.15}, "device_bound"),
+        ({"kernel": 0.84, "cpu_exec": 0.16}, "balanced"),
+        ({"kernel": 0.50, "cpu_exec": 0.30, "runtime": 0.20}, "host_bound"),
+        ({"kernel": 0.51, "cpu_exec": 0.29, "runtime": 0.20}, "balanced"),
+        ({"kernel": 0.70, "communication": 0.15, "other": 0.15}, "communication_bound"),
+        ({"kernel": 0.71, "communication": 0.14, "other": 0.15}, "balanced"),
+    ],
+)
+def test_what_a_window_says_of_the_device(shares, kind):
+    assert on_device(steps_of(forward=10, backward=10), Facts(**shares)).kind == kind
+
+
+def test_a_busy_device_goes_before_what_the_host_waits_for():
+    """While the device works, nothing that the host does costs time."""
+    steps = steps_of(forward=10, logging=10)
+    assert on_device(steps, Facts(kernel=0.9, other=0.1)).kind == "device_bound"
+    assert on_device(steps, Facts(kernel=0.6, other=0.4)).kind == "overhead_bound"
+
+
+def test_without_a_window_nobody_knows_the_device():
+    assert on_device(steps_of(forward=20)).kind == "cannot_tell"
+    # The wait for batches is measured on the device as well.
+    assert on_device(steps_of(forward=10, dataloader=10)).kind == "input_bound"
+
+
+def test_every_saved_setup_reads_back(tmp_path):
+    record = RankRecord(rank=0, steps=steps_of(3, forward=5), setup=SETUP)
+    save_run(Run(info=RunInfo(created="now"), ranks=(record,)), tmp_path / "run.json")
+    assert load_run(tmp_path).ranks[0].setup == SETUP
