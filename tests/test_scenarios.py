@@ -1,7 +1,8 @@
 """Each injected fault: the right verdict, the right line, and a saving that is the injected cost.
 
 What is allowed is 15 % and 0.3 ms: what Lightning itself does in the same phase without the fault. A busy
-machine may spoil one run, by stopping a process in the middle of a short step; then it is repeated, at most twice.
+machine may spoil one run, by stopping a process in the middle of a short step; then it is repeated, twice at
+most.
 """
 
 from __future__ import annotations
