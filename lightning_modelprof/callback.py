@@ -40,6 +40,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
         samples_fn: counts the samples (or tokens, ...) of a batch; None means the batch's first dimension.
             It is called every step and must return an int without waiting for the device.
         unit: what samples_fn counts, for example tokens.
+        sampling: look every few milliseconds, and ever less often, at the line that the training thread is at
+            and at the memory in use, from a thread of its own.
         flops: count the FLOPs of one step while it runs and time the modules in three more, all of which the
             benchmark leaves out. A compiled model is counted on a copy without data.
         flop_formulas: formulas for operators that have none, or better ones: operator, or its name such as
@@ -100,6 +102,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
         progress_bar: bool = DEFAULTS.progress_bar,
         samples_fn: Callable[[Any], int] | None = DEFAULTS.samples_fn,
         unit: str = DEFAULTS.unit,
+        sampling: bool = DEFAULTS.sampling,
         flops: bool = DEFAULTS.flops,
         flop_formulas: Mapping[Any, Callable[..., int]] | None = DEFAULTS.flop_formulas,
         peak_flops_per_s: float | dict[str, float] | None = None,
@@ -136,6 +139,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
             progress_bar=progress_bar,
             samples_fn=samples_fn,
             unit=unit,
+            sampling=sampling,
             flops=flops,
             flop_formulas=flop_formulas,
             peak_flops_per_s=peak_flops_per_s,

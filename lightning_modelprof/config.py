@@ -58,6 +58,7 @@ class ProfileConfig:
     progress_bar: bool = True
     samples_fn: Callable[[Any], int] | None = None
     unit: str = "samples"
+    sampling: bool = True
     flops: bool = True
     flop_formulas: Mapping[Any, Callable[..., int]] | None = None
     peak_flops_per_s: float | Mapping[str, float] | None = None

@@ -109,7 +109,7 @@ def make_trainer(folder, *callbacks, **kwargs):
 
 def make_callback(folder, **kwargs):
     """A callback that writes to ``folder/modelprof``; quiet, without inspected steps; windows begin early."""
-    defaults = {"skip_first": 0, "dirpath": folder / "modelprof", "terminal": False, "flops": False}
+    defaults = {"skip_first": 0, "dirpath": folder / "modelprof", "terminal": False, "flops": False, "sampling": False}
     return ModelProfCallback(**(defaults | kwargs))
 
 

@@ -143,12 +143,17 @@ class Location:
         line: from 1.
         function: name of the function, or of the callback's hook.
         module: path of the module in the model.
+        is_exact: whether ``line`` is the statement that takes the time; otherwise the function begins there.
+        inner: the line that most of this line's time is spent at, in a function of the user's that it
+            calls, however deep; ``None`` if it is this line, or not known.
     """
 
     file: str | None = None
     line: int | None = None
     function: str | None = None
     module: str | None = None
+    is_exact: bool = False
+    inner: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +235,50 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlameFrame:
+    """One box of a flame graph.
+
+    Attributes:
+        name: of the function, module or phase.
+        detail: such as ``train.py:12``; ``""`` if there is none.
+        parent: position of the box below it in ``FlameGraph.frames``; ``None`` at the bottom.
+        depth: 0 at the bottom.
+        begin: left edge: sum of what is left of it, in the graph's unit.
+        total: width: its own share and that of all boxes on it.
+        own: its own share.
+        is_users: whether it is the user's code; ``None`` where that means nothing.
+    """
+
+    name: str
+    detail: str
+    parent: int | None
+    depth: int
+    begin: float
+    total: float
+    own: float
+    is_users: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlameGraph:
+    """Where time goes, as boxes on boxes: each as wide as its share.
+
+    Attributes:
+        id: stable key, ``snake_case``.
+        title: heading.
+        unit: of begin, total and own.
+        frames: each after the box that it stands on; neighbours from left to right.
+        notes: as under a table.
+    """
+
+    id: str
+    title: str
+    unit: Unit
+    frames: tuple[FlameFrame, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """All that an output ever sees.
 
@@ -240,7 +289,7 @@ class Report:
         notes: what was not measured and why; what was left out.
         verdict: the first line; ``None`` where nothing was diagnosed.
         findings: what each rule says, found ones first, by time at stake.
-        charts: for outputs that can draw.
+        charts, flames: for outputs that can draw.
         sections: the machine-readable part of report.json besides the tables
             (``run``, ``benchmark``, ``phases``, ``windows``, ...), plain JSON values only.
     """
@@ -253,6 +302,7 @@ class Report:
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
     charts: tuple[Chart, ...] = ()
+    flames: tuple[FlameGraph, ...] = ()
 
     def without_details(self, place: str = "in the files and in TensorBoard") -> Report:
         """A short form of the report, which names the tables that it leaves out, and where they are."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.run.sites import StepSites
+
 FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
 """What work is for: recompute is a part of the forward that runs again to save memory."""
 
@@ -214,3 +216,5 @@ class ModelCost:
     forward_table_note: str = ""
     peaks: tuple[PeakRate, ...] = ()
     peak_note: str = ""
+    sites: StepSites | None = None
+    sites_note: str = ""

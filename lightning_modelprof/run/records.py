@@ -14,8 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.stack_samples import StackSamples
 from lightning_modelprof.run.training_setup import TrainingSetup
 
 RUN_SCHEMA_VERSION: Final = 1
@@ -218,6 +220,8 @@ class RankRecord:
         windows: the torch.profiler windows, in order.
         model_cost: what one step of the model costs; ``None`` when that was not asked for.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
+        stacks: which source lines the training thread was at; ``None`` when that was not asked for.
+        memory: over the loop; ``None`` in runs of versions that did not look.
         notes: what could not be measured, or was measured in another way, and why.
     """
 
@@ -229,6 +233,8 @@ class RankRecord:
     windows: tuple[Window, ...] = ()
     model_cost: ModelCost | None = None
     setup: TrainingSetup | None = None
+    stacks: StackSamples | None = None
+    memory: MemoryRecord | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -1,0 +1,71 @@
+"""Measured facts about which source lines the training thread was at, seen every few milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackFrame:
+    """One function call on a stack, at one line.
+
+    Attributes:
+        file: path as Python knows it.
+        line: that was running, from 1.
+        function: qualified name, such as ``Net.training_step``; on Python 3.10 without the class.
+        function_line: first line of the function: that of its first decorator, if it has one.
+        module: name of the Python module, such as ``torch.nn.modules.module``.
+        is_users: whether it is the user's code, not a library's.
+    """
+
+    file: str
+    line: int
+    function: str
+    function_line: int
+    module: str
+    is_users: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledStack:
+    """All samples with the same stack in the same phase.
+
+    Attributes:
+        phase: key of the phase, as in ``PHASES``.
+        frames: positions in ``StackSamples.frames``, outermost first; the innermost is what ran. What the
+            loop itself consists of is not in it, so it may be empty: the loop's own code ran.
+        samples: how many.
+        time_ns: that they stand for: of each the time since the sample before it.
+    """
+
+    phase: str
+    frames: tuple[int, ...]
+    samples: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSamples:
+    """What the training thread was doing over one loop.
+
+    A sample is taken every few milliseconds at first and less and less often, so that a long run costs no
+    more than a short one. Steps in a profiler window or an inspection are left out.
+
+    Attributes:
+        frames: each call at each line once.
+        stacks: longest time first.
+        samples: how many were taken, also those that were left out of ``stacks``.
+        first_interval_ns, last_interval_ns: time between two samples at the begin and at the end.
+        dropped: samples of rare stacks that were too many to be told apart.
+        cost_ns: CPU time of the sampling thread.
+        notes: why there is nothing, or what is missing, a sentence each.
+    """
+
+    frames: tuple[StackFrame, ...] = ()
+    stacks: tuple[SampledStack, ...] = ()
+    samples: int = 0
+    first_interval_ns: int = 0
+    last_interval_ns: int = 0
+    dropped: int = 0
+    cost_ns: int = 0
+    notes: tuple[str, ...] = ()
