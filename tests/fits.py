@@ -108,8 +108,9 @@ def make_trainer(folder, *callbacks, **kwargs):
 
 
 def make_callback(folder, **kwargs):
-    """A callback that writes to ``folder/modelprof``; quiet, without inspected steps; windows begin early."""
-    defaults = {"skip_first": 0, "dirpath": folder / "modelprof", "terminal": False, "flops": False, "sampling": False}
+    """A callback that writes to ``folder/modelprof``; quiet, without inspected steps or samples; windows begin early."""
+    defaults = {"skip_first": 0, "dirpath": folder / "modelprof"}
+    defaults |= dict.fromkeys(("terminal", "flops", "sampling"), False)
     return ModelProfCallback(**(defaults | kwargs))
 
 

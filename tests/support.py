@@ -205,7 +205,7 @@ class MeasuredCallback(ModelProfCallback):
     """The callback under test, which tells the truth when it begins and ends to measure."""
 
     def __init__(self, truth: Truth, **arguments: Any) -> None:
-        quiet = dict.fromkeys(("terminal", "files", "progress_bar", "flops"), False) | {
+        quiet = dict.fromkeys(("terminal", "files", "progress_bar", "flops", "sampling"), False) | {
             "active": 0,
             "skip_first": 0,
         }
