@@ -108,7 +108,7 @@ def make_trainer(folder, *callbacks, **kwargs):
 
 
 def make_callback(folder, **kwargs):
-    """A callback that writes to ``folder/modelprof``; quiet, without inspected steps or samples; windows begin early."""
+    """A callback that writes to ``folder/modelprof``; quiet: no inspection, no samples, early windows."""
     defaults = {"skip_first": 0, "dirpath": folder / "modelprof"}
     defaults |= dict.fromkeys(("terminal", "flops", "sampling"), False)
     return ModelProfCallback(**(defaults | kwargs))

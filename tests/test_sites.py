@@ -400,8 +400,6 @@ def inspections(monkeypatch):
 
     def recorded(*args, **kwargs):
         made.append(make(*args, **kwargs))
-        if made[-1] is not None:
-            made[-1].watches_lines = True
         return made[-1]
 
     monkeypatch.setattr(session_module, "make_inspection", recorded)
@@ -413,7 +411,7 @@ def fit(inspections, tmp_path):
     def run(module, **kwargs):
         arguments = {"data": loader(24), "active": 0, "skip_first": 10, "flops": True} | kwargs
         run_fit(tmp_path, module=module, **arguments)
-        return None if inspections[-1] is None else inspections[-1].sites
+        return None if inspections[-1] is None else inspections[-1].cost.sites
 
     return run
 
@@ -533,7 +531,7 @@ def test_hooks_before_ours_are_seen(inspections, tmp_path):
     """A callback that stands before ours runs before the batch is counted."""
     callback = make_callback(tmp_path, flops=True, active=0, skip_first=10)
     fit_quietly(make_trainer(tmp_path, Reads(), callback), Net(), loader())
-    (found,) = sites_at(inspections[-1].sites, "batch_start")
+    (found,) = sites_at(inspections[-1].cost.sites, "batch_start")
     assert (found.phase, found.function) == (BATCH_START, "on_train_batch_start")
 
 
@@ -597,7 +595,7 @@ def test_an_evaluation_loop(inspections, tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?!ModelProfCallback)")
         make_trainer(tmp_path, callback).validate(Validated(), loader(), verbose=False)
-    result = inspections[-1].sites
+    result = inspections[-1].cost.sites
     (found,) = sites_at(result, "evaluated")
     assert (found.calls, found.operator, found.phase) == (1, SCALAR, "forward")
     (after,) = sites_at(result, "evaluated_after")
@@ -674,7 +672,7 @@ def test_it_is_given_back_after_a_failure(inspections, tmp_path):
         run_fit(tmp_path, module=Net(fail), active=0, skip_first=10, flops=True)
     assert torch._tensor_str._str is before
     assert _get_current_dispatch_mode() is None
-    assert inspections[-1].sites is None
+    assert inspections[-1].cost.sites is None
 
 
 def test_no_tensor_is_kept():

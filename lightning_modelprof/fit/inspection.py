@@ -25,6 +25,7 @@ from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
 from lightning_modelprof.flops.frames import loop_codes
 from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
+from lightning_modelprof.flops.mode_stack import modes_on
 from lightning_modelprof.flops.model_size import model_size
 from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
@@ -33,7 +34,7 @@ from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ModelCost, PeakRate
 from lightning_modelprof.run.records import NOT_MEASURED
-from lightning_modelprof.run.sites import BATCH_END, BATCH_START, StepSites
+from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 
 NEVER: Final = 2**62
 T = TypeVar("T")
@@ -54,11 +55,7 @@ class Inspection:
 
     Attributes:
         cost: what is known so far.
-        watches_lines: whether the counted step is watched for lines at which the host waits; not yet, as
-            nothing is made of it.
-        sites: what that has found; ``None`` without.
         next_step: the next step that begins or ends something; ``NEVER`` when all is done.
-        sites: source lines of the counted step; ``None`` before it, and where it was not counted itself.
     """
 
     def __init__(
@@ -89,10 +86,8 @@ class Inspection:
         self._arguments: tuple[Any, ...] | None = None  # of the counted step
         self._step: int | None = None
         self._frames = compiled_frames()
-        self.watches_lines = False
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
-        self.sites: StepSites | None = None
         self._begin_note = ""  # why counting or timing could not begin
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
@@ -105,6 +100,7 @@ class Inspection:
             size_note=f"{loop.subject} ended before the {loop.step} after which sizes are taken",
             peak_note=f"{loop.subject} ended before the {loop.step} after which the peak is found",
             forward_table_note="fvcore=True runs fvcore too, on a copy of the model",
+            sites_note=f"{loop.subject} ended before the {loop.step} whose lines are watched",
         )
 
     @property
@@ -118,7 +114,7 @@ class Inspection:
             return False
         self._steps.discard(step)
         self._step = step
-        if step == self._plan.counted and self.watches_lines:
+        if step == self._plan.counted:
             _attempt(self._begin_watch)
         return True
 
@@ -134,7 +130,8 @@ class Inspection:
         around, self._around = self._around, None
         if around is not None:
             around.__exit__(None, None, None)
-        if phase is not None and self._watch is not None:
+        # A mode of the user's that ends there would take ours for itself.
+        if phase is not None and self._watch is not None and not modes_on():
             around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._trainer.validating)
             self._around = around.__enter__()
 
@@ -175,8 +172,8 @@ class Inspection:
     def before_backward(self, loss: torch.Tensor) -> None:
         """The inspected step has its loss."""
         if self._is_counting and self._counter is not None and self._counter.has_other_backward:
-            self.end_batch()
-            self._counter = None  # a copy will be counted
+            self._counter.__exit__(None, None, None)  # no mode may be on in its backward
+            self._is_counting, self._counter = False, None  # a copy will be counted
         if self._is_timing and self._timer is not None:
             self._timer.on_before_backward(loss)
 
@@ -218,7 +215,12 @@ class Inspection:
             watch.end()
             if step is not None and self._counter is not None:
                 device = self._trainer.strategy.root_device.type
-                self.sites, _ = _attempt(lambda: watch.result(step=step, device=device))
+                sites, note = _attempt(lambda: watch.result(step=step, device=device))
+                self.cost = replace(self.cost, sites=sites, sites_note=note)
+                return
+        if step is not None and step == self._plan.counted:
+            note = "the step was not watched itself: compiled code has no lines, or a copy was counted"
+            self.cost = replace(self.cost, sites_note=note)
 
     def _take_count(self, step: int) -> None:
         """What the counter saw, or what a copy of a compiled model shows it; and what fvcore says."""

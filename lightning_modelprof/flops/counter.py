@@ -15,15 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.formulas import Formula, WithRecompute, formula_of, name_of, own_formulas
+from lightning_modelprof.flops.mode_stack import leave_mode
 from lightning_modelprof.flops.place import Phase, Whereabouts
 from lightning_modelprof.flops.zero_cost import communicates, holds_no_contraction
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
@@ -148,22 +144,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._leave_stack()
+            leave_mode(self, super().__exit__)
         finally:
             self._clean_up()
-
-    def _leave_stack(self) -> None:
-        """Take this mode out, and leave on those that were entered in the step and are to stay longer."""
-        # Modes of torch itself, such as fake tensors', have keys and places of their own.
-        stack = [m for m in _get_current_dispatch_mode_stack() if getattr(m, "_mode_key", None) is None]
-        if self not in stack:  # somebody else has left their mode first, and took this one for it
-            return
-        later = stack[stack.index(self) + 1 :]
-        for _ in later:
-            _pop_mode()
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for mode in later:
-            _push_mode(mode)
 
     def _clean_up(self) -> None:
         while self._cleanup:

@@ -20,6 +20,7 @@ from lightning_modelprof.flops.formulas import name_of
 from lightning_modelprof.flops.frames import Spot, UserCode, UserLines
 from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
 from lightning_modelprof.flops.marks import SequenceMarks
+from lightning_modelprof.flops.mode_stack import leave_mode
 from lightning_modelprof.flops.site_sums import MOST_LINES, Place, SiteSums
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
 
@@ -206,7 +207,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __exit__(self, *error: Any) -> None:
         _ACTIVE.remove(self)
         self._watch.where = _in_forward
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        leave_mode(self, super().__exit__)
 
     def _now(self) -> tuple[str, str]:
         return self._where
