@@ -20,7 +20,7 @@ def run_info(
     device = trainer.strategy.root_device
     package = type(trainer).__module__.partition(".")[0]  # lightning or pytorch_lightning
     return RunInfo(
-        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        created=datetime.now().astimezone().isoformat(timespec="microseconds"),
         loop=loop.key,
         model=type(pl_module).__name__,
         device_type=device.type,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
@@ -13,10 +14,14 @@ from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.report.charts import CHARTS
 from lightning_modelprof.report.diagnose import diagnose, findings_section
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.module_flame import module_flame
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import TABLES, TableBuilder
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Window, WindowStatus
+
+FLAMES: Final = (module_flame,)
+"""The flame graphs, in reading order; each ``None`` where there is nothing to draw."""
 
 
 def build_report(
@@ -34,6 +39,7 @@ def build_report(
         title=_title(analysis),
         facts=_facts(analysis),
         charts=tuple(chart for draw in CHARTS if (chart := draw(analysis)) is not None),
+        flames=tuple(flame for draw in FLAMES if (flame := draw(analysis)) is not None),
         tables=tuple(table for build in tables for table in build(analysis, options)),
         notes=_notes(analysis),
         sections={
@@ -67,12 +73,20 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     facts = [
         ("Device", f"{device}, {ranks}, {info.strategy}"),
         ("Precision", info.precision),
-        ("Started", info.created),
+        ("Started", _to_the_second(info.created)),
         ("Versions", versions),
     ]
     if info.accumulate_grad_batches > 1:
         facts.insert(2, ("Accumulation", f"{info.accumulate_grad_batches} batches per optimizer step"))
     return tuple((label, value) for label, value in facts if value)
+
+
+def _to_the_second(time: str) -> str:
+    """A time of ISO 8601 as a person wants to read it; anything else as it is."""
+    try:
+        return datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
+    except ValueError:
+        return time
 
 
 def _notes(analysis: Analysis) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ class RunInfo:
     """What ran, on what.
 
     Attributes:
-        created: local time of the start of the loop, ISO 8601 with zone.
+        created: local time of the start of the loop, ISO 8601 with microseconds and zone.
         loop: the Trainer's method: ``fit``, ``validate``, ``test`` or ``predict``.
         status: how the loop ended: ``running``, ``finished``, ``interrupted``, ``failed``, or ``aborted`` by
             an error of ours.
