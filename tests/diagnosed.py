@@ -41,7 +41,16 @@ def steps_of(num_steps=20, tags=None, device_ms=None, **phases_ms):
 
 
 def analysis_of(
-    steps, *, setup=SETUP, callbacks=(), outside_ms=None, cost=None, config=None, facts=None, **info
+    steps,
+    *,
+    setup=SETUP,
+    callbacks=(),
+    outside_ms=None,
+    cost=None,
+    stacks=None,
+    config=None,
+    facts=None,
+    **info,
 ):
     """The analysis of a run with these steps."""
     record = RankRecord(
@@ -51,6 +60,7 @@ def analysis_of(
         callbacks=callbacks,
         model_cost=cost,
         setup=setup,
+        stacks=stacks,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit, apply_options
+from lightning_modelprof.report.model import (
+    Cell,
+    Column,
+    Report,
+    Table,
+    Unit,
+    apply_options,
+)
 from lightning_modelprof.report.options import ReportOptions
+from tests.sample_flames import hostile_flame, stacks_flame
 
 HOSTILE_NAMES = (
     "[Callback]EarlyStopping{'monitor': None}.on_train_batch_end",
@@ -295,6 +303,17 @@ def wide_report() -> Report:
     )
 
 
+def flame_report() -> Report:
+    return Report(
+        title="flames",
+        facts=(),
+        tables=(),
+        notes=(),
+        sections={},
+        flames=(stacks_flame(), hostile_flame(HOSTILE_NAMES)),
+    )
+
+
 ALL_REPORTS: dict[str, Callable[[], Report]] = {
     "empty": empty_report,
     "cpu": cpu_report,
@@ -302,4 +321,5 @@ ALL_REPORTS: dict[str, Callable[[], Report]] = {
     "hostile": hostile_report,
     "long": long_report,
     "wide": wide_report,
+    "flame": flame_report,
 }

@@ -1,12 +1,14 @@
 """Trainings with one known fault each, or none, and what the report has to say about them.
 
 The fault takes a known time, by the faulty code's own clock, so that a busy machine changes what is expected
-as well as what is measured. The line to find is the one that carries ``# fault: <name>``; a function's line
-is that of its ``def``.
+as well as what is measured. The line to find is the one that carries ``# fault: <name>``: the statement that
+takes the time, or the ``def`` of a function that no thread of the training process runs, or that costs
+nothing itself.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,25 @@ NUM_STEPS = 40
 SIZE = 8
 
 
+_BUSY = """
+import time
+
+def wait(milliseconds):
+    begin = time.perf_counter_ns()
+    while time.perf_counter_ns() - begin < milliseconds * 1e6:
+        pass
+
+def spin(self, milliseconds):
+    begin = time.perf_counter_ns()
+    wait(self.scale * milliseconds)
+    self.spent_ns += time.perf_counter_ns() - begin
+"""
+_MADE: dict[str, Any] = {"__name__": "busy"}
+# As code of a library, so that the innermost line of the user's is the one that calls it.
+exec(compile(_BUSY, "<busy>", "exec"), _MADE)
+wait: Callable[[float], None] = _MADE["wait"]
+
+
 class Costs:
     """What the faults of one training took, by their own reading of the clock."""
 
@@ -35,22 +56,14 @@ class Costs:
         self.spent_ns = 0
         self.scale = scale
 
-    def spin(self, milliseconds: float) -> None:
-        """Be busy: after a sleep everything takes longer, on a cold core."""
-        with self.measured():
-            wait(self.scale * milliseconds)
+    spin = _MADE["spin"]
+    """Be busy for so many milliseconds: after a sleep everything takes longer, on a cold core."""
 
     @contextmanager
     def measured(self) -> Iterator[None]:
         begin = time.perf_counter_ns()
         yield
         self.spent_ns += time.perf_counter_ns() - begin
-
-
-def wait(milliseconds: float) -> None:
-    begin = time.perf_counter_ns()
-    while time.perf_counter_ns() - begin < milliseconds * 1e6:
-        pass
 
 
 @dataclass
@@ -77,6 +90,8 @@ class Scenario:
         saving: whether the cost is known, so that the time at stake has to be that cost.
         fault: what the line is marked with; by default the name of the scenario.
         severe: whether it has to be a warning or worse; otherwise it must be none.
+        exact: whether the line is that of the statement; otherwise a function's ``def``.
+        placed: whether there is a line at all.
     """
 
     name: str
@@ -85,6 +100,8 @@ class Scenario:
     finding: str | None = None
     saving: bool = True
     severe: bool = True
+    exact: bool = True
+    placed: bool = True
 
     @property
     def line(self) -> int:
@@ -236,9 +253,9 @@ class SlowRows(Rows):
         super().__init__()
         self.costs = costs
 
-    def __getitem__(self, index: int) -> torch.Tensor:  # fault: slow_dataset
+    def __getitem__(self, index: int) -> torch.Tensor:
         if index % 4 == 0:  # once per batch
-            self.costs.spin(10)
+            self.costs.spin(10)  # fault: slow_dataset
         return super().__getitem__(index)
 
 
@@ -247,8 +264,8 @@ def slow_dataset(costs: Costs, folder: Path) -> Training:
 
 
 def slow_collate(costs: Costs, folder: Path) -> Training:
-    def collate(samples: list[torch.Tensor]) -> torch.Tensor:  # fault: slow_collate
-        costs.spin(10)
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        costs.spin(10)  # fault: slow_collate
         return torch.stack(samples)
 
     samples = list(torch.rand(NUM_STEPS * 4, SIZE))
@@ -259,9 +276,9 @@ class SlowStream(IterableDataset):
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
 
-    def __iter__(self) -> Iterator[torch.Tensor]:  # fault: slow_stream
+    def __iter__(self) -> Iterator[torch.Tensor]:
         for _ in range(NUM_STEPS):
-            self.costs.spin(10)
+            self.costs.spin(10)  # fault: slow_stream
             yield torch.rand(4, SIZE)
 
 
@@ -336,8 +353,8 @@ class SlowCallback(Callback):
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
 
-    def on_train_batch_end(self, *args: Any) -> None:  # fault: slow_callback_before, slow_callback_after
-        self.costs.spin(10)
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.costs.spin(10)  # fault: slow_callback_before, slow_callback_after
 
 
 def slow_callback_before(costs: Costs, folder: Path) -> Training:
@@ -352,8 +369,8 @@ class SlowBeforeStep(Callback):
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
 
-    def on_before_optimizer_step(self, *args: Any) -> None:  # fault: slow_callback_in_optimizer
-        self.costs.spin(10)
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        self.costs.spin(10)  # fault: slow_callback_in_optimizer
 
 
 def slow_callback_in_optimizer(costs: Costs, folder: Path) -> Training:
@@ -364,8 +381,8 @@ class SlowEpochEnd(Callback):
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
 
-    def on_train_epoch_end(self, *args: Any) -> None:  # fault: slow_epoch_end
-        self.costs.spin(100)
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.costs.spin(100)  # fault: slow_epoch_end
 
 
 def slow_epoch_end(costs: Costs, folder: Path) -> Training:
@@ -377,8 +394,8 @@ class SlowLogger(CSVLogger):
         super().__init__(folder)
         self.costs = costs
 
-    def log_metrics(self, metrics: Any, step: Any = None) -> None:  # fault: slow_logger
-        self.costs.spin(10)
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        self.costs.spin(10)  # fault: slow_logger
 
 
 class Logging(Model):
@@ -401,8 +418,8 @@ class SlowFile(TorchCheckpointIO):
         super().__init__()
         self.costs = costs
 
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # fault: checkpoint_every_step
-        self.costs.spin(25)
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.costs.spin(25)  # fault: checkpoint_every_step
 
     def remove_checkpoint(self, *args: Any) -> None:
         pass
@@ -415,8 +432,8 @@ def checkpoint_every_step(costs: Costs, folder: Path) -> Training:
 
 
 class SlowToSave(Model):
-    def on_save_checkpoint(self, checkpoint: Any) -> None:  # fault: slow_save_hook
-        self.costs.spin(100)
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        self.costs.spin(100)  # fault: slow_save_hook
 
 
 def slow_save_hook(costs: Costs, folder: Path) -> Training:
@@ -430,8 +447,8 @@ class SlowToValidate(Model):
         super().__init__(costs)
         self.milliseconds = milliseconds
 
-    def validation_step(self, *args: Any) -> None:  # fault: validation_every_step, slow_validation
-        self.costs.spin(self.milliseconds)
+    def validation_step(self, *args: Any) -> None:
+        self.costs.spin(self.milliseconds)  # fault: validation_every_step, slow_validation
 
 
 def validation_every_step(costs: Costs, folder: Path) -> Training:
@@ -448,11 +465,11 @@ def slow_validation(costs: Costs, folder: Path) -> Training:
 
 
 class SlowStep(Model):
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: slow_loss
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         return self.slow_loss(self.layers(batch))
 
     def slow_loss(self, outputs: torch.Tensor) -> torch.Tensor:
-        self.costs.spin(10)
+        self.costs.spin(10)  # fault: slow_loss
         return outputs.square().mean()
 
 
@@ -460,13 +477,36 @@ def slow_loss(costs: Costs, folder: Path) -> Training:
     return Training(SlowStep(costs), rows())
 
 
+class SlowLossModule(nn.Module):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs = costs
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        self.costs.spin(10)  # fault: slow_loss_module
+        return outputs.square().mean()
+
+
+class WithLossModule(Model):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.criterion = SlowLossModule(costs)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.criterion(self.layers(batch))
+
+
+def slow_loss_module(costs: Costs, folder: Path) -> Training:
+    return Training(WithLossModule(costs), rows())
+
+
 class RowLoop(Model):
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: row_loop
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         outputs = self.layers(batch.repeat(100, 1))
         with self.costs.measured():
             total = outputs.new_zeros(())
             for row in outputs.detach():
-                total = total + row.square().sum()
+                total = total + row.square().sum()  # fault: row_loop
         return outputs.square().mean() + 0 * total
 
 
@@ -477,9 +517,9 @@ def row_loop(costs: Costs, folder: Path) -> Training:
 class HostTensor(Model):
     weights = [float(number) for number in range(100_000)]  # noqa: RUF012
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:  # fault: tensor_made_on_the_host
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         with self.costs.measured():
-            weights = torch.tensor(self.weights)
+            weights = torch.tensor(self.weights)  # fault: tensor_made_on_the_host
         return self.loss(batch) * weights[1]
 
 
@@ -492,12 +532,12 @@ class CustomLoop(Model):
         super().__init__(costs)
         self.automatic_optimization = False
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # fault: custom_loop
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
         optimizer.step()
-        self.costs.spin(10)
+        self.costs.spin(10)  # fault: custom_loop
 
 
 def custom_loop(costs: Costs, folder: Path) -> Training:
@@ -505,8 +545,8 @@ def custom_loop(costs: Costs, folder: Path) -> Training:
 
 
 class SlowHook(Model):
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:  # fault: slow_module_hook
-        self.costs.spin(10)
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.costs.spin(10)  # fault: slow_module_hook
 
 
 def slow_module_hook(costs: Costs, folder: Path) -> Training:
@@ -514,8 +554,8 @@ def slow_module_hook(costs: Costs, folder: Path) -> Training:
 
 
 class SlowTransfer(Model):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # fault: slow_transfer
-        self.costs.spin(10)
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.costs.spin(10)  # fault: slow_transfer
         return batch
 
 
@@ -524,8 +564,8 @@ def slow_transfer(costs: Costs, folder: Path) -> Training:
 
 
 class SlowClipping(Model):
-    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:  # fault: slow_clipping
-        self.costs.spin(10)
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        self.costs.spin(10)  # fault: slow_clipping
 
 
 def slow_clipping(costs: Costs, folder: Path) -> Training:
@@ -533,8 +573,8 @@ def slow_clipping(costs: Costs, folder: Path) -> Training:
 
 
 class SlowScheduler(Model):
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:  # fault: slow_lr_scheduler
-        self.costs.spin(10)
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        self.costs.spin(10)  # fault: slow_lr_scheduler
         scheduler.step()
 
     def configure_optimizers(self) -> Any:
@@ -548,10 +588,10 @@ def slow_lr_scheduler(costs: Costs, folder: Path) -> Training:
 
 
 class KeepsGradients(Model):
-    def optimizer_zero_grad(self, *args: Any) -> None:  # fault: gradients_filled_with_zeros
+    def optimizer_zero_grad(self, *args: Any) -> None:
         with self.costs.measured():
             args[-1].zero_grad(set_to_none=False)
-        self.costs.spin(10)  # as if there were many of them
+        self.costs.spin(10)  # fault: gradients_filled_with_zeros
 
 
 def gradients_filled_with_zeros(costs: Costs, folder: Path) -> Training:
@@ -609,6 +649,21 @@ def unfused_optimizer(costs: Costs, folder: Path) -> Training:
     return Training(ManyParameters(), rows())
 
 
+class ManyThreads(Callback):
+    """As if OMP_NUM_THREADS had been set for another machine."""
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        self.before = torch.get_num_threads()
+        torch.set_num_threads(4 * (os.cpu_count() or 1))
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        torch.set_num_threads(self.before)
+
+
+def threads_oversubscribed(costs: Costs, folder: Path) -> Training:
+    return Training(Working(), rows(), before=[ManyThreads()])
+
+
 class Biased(Model):
     def __init__(self) -> None:  # fault: bias_before_batchnorm
         super().__init__()
@@ -623,9 +678,13 @@ class Biased(Model):
 class Flat(nn.Module):
     """Takes some time, so that the step is not nothing."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         wait(5)
-        return inputs
+        return inputs * self.scale
 
 
 def bias_before_batchnorm(costs: Costs, folder: Path) -> Training:
@@ -643,8 +702,10 @@ SCENARIOS = (
     Scenario("slow_dataset", slow_dataset, "input_bound", "input_bound"),
     Scenario("slow_collate", slow_collate, "input_bound", "input_bound"),
     Scenario("slow_stream", slow_stream, "input_bound", "input_bound"),
-    Scenario("one_worker", one_worker, "input_bound", "input_bound"),
-    Scenario("epoch_restart_of_workers", epoch_restart_of_workers, "input_bound", "worker_startup"),
+    Scenario("one_worker", one_worker, "input_bound", "input_bound", exact=False),
+    Scenario(
+        "epoch_restart_of_workers", epoch_restart_of_workers, "input_bound", "worker_startup", exact=False
+    ),
     Scenario("slow_callback_before", slow_callback_before, "overhead_bound", "slow_callback"),
     Scenario("slow_callback_after", slow_callback_after, "overhead_bound", "slow_callback"),
     Scenario("slow_callback_in_optimizer", slow_callback_in_optimizer, "overhead_bound", "slow_callback"),
@@ -655,6 +716,7 @@ SCENARIOS = (
     Scenario("validation_every_step", validation_every_step, "overhead_bound", "validation_share"),
     Scenario("slow_validation", slow_validation, "overhead_bound", "validation_share"),
     Scenario("slow_loss", slow_loss, "host_bound", "slow_forward_outside_model"),
+    Scenario("slow_loss_module", slow_loss_module, "host_bound", "slow_custom_module"),
     Scenario("row_loop", row_loop, "host_bound", "slow_forward_outside_model"),
     Scenario("tensor_made_on_the_host", tensor_made_on_the_host, "host_bound", "slow_forward_outside_model"),
     Scenario("custom_loop", custom_loop, "host_bound", "slow_forward_outside_model"),
@@ -663,9 +725,25 @@ SCENARIOS = (
     Scenario("slow_clipping", slow_clipping, "overhead_bound", "clip_cost"),
     Scenario("slow_lr_scheduler", slow_lr_scheduler, "overhead_bound", "slow_lr_scheduler"),
     Scenario("gradients_filled_with_zeros", gradients_filled_with_zeros, "overhead_bound", "zero_grad_cost"),
-    Scenario("frozen_layers_computed", frozen_layers_computed, "balanced", "frozen_layers_computed"),
     Scenario(
-        "unfused_optimizer", unfused_optimizer, "balanced", "optimizer_not_fused", saving=False, severe=False
+        "frozen_layers_computed", frozen_layers_computed, "balanced", "frozen_layers_computed", exact=False
+    ),
+    Scenario(
+        "unfused_optimizer",
+        unfused_optimizer,
+        "balanced",
+        "optimizer_not_fused",
+        saving=False,
+        severe=False,
+        exact=False,
+    ),
+    Scenario(
+        "threads_oversubscribed",
+        threads_oversubscribed,
+        "balanced",
+        "cpu_threads_oversubscribed",
+        saving=False,
+        placed=False,
     ),
     Scenario(
         "bias_before_batchnorm",
@@ -674,5 +752,6 @@ SCENARIOS = (
         "conv_bias_before_batchnorm",
         saving=False,
         severe=False,
+        exact=False,
     ),
 )

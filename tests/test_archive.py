@@ -315,10 +315,10 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 FIT = """
 import os, signal, sys, time
 from pathlib import Path
-import lightning_modelprof.fit.session as session
+import lightning_modelprof.fit.save_timer as save_timer
 from tests.fits import *
 
-session._MIN_SAVE_INTERVAL_NS = session._SAVE_INTERVAL_FACTOR = 0  # save at every step
+save_timer._MIN_INTERVAL_NS = save_timer._INTERVAL_FACTOR = 0  # save at every step
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
 
 def at_batch(batch_idx):

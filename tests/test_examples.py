@@ -272,3 +272,14 @@ def test_every_configuration_trains(path, tmp_path):
     trainer.fit(Small(), DataLoader(torch.rand(100, 4), batch_size=2))
     assert trainer.global_step > 0
     assert callback.report is not None
+
+
+def test_the_article_names_each_problem_until_it_is_mended(tmp_path):
+    """Stage after stage one of the marked lines is gone."""
+    out = tmp_path / "reports"
+    arguments = ("--stages", 0, 1, 2, 3, "--steps", 30, "--batch-size", 32, "--out", out)
+    printed = succeed("examples/article_003.py", *arguments, cwd=tmp_path)
+    stages = re.split(r"^Stage ", printed, flags=re.M)[1:]
+    named = [set(map(int, re.findall(r"# problem (\d)", stage))) for stage in stages]
+    assert named == [{1, 2, 3}, {2, 3}, {3}, set()]
+    check_files(out / "stage_3", profiled=True)

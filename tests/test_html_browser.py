@@ -12,10 +12,12 @@ import pytest
 
 from lightning_modelprof.report.model import Chart, Column, Report, Series, Table, Unit
 from lightning_modelprof.show.html import render_html
-from tests.sample_reports import ALL_REPORTS
+from tests.sample_flames import flame_of, hostile_flame, stacks_flame, wide_flame
+from tests.sample_reports import ALL_REPORTS, HOSTILE_NAMES
 from tests.test_show_html import hostile_everywhere
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -231,3 +233,156 @@ def test_a_chart_tells_its_values_to_the_keyboard(browser, tmp_path):
     assert after("ArrowRight") == ["step 5", "Backward 4.00", "Forward 1.00", "Total 5.00"]
     assert after("ArrowRight") == ["step 6", "Backward –", "Forward 2.00", "Total 2.00"]
     assert after("End") == ["step 7", "Backward 6.00", "Forward 3.00", "Total 9.00"]
+
+
+def boxes(browser):
+    """Text → (left, width) in percent of the first graph, of the boxes that are seen."""
+    return browser.execute_script(
+        "const frame = document.querySelector('.boxes').getBoundingClientRect();"
+        "return Object.fromEntries([...document.querySelector('.boxes').children]"
+        ".filter(e => e.offsetParent !== null).map(e => {"
+        "  const box = e.getBoundingClientRect();"
+        "  const shares = [box.left - frame.left, box.width].map(v => Math.round(100 * v / frame.width));"
+        "  return [e.textContent, shares];"
+        "}))"
+    )
+
+
+def box(browser, name):
+    return browser.execute_script(
+        "return [...document.querySelectorAll('.box')].find(e => e.textContent === arguments[0])", name
+    )
+
+
+def about(browser):
+    return browser.execute_script("return document.querySelector('.about').textContent")
+
+
+WHOLE = {
+    "Dataloader": [0, 30],
+    "Digits.__getitem__": [0, 30],
+    "Image.convert": [0, 28],
+    "Forward": [30, 50],
+    "Net.training_step": [30, 49],
+    "Net.forward": [30, 9],
+    "Module._call_impl": [30, 8],
+    "weighted_nll": [39, 40],
+    "log_softmax": [39, 15],
+    "Optimizer": [80, 20],
+    "Adam.step": [80, 20],
+}
+IN_LOSS = {  # 15 of 40 ms
+    "Forward": [0, 100],
+    "Net.training_step": [0, 100],
+    "weighted_nll": [0, 100],
+    "log_softmax": [0, 38],
+}
+
+
+def test_a_flame_graph_zooms_by_click(browser, tmp_path):
+    show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
+    assert boxes(browser) == WHOLE
+    assert about(browser).startswith("Point at a box")
+    box(browser, "weighted_nll").click()
+    assert boxes(browser) == IN_LOSS
+    assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40.00 %; itself 25.0 ms"
+    box(browser, "Forward").click()  # what lies around it
+    assert boxes(browser)["weighted_nll"] == [18, 80]
+    press(browser, "[data-do=reset]")
+    assert boxes(browser) == WHOLE
+    assert browser.execute_script("return document.querySelector('[data-do=reset]').disabled")
+    assert browser.get_log("browser") == []
+
+
+def test_a_flame_graph_answers_the_keyboard(browser, tmp_path):
+    show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
+    stops = "return document.querySelectorAll('.box[tabindex=\"0\"]').length"
+    focused = "return document.activeElement.textContent"
+    browser.execute_script("document.querySelector('.box[tabindex=\"0\"]').focus()")
+    visited = []
+    for key in ("ARROW_RIGHT", "ARROW_DOWN", "ARROW_DOWN", "ARROW_LEFT", "ARROW_UP", "HOME", "ARROW_LEFT"):
+        browser.switch_to.active_element.send_keys(getattr(Keys, key))
+        visited.append(browser.execute_script(focused))
+        assert browser.execute_script(stops) == 1  # Tab leaves the graph
+    assert visited == [
+        *("Forward", "Net.training_step", "weighted_nll", "Net.forward", "Net.training_step"),
+        *("Dataloader", "Dataloader"),
+    ]
+    for key in ("ARROW_RIGHT", "ARROW_DOWN", "ARROW_DOWN", "ENTER"):
+        browser.switch_to.active_element.send_keys(getattr(Keys, key))
+    assert boxes(browser) == IN_LOSS
+    assert about(browser).startswith("weighted_nll, train.py:12")
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert boxes(browser) == WHOLE
+    assert browser.execute_script(focused) == "weighted_nll"
+    browser.switch_to.active_element.send_keys(Keys.SPACE)
+    assert boxes(browser) == IN_LOSS
+    roles = "return [...new Set([...document.querySelectorAll('.boxes, .box')].map(e => e.role))]"
+    assert browser.execute_script(roles) == ["tree", "treeitem"]
+
+
+def test_searching_a_flame_graph_says_the_share(browser, tmp_path):
+    """Twenty functions of 4 %, of which two hold one of the same name, and one of the rest."""
+    calls = [(f"load_{place}", 4.0, True, ()) for place in range(18)]
+    calls += [("save", 1.0, True, (("save", 3.0, True, ()),)) for _ in range(2)]
+    show(browser, tmp_path, report_of(flames=(flame_of((("all", 20.0, None, tuple(calls)),)),)))
+    result = "return document.querySelector('.flame output').value"
+    found = "return [...document.querySelectorAll('.box.found')].length"
+    for text, boxes_found, share in (
+        ("SAVE", 4, "8.00"),
+        ("load_1", 9, "36.00"),
+        ("all", 1, "100.00"),
+        ("ms", 0, "0.00"),
+    ):
+        search(browser, text)
+        word = "box" if boxes_found == 1 else "boxes"
+        assert browser.execute_script(result) == f"{boxes_found} {word}, {share} %"
+        assert browser.execute_script(found) == boxes_found
+    search(browser, "")
+    assert (browser.execute_script(result), browser.execute_script(found)) == ("", 0)
+
+
+def test_two_thousand_boxes_answer(browser, tmp_path):
+    show(browser, tmp_path, report_of(flames=(wide_flame(),)))
+    assert browser.execute_script("return document.querySelectorAll('.box').length") == 2_000
+    for depth in range(4):  # into the widest box of each row
+        browser.execute_script(
+            "const all = [...document.querySelectorAll('.box')];"
+            "all.find(e => !e.hidden && e.ariaLevel === arguments[0]).click()",
+            str(depth + 2),
+        )
+    seen = boxes(browser)
+    assert seen["function_7"] == [0, 100]
+    assert "function_2" not in seen
+    narrow = "return [...document.querySelectorAll('.box.narrow')].filter(e => e.offsetWidth >= 26).length"
+    assert browser.execute_script(narrow) == 0
+    assert browser.get_log("browser") == []
+
+
+def test_hostile_names_in_a_flame_graph(browser, tmp_path):
+    show(browser, tmp_path, report_of(flames=(hostile_flame(HOSTILE_NAMES),)))
+    count = browser.execute_script("return document.querySelectorAll('.box').length")
+    assert count == len(HOSTILE_NAMES) + 5
+    for place in range(count):
+        press(browser, ".box", place)
+    assert browser.execute_script("return document.images.length + (window.alerted ?? 0)") == 0
+    width = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    assert browser.execute_script(width)
+    assert browser.get_log("browser") == []
+
+
+def test_paper_shows_the_whole_flame_graph(browser, tmp_path):
+    show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
+    box(browser, "log_softmax").click()
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    try:
+        assert boxes(browser) == WHOLE
+        controls = (
+            "return [...document.querySelectorAll('.flame .tools, .about')].filter(e => e.offsetParent)"
+        )
+        assert browser.execute_script(controls) == []
+    finally:
+        browser.execute_script("dispatchEvent(new Event('afterprint'))")
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert boxes(browser)["log_softmax"] == [0, 100]

@@ -27,7 +27,7 @@ LAWS = {
     "report": ("report", "analysis", "run", "errors"),
     "show": ("show", "report.model", "errors"),
     "measure": ("measure", "run", "errors"),
-    "flops": ("flops", "measure.clock", "run", "errors"),
+    "flops": ("flops", "measure.clock", "measure.code_place", "measure.user_code", "run", "errors"),
     "config": ("measure.schedule", "report.options", "errors"),
     "config_sources": ("config", "errors"),
     "fit": (
@@ -84,7 +84,7 @@ LIBRARIES = {
     "tabulate": (),
     "msgspec": ("run.archive", "run.chrome", "run.damaged", "run.trace_json", "run.trace_text", "show.json"),
     "isal": ("run.archive", "run.trace_text"),
-    "psutil": ("measure.cpu_usage",),
+    "psutil": ("measure.cpu_usage", "measure.memory"),
 }
 
 # Where the tables meet; they know nothing of each other.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.fit import session
+from lightning_modelprof.fit import save_timer
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.measure.prefetch import num_prefetched
@@ -163,7 +163,7 @@ def test_without_workers_no_step_is_left_out(tmp_path):
 def test_a_save_leaves_out_no_more_than_it_took(tmp_path, monkeypatch, save_ns, expected):
     """Else slow steps with a long queue would never be clean again: a save comes every ten seconds."""
     clock = FakeClock()
-    monkeypatch.setattr(session, "_MIN_SAVE_INTERVAL_NS", 550)
+    monkeypatch.setattr(save_timer, "_MIN_INTERVAL_NS", 550)
     saves = []
 
     def save_run(self, run):

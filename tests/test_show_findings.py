@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.show.findings import found_texts
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import markdown_summary
 from lightning_modelprof.show.terminal import _parts, print_report
@@ -78,11 +80,46 @@ def test_findings_in_text():
         "- [CRITICAL] A callback takes long: 10.00 ms a step at stake\n"
         "  Slow takes 10 ms a step.\n"
         "  Do: Do less in Slow.\n"
-        "  At: /home/me/1.py:1 (Slow.hook), /home/me/2.py:2 (Slow.hook), /home/me/3.py:3 (Slow.hook)"
-        " and 2 more\n"
+        "  At: /home/me/1.py:1 (def Slow.hook), /home/me/2.py:2 (def Slow.hook), /home/me/3.py:3 (def\n"
+        "    Slow.hook) and 2 more\n"
         "1 found, 1 clean, 1 not evaluated; report.json has all of them.\n"
     ) in text
     assert "All is well" not in text
+
+
+LOSS = Location(file="losses.py", line=5, function="weighted_nll", is_exact=True)
+STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact=True, inner=LOSS)
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        (STEP, "train.py:40 in Net.training_step → losses.py:5 in weighted_nll (most of its time)"),
+        (LOSS, "losses.py:5 in weighted_nll"),
+        (replace(LOSS, is_exact=False), "losses.py:5 (def weighted_nll)"),
+        (replace(LOSS, module="net.loss"), "losses.py:5 in weighted_nll, module net.loss"),
+        (replace(LOSS, function=None), "losses.py:5"),
+        (replace(LOSS, line=None, is_exact=False), "losses.py in weighted_nll"),
+        (replace(LOSS, file=None), "in weighted_nll"),  # a line of no file says nothing
+        (Location(module="net.loss"), "module net.loss"),
+        (replace(STEP, inner=Location()), "train.py:40 in Net.training_step"),
+    ],
+)
+def test_places_in_words(location, words):
+    (text,) = found_texts((replace(SLOW, locations=(location,)),))
+    assert text.lines[-1] == f"At: {words}"
+
+
+def test_a_place_that_is_not_known_is_not_there():
+    (text,) = found_texts((replace(SLOW, locations=(Location(),)),))
+    assert text.lines == ("Slow takes 10 ms a step.", "Do: Do less in Slow.")
+
+
+def test_json_has_the_inner_line():
+    document = json.loads(render_json(report(replace(SLOW, locations=(STEP,)))))
+    (place,) = document["findings"][0]["locations"]
+    assert (place["is_exact"], place["inner"]["file"], place["inner"]["line"]) == (True, "losses.py", 5)
+    assert place["inner"]["inner"] is None
 
 
 def test_without_a_ratio_nothing_is_said_of_it():
@@ -125,5 +162,7 @@ def test_json_has_all_of_them():
         "line": 1,
         "function": "Slow.hook",
         "module": None,
+        "is_exact": False,
+        "inner": None,
     }
     assert (first["severity"], document["findings"][1]["severity"]) == ("critical", None)

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.show.format import (
     DASH,
+    choose_byte_unit,
     choose_time_unit,
+    format_amount,
     format_cell,
     format_duration,
+    format_tick,
     heading,
     one_line,
     shorten,
@@ -258,3 +261,52 @@ def test_headings_say_the_unit_once():
 )
 def test_the_time_unit_fits_the_largest_duration(durations, expected):
     assert choose_time_unit(durations) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (12_300_000, Unit.DURATION_NS, "12.3 ms"),
+        (0.4022, Unit.RATIO, "40.22 %"),
+        (None, Unit.RATIO, DASH),
+        ("a\nb", Unit.DURATION_NS, r"a\nb"),
+        (2**31, Unit.BYTES, "2.00 GiB"),
+        (1234, Unit.COUNT, "1,234"),
+    ],
+)
+def test_amounts_bring_their_unit(value, unit, expected):
+    assert format_amount(value, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((), ("B", 1)),
+        ((0,), ("B", 1)),
+        ((1023, float("nan")), ("B", 1)),
+        ((1024, 5), ("KiB", 1024)),
+        ((-(2**31),), ("GiB", 2**30)),
+        ((1e30,), ("PiB", 2**50)),
+        ((float("inf"), 2**20), ("MiB", 2**20)),
+    ],
+)
+def test_the_byte_unit_fits_the_largest(values, expected):
+    assert choose_byte_unit(values) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "is_place", "expected"),
+    [
+        (0.5, 0.5, False, "0.5"),
+        (1, 0.5, False, "1.0"),
+        (0, 0.5, False, "0"),
+        (0.30000000000000004, 0.1, False, "0.3"),
+        (1500, 500, False, "1,500"),
+        (1500, 500, True, "1500"),
+        (0.0005, 0.0005, False, "0.0005"),
+        (2e-9, 1e-9, False, format_cell(2e-9, Unit.COUNT)),
+        (3e15, 1e15, False, "3.00 P"),
+    ],
+)
+def test_labels_of_an_axis_have_the_same_decimals(value, step, is_place, expected):
+    assert format_tick(value, step, is_place=is_place) == expected

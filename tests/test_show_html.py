@@ -23,11 +23,13 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.show.format import DASH, one_line
 from lightning_modelprof.show.grid import build_grid
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.html_chart import chart_view
 from lightning_modelprof.show.html_table import MAX_ROWS
+from tests.sample_flames import hostile_flame
 from tests.sample_reports import ALL_REPORTS, HOSTILE_NAMES, gpu_report, wide_report
 
 ATTACKS = (
@@ -208,7 +210,9 @@ def hostile_everywhere():
             title=name,
             summary=name,
             action=name,
-            locations=(Location(file=name, line=3, function=name, module=name),),
+            locations=(
+                Location(file=name, line=3, function=name, module=name, inner=Location(file=name, line=1)),
+            ),
             evidence=(Evidence(label=name, value=name, unit=Unit.TEXT),),
         )
         for number, name in enumerate(NAMES)
@@ -239,6 +243,7 @@ def hostile_everywhere():
         verdict=Verdict(kind=NAMES[11], summary=NAMES[10], accounted_ratio=0.5),
         findings=findings,
         charts=charts,
+        flames=(hostile_flame(NAMES),),
     )
 
 
@@ -265,6 +270,10 @@ def finding(**fields):
     return Finding(**(usual | fields))
 
 
+_LOSS = Location(file="losses.py", line=5, function="nll")
+_STEP = Location(file="train.py", line=42, function="make", module="net.a", is_exact=True, inner=_LOSS)
+
+
 def test_a_finding_says_all_that_it_knows():
     page = page_of(
         report_of(
@@ -274,7 +283,7 @@ def test_a_finding_says_all_that_it_knows():
                     severity=Severity.CRITICAL,
                     action="num_workers=2",
                     saving_ns_per_step=17_500_000,
-                    locations=(Location(file="train.py", line=42, function="make", module="net.a"),),
+                    locations=(_STEP,),
                     evidence=(
                         Evidence(label="Reader Ratio", value=0.4022, unit=Unit.RATIO),
                         Evidence(label="reader_cost", value=17_500_000, unit=Unit.DURATION_NS),
@@ -290,8 +299,10 @@ def test_a_finding_says_all_that_it_knows():
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
     assert page.one("span", class_="stake")["text"] == "17.5 ms per step at stake"
-    assert [one["text"] for one in page.within(article, "code")] == ["train.py:42"]
-    assert "in make, module net.a" in page.one("ul", class_="places")["text"]
+    assert [one["text"] for one in page.within(article, "code")] == ["train.py:42", "losses.py:5"]
+    assert [one["text"] for one in page.within(page.one("ul", class_="places"), "li")] == [
+        "train.py:42 in make, module net.a → losses.py:5 (def nll) (most of its time)"
+    ]
     assert [one["text"] for one in page.within(article, "dd")] == ["40.22 %", "17.5 ms", "0", DASH]
 
 
@@ -394,9 +405,40 @@ def test_one_step_that_is_far_too_long_does_not_flatten_the_others():
     assert view.hover["values"][0][-1] == "5000.00"
 
 
+def test_of_few_points_none_is_cut_off():
+    view = chart_view(chart(x=(0.0, 1.0), a=(1e6, 5e9)))
+    assert view.notes == ()
+    assert heights(view.layers[0].path)[1][1] == pytest.approx(1000 * (1 - 1 / 1.04), abs=0.06)
+
+
 def test_a_curve_is_interrupted_where_nothing_was_measured():
     view = chart_view(chart("line", (0.0, 1.0, 2.0, 3.0), Unit.RATE, a=(1.0, None, 2.0, 3.0)))
     assert re.findall("[ML]", view.layers[0].path) == ["M", "M", "L"]
+
+
+def test_a_lone_point_of_a_curve_is_a_stroke():
+    view = chart_view(chart("line", (7.0,), Unit.BYTES, a=(2.0**31,)))
+    assert view.form == "line"
+    assert re.fullmatch(r"M496\.0 (\S+)H504\.0", view.layers[0].path)
+    gaps = chart_view(chart("line", tuple(map(float, range(5))), a=(1.0, None, 2.0, 3.0, None)))
+    assert re.findall("[MLH]", gaps.layers[0].path) == ["M", "H", "M", "L"]
+
+
+def test_an_axis_of_bytes_counts_in_the_unit_of_the_largest():
+    """1.5 GiB is 1536 MiB, so a tick every 0.5 GiB."""
+    view = chart_view(chart("line", (0.0, 1.0), Unit.BYTES, a=(1.5 * 2**30, 2.0**20)))
+    assert view.y_label == "GiB"
+    assert [tick.label for tick in view.y_ticks] == ["0", "0.5", "1.0", "1.5"]
+    assert view.y_ticks[1].at == pytest.approx(100 * 0.5 / (1.5 * 1.04))
+    assert view.hover["values"] == [["1.50 GiB", "1.00 MiB"]]
+
+
+def test_curves_differ_and_none_is_yellow():
+    colours = [
+        one.color for one in chart_view(chart("line", a=(1.0,) * 3, b=(2.0,) * 3, c=(3.0,) * 3)).layers
+    ]
+    assert len(set(colours)) == 3
+    assert 7 not in colours
 
 
 def test_one_point_is_one_bar_with_shares():
@@ -424,6 +466,13 @@ def test_colours_mean_the_same_and_differ_within_a_chart():
     assert len(set(colours)) == len(colours)
     flops = chart_view(chart(x=(0.0,), forward=(1.0,), backward=(1.0,), recompute=(1.0,)))
     assert [one.color for one in flops.layers[:2]] == colours[1:3]
+
+
+@pytest.mark.parametrize("phase", [phase.key for phase in PHASES])
+def test_no_phase_has_the_colour_of_the_rest(phase):
+    keys = {"dataloader", "forward", "backward", "optimizer", phase, "rest"}
+    colours = [one.color for one in chart_view(chart(x=(0.0,), **dict.fromkeys(keys, (1.0,)))).layers]
+    assert len(set(colours)) == len(keys)
 
 
 def test_a_long_tree_opens_as_far_as_it_fits():

@@ -27,9 +27,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 import lightning_modelprof.fit.session as session_module
 from lightning_modelprof.flops import site_sums
 from lightning_modelprof.flops.counter import FlopCounter
-from lightning_modelprof.flops.frames import UserCode, location_of
 from lightning_modelprof.flops.host_waits import look_of
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
+from lightning_modelprof.measure.code_place import place_of
+from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import (
     BATCH_END,
     BATCH_START,
@@ -809,21 +810,23 @@ class Tool:
     [
         (plain, "decorator", "plain"),
         (functools.partial(plain, 1), "decorator", "plain"),
-        (functools.partial(functools.partial(Tool().method)), "method", "method"),
-        (Tool().method, "method", "method"),
-        (Tool(), "call", "__call__"),
-        (Tool().without, "no_grad_method", "without"),
+        (functools.partial(functools.partial(Tool().method)), "method", "Tool.method"),
+        (Tool().method, "method", "Tool.method"),
+        (Tool(), "call", "Tool.__call__"),
+        (Tool().without, "no_grad_method", "Tool.without"),
     ],
 )
-def test_location_of(function, mark, name):
-    found = location_of(function)
-    assert (found.file, found.line, found.function) == (HERE, line_of(mark), name)
+def test_place_of(function, mark, name):
+    found = place_of(function)
+    assert (found.file, found.line, found.name) == (HERE, line_of(mark), name)
 
 
-def test_locations_of_other_things():
-    assert location_of(Tool.static).function == "static"
+def test_places_of_other_things():
+    assert place_of(Tool.static).name == "Tool.static"
     forward = inspect.unwrap(nn.Linear.forward).__code__
-    assert location_of(nn.Linear(1, 1)).line == forward.co_firstlineno
-    assert location_of(lambda x: x).function == "<lambda>"
-    for unknown in (len, None, 3, torch.add, SimpleNamespace(), functools.partial(len)):
-        assert location_of(unknown) is None
+    assert place_of(nn.Linear(1, 1)).line == forward.co_firstlineno
+    assert place_of(lambda x: x).name == "test_places_of_other_things.<locals>.<lambda>"
+    for unknown in (len, torch.add, functools.partial(len)):
+        assert (place_of(unknown).file, place_of(unknown).is_library) == (None, True)
+    for unknown in (None, 3, SimpleNamespace()):
+        assert place_of(unknown) is None

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.analyze import WindowFacts
+from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
 from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
+from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules import RULES
@@ -75,7 +78,7 @@ def test_the_largest_share_wins():
 
 
 def test_a_rule_that_speaks_for_a_verdict():
-    """The way of rules about traces: their time counts for the verdict that they name."""
+    """The time of any rule's findings counts for the verdict that it names."""
 
     class Syncs(SlowLogger):
         bound = "sync_bound"
@@ -124,10 +127,12 @@ class Facts:
     """A window's trace, as far as the verdict looks at it."""
 
     checks = ()
+    distributed = kernel_launches = Absent("not of interest")
 
-    def __init__(self, **shares):
+    def __init__(self, host_waits=NO_DEVICE, **shares):
         parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
         assert sum(parts) == 100
+        self.host_waits = host_waits
         self.step_breakdown = StepBreakdown(
             steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
             mean_total_ns=100.0,
@@ -168,6 +173,122 @@ def test_a_busy_device_goes_before_what_the_host_waits_for():
     steps = steps_of(forward=10, logging=10)
     assert on_device(steps, Facts(kernel=0.9, other=0.1)).kind == "device_bound"
     assert on_device(steps, Facts(kernel=0.6, other=0.4)).kind == "overhead_bound"
+
+
+def waits_of(*waits, late=0.0, launch=None, wait_of=None):
+    """Steps of 100 ms; each wait is (phase, share at stake), and the host waits twice as long."""
+    return HostWaits(
+        num_steps=1,
+        steps_ns=100 * MS,
+        idle_ns=100 * MS,
+        fetch_ns=0,
+        late_ns=round(late * 100 * MS),
+        launch_ns=round((late if launch is None else launch) * 100 * MS),
+        longest_launch_ns=1,
+        num_kernels=100,
+        waits=tuple(
+            HostWait(
+                place=WaitPlace(kind="device_to_host", operators=("aten::item",), phase=phase),
+                calls=1,
+                wait_ns=round((2 * share if wait_of is None else wait_of) * 100 * MS),
+                stake_ns=round(share * 100 * MS),
+            )
+            for phase, share in waits
+        ),
+    )
+
+
+def verdict_of_waits(waits, steps=None, **shares):
+    return on_device(steps_of(forward=50, backward=50) if steps is None else steps, Facts(waits, **shares))
+
+
+@pytest.mark.parametrize(
+    ("waits", "shares", "kind", "begins"),
+    [
+        (
+            waits_of(("forward", 0.3)),
+            {"kernel": 0.7, "runtime": 0.3},
+            "sync_bound",
+            "30.0 % of a step is the device waiting for the host, which has waited",
+        ),
+        (
+            waits_of(late=0.6),
+            {"kernel": 0.4, "cpu_exec": 0.6},
+            "host_bound",
+            "60.0 % of a step is the device waiting for the host to launch",
+        ),
+        (
+            waits_of(("forward", 0.0), wait_of=0.9),
+            {"kernel": 0.95, "runtime": 0.05},
+            "device_bound",
+            "The device works in 95.0 %",
+        ),
+        (
+            waits_of(),
+            {"kernel": 0.6, "communication": 0.25, "cpu_exec": 0.15},
+            "communication_bound",
+            "25.0 % of a step is communication",
+        ),
+        (waits_of(("forward", 0.14)), {"kernel": 0.8, "runtime": 0.2}, "balanced", ""),
+        (waits_of(late=0.29), {"kernel": 0.7, "cpu_exec": 0.3}, "balanced", ""),
+        # Two of them: the larger one, and each only its own part of the idle time.
+        (waits_of(("forward", 0.35), late=0.31), {"kernel": 0.3, "runtime": 0.7}, "sync_bound", "35.0 %"),
+        (waits_of(("forward", 0.31), late=0.35), {"kernel": 0.3, "runtime": 0.7}, "host_bound", "35.0 %"),
+        # Two lines that wait add up.
+        (
+            waits_of(("forward", 0.1), ("backward", 0.1)),
+            {"kernel": 0.8, "runtime": 0.2},
+            "sync_bound",
+            "20.0 %",
+        ),
+        # Late in callbacks, say: it launches nothing, but from half of the time on that does not matter.
+        (waits_of(late=0.5, launch=0.05), {"kernel": 0.5, "cpu_exec": 0.5}, "host_bound", "50.0 %"),
+        (waits_of(late=0.49, launch=0.05), {"kernel": 0.5, "cpu_exec": 0.5}, "balanced", ""),
+        # Half of the time the host is busy while the device is idle, yet work was queued.
+        (waits_of(late=0.1), {"kernel": 0.4, "cpu_exec": 0.6}, "balanced", ""),
+    ],
+)
+def test_what_waits_and_launches_say(waits, shares, kind, begins):
+    found = verdict_of_waits(waits, **shares)
+    assert found.kind == kind
+    assert found.summary.startswith(begins)
+
+
+def test_a_logger_that_reads_values_is_no_work_of_the_logger():
+    """Logging takes 40 % of the host's time, all of it waiting; the device is idle for 20 % after that."""
+    steps = steps_of(forward=60, logging=40)
+    waits = waits_of(("logging", 0.2), wait_of=0.4)
+    found = verdict_of_waits(waits, steps, kernel=0.8, runtime=0.2)
+    assert (found.kind, found.summary[:6]) == ("sync_bound", "20.0 %")
+    # The same wait while the device is busy costs nothing, and is no overhead either.
+    free = waits_of(("logging", 0.0), wait_of=0.4)
+    assert verdict_of_waits(free, steps, kernel=0.8, runtime=0.2).kind == "balanced"
+    # With nothing to wait for it is the logger's own.
+    assert verdict_of_waits(waits_of(), steps, kernel=0.8, runtime=0.2).kind == "overhead_bound"
+
+
+def test_the_same_idle_time_seen_by_both_clocks_counts_once():
+    """The forward's own code takes 25 % by the host's clock; the device is idle for 35 % of the time."""
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 75, 0))
+    steps = steps_of(forward=100)
+    found = on_device(steps, Facts(waits_of(late=0.35), kernel=0.65, cpu_exec=0.35), cost=cost)
+    assert (found.kind, found.summary[:6]) == ("host_bound", "35.0 %")
+    # A tenth of a step of it is the wait, which is not the code's.
+    waits = waits_of(("forward", 0.1))
+    assert on_device(steps, Facts(waits, kernel=0.8, cpu_exec=0.2), cost=cost).kind == "balanced"
+    assert on_device(steps, Facts(waits_of(), kernel=0.8, cpu_exec=0.2), cost=cost).kind == "host_bound"
+
+
+def test_a_window_s_share_is_taken_of_a_step_without_profiler():
+    """Half of the recorded step of 100 ms is at stake; the others take 20 ms."""
+    analysis = analysis_of(steps_of(forward=20), device_type="cuda")
+    window = WindowFacts(
+        window=Window(index=0, first_step=0, last_step=0),
+        facts=Facts(waits_of(("forward", 0.5)), kernel=0.5, runtime=0.5),
+    )
+    found, findings = diagnose(replace(analysis, windows=(window,)), RULES)
+    assert findings[0].saving_ns_per_step == pytest.approx(10 * MS)
+    assert found.summary.startswith("50.0 %")
 
 
 def test_without_a_window_nobody_knows_the_device():

@@ -8,10 +8,14 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchmark, exclusions
+from lightning_modelprof.analysis.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
+from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
+from lightning_modelprof.analysis.memory_use import MemoryUse, memory_use
 from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
 from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
+from lightning_modelprof.analysis.source_lines import SourceLine, source_lines
 from lightning_modelprof.analysis.step_costs import StepCosts, step_costs
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.run.loops import loop_of
@@ -57,6 +61,10 @@ class Analysis:
         cost: what was measured of it; ``None`` when that was not asked for.
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
+        memory: over the loop, and in one step.
+        call_tree: in which functions the training thread was, from the phases on.
+        hot_lines: which lines the training thread was at.
+        source_lines: what each line of the user's runs, and how much of the time it takes.
     """
 
     info: RunInfo
@@ -79,6 +87,10 @@ class Analysis:
     cost: ModelCost | None
     step_costs: StepCosts | Absent
     setup: TrainingSetup | None
+    memory: MemoryUse | Absent
+    call_tree: CallTree | Absent
+    hot_lines: HotLines | Absent
+    source_lines: tuple[SourceLine, ...] | Absent
     notes: tuple[str, ...]
 
 
@@ -98,7 +110,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     """
     record: RankRecord = run.ranks[0]
     steps, cost = record.steps, record.model_cost
-    figures = benchmark(steps)
+    figures, hot = benchmark(steps), hot_lines(record.stacks)
     return Analysis(
         info=run.info,
         rank=record.rank,
@@ -131,7 +143,15 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         cost=cost,
         step_costs=step_costs(steps, record.outside_ns),
         setup=record.setup,
-        notes=(*record.notes, *_setup_notes(record.setup)),
+        memory=memory_use(record.memory),
+        call_tree=call_tree(record.stacks),
+        hot_lines=hot,
+        source_lines=source_lines(None if cost is None else cost.sites, hot),
+        notes=(
+            *record.notes,
+            *_setup_notes(record.setup),
+            *(() if record.stacks is None else record.stacks.notes),
+        ),
     )
 
 

@@ -74,38 +74,71 @@ def summarize_idle(timeline: Timeline) -> Idle | Absent:
     trace = timeline.trace
     if not timeline.has_device:
         return NO_DEVICE
-    fetches = rows_named(trace, np.flatnonzero(timeline.is_annotation), is_fetch)
+    fetches = find_fetches(timeline)
     devices = np.unique(trace.device.device).tolist()
     return Idle(devices=tuple(_of_device(timeline, device, fetches) for device in devices))
 
 
-def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> DeviceIdle:
-    """The gaps of one device; ``fetches`` are the rows of the waits for batches."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gaps:
+    """The times without any event of one device between its first event and the end of its last, k of them.
+
+    Attributes:
+        intervals: the gaps.
+        span_ns: from the begin of the first event to the end of the last.
+        launch_ns: begin of the launch of the event that ends each gap, -1 where it is not known, shape (k,).
+        launcher: row of that launch, -1 where it is not known, shape (k,).
+        is_host_wait: whether it was launched after the gap began, shape (k,).
+    """
+
+    intervals: Intervals
+    span_ns: int
+    launch_ns: NDArray[np.int64]
+    launcher: NDArray[np.int64]
+    is_host_wait: NDArray[np.bool_]
+
+
+def find_gaps(timeline: Timeline, device: int) -> Gaps:
+    """The gaps of one device, which has events, and the launch of what ends each of them."""
     trace, launch = timeline.trace, timeline.launch
     members = np.flatnonzero(trace.device.device == device)
     work = trace.device.event[members]
     begin_ns, end_ns = trace.begin_ns[work], trace.end_ns[work]
     span = np.array([[begin_ns.min(), end_ns.max()]], np.int64)
     gaps = subtract(span[span[:, 0] < span[:, 1]], union(begin_ns, end_ns))
-    gap_ns = gaps[:, 1] - gaps[:, 0]
-
     ending = members[_first_launched(gaps[:, 1], begin_ns, launch.begin_ns[members])]
     launch_ns = launch.begin_ns[ending]
+    return Gaps(
+        intervals=gaps,
+        span_ns=int(end_ns.max() - begin_ns.min()),
+        launch_ns=launch_ns,
+        launcher=np.where(launch.runtime[ending] >= 0, launch.runtime[ending], launch.operator[ending]),
+        is_host_wait=launch_ns > gaps[:, 0],
+    )
+
+
+def find_fetches(timeline: Timeline) -> NDArray[np.int64]:
+    """Rows of the waits for batches, on all threads."""
+    return rows_named(timeline.trace, np.flatnonzero(timeline.is_annotation), is_fetch)
+
+
+def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> DeviceIdle:
+    """The gaps of one device; ``fetches`` are the rows of the waits for batches."""
+    found = find_gaps(timeline, device)
+    gaps, late, launch_ns = found.intervals, found.is_host_wait, found.launch_ns
+    gap_ns = gaps[:, 1] - gaps[:, 0]
     cause = np.full(len(gaps), _OTHER)
     is_queued = (launch_ns >= 0) & (launch_ns <= gaps[:, 0])
     cause[is_queued & (gap_ns < KERNEL_GAP_NS)] = _KERNEL_GAP
-    cause[launch_ns > gaps[:, 0]] = _HOST_WAIT
+    cause[late] = _HOST_WAIT
     host_wait, kernel_gap, other = tally_by(cause, gap_ns, 3)
 
-    late = cause == _HOST_WAIT
-    launcher = np.where(launch.runtime[ending] >= 0, launch.runtime[ending], launch.operator[ending])[late]
-    fetch_ns = _fetch_time(timeline, gaps[late], trace.track[launcher], fetches)
+    fetch_ns = fetch_time(timeline, gaps[late], timeline.trace.track[found.launcher[late]], fetches)
     rest_ns = gap_ns[late] - fetch_ns
-    span_ns = int(end_ns.max() - begin_ns.min())
     return DeviceIdle(
         device=device,
-        span_ns=span_ns,
-        busy_ns=span_ns - int(gap_ns.sum()),
+        span_ns=found.span_ns,
+        busy_ns=found.span_ns - int(gap_ns.sum()),
         host_wait=host_wait,
         dataloader=tally(fetch_ns[fetch_ns > 0]),
         host=tally(rest_ns[rest_ns > 0]),
@@ -132,7 +165,7 @@ def _first_launched(
     return order[np.searchsorted(begin_ns[order], points_ns)]
 
 
-def _fetch_time(
+def fetch_time(
     timeline: Timeline, gaps: Intervals, track: NDArray[np.int32], fetches: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """How long in each gap a thread waited for its next batch.

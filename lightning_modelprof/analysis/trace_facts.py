@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.copies import Copies, summarize_copies
 from lightning_modelprof.analysis.dataloader import DataloaderTime, summarize_dataloader
 from lightning_modelprof.analysis.device_usage import DeviceUsage, summarize_device_usage
 from lightning_modelprof.analysis.distributed import Distributed, summarize_distributed
+from lightning_modelprof.analysis.host_waits import HostWaits, summarize_host_waits
 from lightning_modelprof.analysis.idle import Idle, summarize_idle
 from lightning_modelprof.analysis.kernels import Kernels, summarize_kernels
 from lightning_modelprof.analysis.launches import (
@@ -68,6 +69,7 @@ class TraceFacts:
     kernel_launches: KernelLaunches | Absent
     runtime_calls: RuntimeCalls | Absent
     dataloader: DataloaderTime | Absent
+    host_waits: HostWaits | Absent
 
 
 def analyze_trace(trace: Trace) -> TraceFacts:
@@ -96,6 +98,7 @@ def analyze_trace(trace: Trace) -> TraceFacts:
         kernel_launches=summarize_launches(timeline),
         runtime_calls=summarize_runtime_calls(timeline),
         dataloader=summarize_dataloader(timeline),
+        host_waits=summarize_host_waits(timeline),
     )
 
 

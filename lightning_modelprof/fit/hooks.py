@@ -81,6 +81,8 @@ class ProfilingHooks:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
+        if self._session is not None:
+            self._session.note_exception(exception)
         self._stop(status)
         self._finish(status, is_safe_point=False)
 

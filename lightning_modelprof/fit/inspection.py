@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.fit.followed_step import FollowedStep
 from lightning_modelprof.fit.inspection_plan import InspectionPlan, num_steps, plan_inspection
 from lightning_modelprof.fit.step_copy import StepCopy
 from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
 from lightning_modelprof.flops.count import step_count
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
-from lightning_modelprof.flops.frames import loop_codes
 from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
 from lightning_modelprof.flops.mode_stack import modes_on
 from lightning_modelprof.flops.model_size import model_size
@@ -31,6 +31,7 @@ from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
+from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ModelCost, PeakRate
 from lightning_modelprof.run.records import NOT_MEASURED
@@ -51,10 +52,12 @@ class Inspection:
         formulas: of the user.
         peak_flops_per_s: of the user: a number, or by dtype.
         use_fvcore: run fvcore on a copy of the model too.
+        follows_memory: follow the live tensors of the counted step.
         samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
 
     Attributes:
         cost: what is known so far.
+        followed: live tensors of the counted step.
         next_step: the next step that begins or ends something; ``NEVER`` when all is done.
     """
 
@@ -68,6 +71,7 @@ class Inspection:
         formulas: Mapping[Any, Formula] | None,
         peak_flops_per_s: float | Mapping[str, float] | None,
         use_fvcore: bool,
+        follows_memory: bool,
         samples: Callable[[], int],
     ) -> None:
         self._plan = plan
@@ -88,6 +92,7 @@ class Inspection:
         self._frames = compiled_frames()
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
+        self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
         self._begin_note = ""  # why counting or timing could not begin
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
@@ -145,13 +150,19 @@ class Inspection:
             samples = self._get_samples()
             self._samples = None if samples == NOT_MEASURED else samples
             self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
-        _, note = _attempt(self._begin_count if is_counted else self._begin_times)
+        _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times())
         self._begin_note = note or self._begin_note
 
-    def _begin_count(self) -> None:
+    def _begin_count(self, batch: Any) -> None:
         # What is compiled may also be a function that the model only calls, wherever it is.
         if find_compiled(self._module) is None and compiled_frames() == self._frames:
-            counter = FlopCounter(self._module, self._formulas, force_eager=False, watch=self._watch)
+            counter = FlopCounter(
+                self._module,
+                self._formulas,
+                force_eager=False,
+                watch=self._watch,
+                second_watch=self.followed.begin(batch),
+            )
             counter.__enter__()
             self._counter, self._is_counting = counter, True
 
@@ -174,6 +185,7 @@ class Inspection:
         if self._is_counting and self._counter is not None and self._counter.has_other_backward:
             self._counter.__exit__(None, None, None)  # no mode may be on in its backward
             self._is_counting, self._counter = False, None  # a copy will be counted
+            self.followed.give_up()
         if self._is_timing and self._timer is not None:
             self._timer.on_before_backward(loss)
 
@@ -182,6 +194,9 @@ class Inspection:
         if self._is_counting and self._counter is not None:
             self._is_counting = False
             self._counter.__exit__(None, None, None)
+            if failed:
+                self.followed.give_up()
+            self.followed.end()
             self._look_around(None if failed else BATCH_END)
         if self._is_timing and self._timer is not None:
             self._is_timing = False
@@ -290,6 +305,7 @@ def make_inspection(
         formulas=config.flop_formulas,
         peak_flops_per_s=config.peak_flops_per_s,
         use_fvcore=config.fvcore,
+        follows_memory=config.profile_memory,
         samples=samples,
     )
 

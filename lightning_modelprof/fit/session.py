@@ -19,9 +19,12 @@ from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.inspection import Inspection, make_inspection
 from lightning_modelprof.fit.live import LiveFigures
+from lightning_modelprof.fit.loop_memory import LoopMemory
 from lightning_modelprof.fit.outputs import Outputs, claim_directory
-from lightning_modelprof.fit.windows import WindowResults
-from lightning_modelprof.measure.capture import NEVER, Capture, CaptureOptions
+from lightning_modelprof.fit.sampling import Sampling
+from lightning_modelprof.fit.save_timer import SaveTimer
+from lightning_modelprof.fit.windows import WindowResults, make_capture
+from lightning_modelprof.measure.capture import NEVER, Capture
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.environment import run_info
@@ -34,6 +37,7 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
     NOT_MEASURED,
@@ -45,10 +49,6 @@ from lightning_modelprof.run.records import (
     Window,
 )
 from lightning_modelprof.run.training_setup import TrainingSetup
-
-# Saving the archive in between costs its time again only after this many times that time has passed.
-_SAVE_INTERVAL_FACTOR: Final = 200
-_MIN_SAVE_INTERVAL_NS: Final = 10_000_000_000
 
 _DEFAULT_CUT: Final = 50
 """Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
@@ -98,6 +98,8 @@ class LoopSession:
         self._capture: Capture | None = None
         self._inspection: Inspection | None = None
         self._inspection_began_ns = 0
+        self._sampling: Sampling | None = None
+        self._memory: LoopMemory | None = None
         self._outputs: Outputs | None = None
         self._results: WindowResults | None = None
         self._info: RunInfo | None = None
@@ -111,7 +113,8 @@ class LoopSession:
         self._logs_scalars = loop.is_fit and self._log_every > 0
         self._log_every = self._log_every or _DEFAULT_CUT
         self._notes: list[str] = []
-        self._next_save_ns = self._armed_ns = 0
+        self._saves = SaveTimer(clock)
+        self._armed_ns = 0
         self._cleanup = ExitStack()
         self._cleanup.callback(uninstall, trainer, self.delegate)
         self.fallback = HookFallback(
@@ -151,20 +154,9 @@ class LoopSession:
         )
         self._module, self._began_s = pl_module, time.time()
         self._setup = read_setup(trainer, pl_module, self._loop)
-        if config.schedule.active:
-            self._capture = Capture(
-                config.schedule,
-                CaptureOptions(
-                    activities=config.activities,
-                    record_shapes=config.record_shapes,
-                    with_stack=config.with_stack,
-                    profile_memory=config.profile_memory,
-                ),
-                export_path=self._results.raw_path,
-                on_close=self._on_window,
-                clock=self._clock,
-                rank=trainer.global_rank,
-            )
+        self._capture = make_capture(
+            config, self._results.raw_path, self._on_window, clock=self._clock, rank=trainer.global_rank
+        )
         self._inspection = make_inspection(
             config, self._loop, trainer, pl_module, lambda: self.ledger.samples
         )
@@ -173,10 +165,19 @@ class LoopSession:
             self.live.join_progress_bar(bar, self._cleanup)
         self._logs_scalars = self._logs_scalars and self._outputs.has_loggers
         self._is_watched = bar is not None or self._logs_scalars
+        self._memory = LoopMemory(trainer, pl_module)
         self._armed_ns = self._clock()
         self.delegate.arm()
         self.is_armed = True
-        self._save(lambda: outputs.save_run(self._make_run("running", None)))
+        self._saves.save(lambda: outputs.save_run(self._make_run("running", None)))
+        if config.sampling:
+            self._sampling = Sampling(self.ledger, pl_module, self._memory)
+            self._sampling.resume()
+
+    def note_exception(self, exception: BaseException) -> None:
+        """An exception ends the loop; to be called before :meth:`stop`. Never raises."""
+        if self._memory is not None:
+            self._memory.on_exception(exception, self.ledger.steps_ended)
 
     def stop(self, status: str) -> None:
         """The loop is over: close the window and take our parts out.
@@ -187,6 +188,8 @@ class LoopSession:
         if self.is_finished:
             return
         self.is_finished = True
+        if self._sampling is not None:
+            self._sampling.pause()
         if self._setup is not None:
             self._setup = finish_setup(self._setup, self._trainer, self._module, self._loop, self._began_s)
         if self.is_armed and self._capture is not None:
@@ -217,17 +220,14 @@ class LoopSession:
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
-        try:
+        with self._cleanup:  # whatever fails, the rest is undone
+            if self._capture is not None:
+                self._cleanup.callback(self._capture.abandon)
             if self._inspection is not None:
-                self.ledger.inspection = None
-                self._inspection.close()
-        finally:
-            try:
-                if self._capture is not None:
-                    self.ledger.ranges = None
-                    self._capture.abandon()
-            finally:
-                self._cleanup.close()
+                self._cleanup.callback(self._inspection.close)
+            if self._sampling is not None:
+                self._cleanup.callback(self._sampling.pause)
+            self.ledger.ranges = self.ledger.inspection = None
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""
@@ -248,8 +248,10 @@ class LoopSession:
         step = ledger.steps_ended
         if step == 1:
             self.fallback.check_first_step()
+        if self._sampling is None and self._memory is not None:
+            self._memory.look(step)
         if capture is not None and step == capture.next_step:
-            tags = capture.begin_step(step)
+            tags = self._step_window(capture, step)
             ledger.tags |= tags
             if StepTag.PROFILER_STOP in tags:
                 self._recorder.drain(step, num_prefetched(self._trainer, self._loop))
@@ -264,6 +266,16 @@ class LoopSession:
         if step:
             self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
+
+    def _step_window(self, capture: Capture, step: int) -> StepTag:
+        """Open or close a window, which the sampling thread is not to be seen in."""
+        sampling = self._sampling
+        if sampling is not None:
+            sampling.pause()
+        tags = capture.begin_step(step)
+        if sampling is not None and not tags & (StepTag.PROFILER_WARMUP | StepTag.PROFILED):
+            sampling.resume()
+        return tags
 
     def _inspect(self, inspection: Inspection, step: int) -> None:
         """Close the inspection of the step that ended, and begin that of the step that begins."""
@@ -292,7 +304,7 @@ class LoopSession:
             # Slow steps: the archive is due before the next cut.
             now = self._clock()
             per_step_ns = max(1, (now - self._armed_ns) // step)
-            upcoming.append(step + max(1, (self._next_save_ns - now) // per_step_ns))
+            upcoming.append(step + max(1, (self._saves.next_ns - now) // per_step_ns))
         if self._capture is not None and self._capture.next_step != NEVER:
             upcoming.append(self._capture.next_step)
         if self._inspection is not None:
@@ -310,30 +322,22 @@ class LoopSession:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
         outputs = self._outputs
         begin_ns = self._clock()
-        if outputs is None or begin_ns < self._next_save_ns:
+        if outputs is None or begin_ns < self._saves.next_ns:
             return
-        save_ns = self._save(lambda: outputs.save_run(self._make_run("running", None)))
+        save_ns = self._saves.save(lambda: outputs.save_run(self._make_run("running", None)))
         self.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
         # A save is short: no more batches than steps would have fitted into it. With slow steps and a long
         # queue the next save would be due before a whole queue is used up, and no step were clean.
         per_step_ns = max(1, (begin_ns - self._armed_ns) // step)
         self._recorder.drain(step, min(num_prefetched(self._trainer, self._loop), save_ns // per_step_ns))
 
-    def _save(self, save: Callable[[], None]) -> int:
-        """Save something now, and the archive again only after many times the nanoseconds that this took."""
-        begin_ns = self._clock()
-        save()
-        now = self._clock()
-        self._next_save_ns = now + max(_MIN_SAVE_INTERVAL_NS, (now - begin_ns) * _SAVE_INTERVAL_FACTOR)
-        return now - begin_ns
-
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
         """A window closed: keep what it holds, and write the report as far as it goes."""
         assert self._results is not None
         self._results.add(window, raw_path, self._clock)
         is_first = len(self._results.windows) == 1
-        if not self.is_finished and (is_first or self._clock() >= self._next_save_ns):
-            self._save(lambda: self._report("running", None))
+        if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
+            self._saves.save(lambda: self._report("running", None))
 
     def _logger_step(self) -> int:
         """The step that Lightning's own loggers use for the batch that ended last."""
@@ -368,9 +372,16 @@ class LoopSession:
             windows=tuple(self._results.windows),
             model_cost=None if self._inspection is None else self._inspection.collect(),
             setup=self._setup,
+            memory=self._memory_record(),
+            stacks=None if self._sampling is None else self._sampling.stacks(),
             notes=tuple(notes),
         )
         return Run(info=replace(self._info, status=status), ranks=(record,), all_ranks=everybody)
+
+    def _memory_record(self) -> MemoryRecord | None:
+        if self._memory is None:
+            return None
+        return self._memory.record(None if self._inspection is None else self._inspection.followed)
 
     def _report(self, status: str, everybody: AllRanks | None) -> None:
         assert self._outputs is not None

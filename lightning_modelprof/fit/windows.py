@@ -8,11 +8,36 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.fit.outputs import Outputs, trace_name
+from lightning_modelprof.measure.capture import Capture, CaptureOptions
+from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.chrome import parse_trace
 from lightning_modelprof.run.records import Window, WindowStatus
+
+
+def make_capture(
+    config: ProfileConfig,
+    export_path: Callable[[Window], Path],
+    on_close: Callable[[Window, Path | None], None],
+    *,
+    clock: HostClock,
+    rank: int,
+) -> Capture | None:
+    """The windows that a configuration asks for; ``None`` if it asks for none. Arguments as of Capture."""
+    if not config.schedule.active:
+        return None
+    options = CaptureOptions(
+        activities=config.activities,
+        record_shapes=config.record_shapes,
+        with_stack=config.with_stack,
+        profile_memory=config.profile_memory,
+    )
+    return Capture(
+        config.schedule, options, export_path=export_path, on_close=on_close, clock=clock, rank=rank
+    )
 
 
 class WindowResults:

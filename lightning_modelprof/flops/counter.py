@@ -82,6 +82,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             copy of the model that runs in one process alone.
         watch: called as ``watch(func, args, kwargs, result, where)`` after each operator; ``where()`` is its
             phase and module. It must not raise.
+        second_watch: likewise, after the first.
 
     Attributes:
         flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
@@ -107,6 +108,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         force_eager: bool = True,
         refuse_collectives: bool = False,
         watch: Callable[..., None] | None = None,
+        second_watch: Callable[..., None] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops: Counter[Place] = Counter()
@@ -117,7 +119,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._own = own_formulas(formulas)
         self._force_eager = force_eager
         self._refuse_collectives = refuse_collectives
-        self._watch = watch
+        self._watches = tuple(one for one in (watch, second_watch) if one is not None)
         self._whereabouts = Whereabouts(root, into_compiled=force_eager, on_error=partial(_note, self.errors))
         self._cleanup: list[Callable[[], None]] = []
         self._actions: dict[int, _Action] = {}
@@ -174,8 +176,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             )
         if action.costs_nothing:
             result = func(*args, **kwargs)
-            if self._watch is not None:
-                self._watch(func, args, kwargs, result, self._whereabouts.now)
+            for watch in self._watches:
+                watch(func, args, kwargs, result, self._whereabouts.now)
             return result
         if action.formula is None and action.is_composite and self._is_to_decompose(func, args):
             return self._decompose(func, args, kwargs)
@@ -184,8 +186,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             self._count(action, args, kwargs, result)
         except Exception as error:
             self.errors[action.name, f"{type(error).__name__}: {error}"] += 1
-        if self._watch is not None:
-            self._watch(func, args, kwargs, result, self._whereabouts.now)
+        for watch in self._watches:
+            watch(func, args, kwargs, result, self._whereabouts.now)
         return result
 
     def _find_out(self, func: Any) -> _Action:

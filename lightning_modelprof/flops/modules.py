@@ -8,7 +8,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.flops.tensor_memory import unnoticed
+from lightning_modelprof.measure.code_place import place_of
+from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.model_cost import ModuleRecord
+from lightning_modelprof.run.training_setup import CodePlace
 
 WRAPPED: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Under these names torch.compile, FSDP and activation checkpointing keep the module that they wrap."""
@@ -32,18 +35,31 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     """
     path_of: dict[int, str] = {}
     types: dict[str, str] = {}
+    written: dict[str, CodePlace | None] = {}
+    user_code = UserCode((type(root),))
     own: dict[str, list[nn.Parameter]] = {}
     counted: set[int] = set()
     for name, module in root.named_modules():
         inner = _unwrapped(module)
         path = path_of.setdefault(id(inner), plain_path(name))
         types[path] = _type_name(inner)
+        written[path] = _forward_of(inner, user_code)
         parameters = own.setdefault(path, [])
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in counted:
                 counted.add(id(parameter))
                 parameters.append(parameter)
-    return tuple(_record(path, types[path], parameters) for path, parameters in own.items())
+    return tuple(_record(path, types[path], parameters, written[path]) for path, parameters in own.items())
+
+
+def _forward_of(module: nn.Module, user_code: UserCode) -> CodePlace | None:
+    """Where the module's forward is written, if the user wrote it."""
+    try:
+        place = place_of(type(module).forward)
+        is_users = place is not None and place.file is not None and user_code.is_users_file(place.file)
+    except Exception:  # a class that is not what it seems to be
+        return None
+    return place if is_users else None
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -62,7 +78,9 @@ def _type_name(module: nn.Module) -> str:
     return (kind.__bases__[-1] if is_sharded else kind).__name__
 
 
-def _record(path: str, type_name: str, parameters: list[nn.Parameter]) -> ModuleRecord:
+def _record(
+    path: str, type_name: str, parameters: list[nn.Parameter], forward: CodePlace | None
+) -> ModuleRecord:
     is_known = not any(is_lazy(parameter) for parameter in parameters)
     with unnoticed():
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
@@ -71,4 +89,5 @@ def _record(path: str, type_name: str, parameters: list[nn.Parameter]) -> Module
             type_name=type_name,
             parameters=sum(parameter.numel() for parameter in parameters) if is_known else None,
             trainable=sum(parameter.numel() for parameter in trainable) if is_known else None,
+            forward=forward,
         )

@@ -17,11 +17,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from lightning_modelprof.flops.formulas import name_of
-from lightning_modelprof.flops.frames import Spot, UserCode, UserLines
+from lightning_modelprof.flops.frames import Spot, UserLines
 from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
 from lightning_modelprof.flops.marks import SequenceMarks
 from lightning_modelprof.flops.mode_stack import leave_mode
 from lightning_modelprof.flops.site_sums import MOST_LINES, Place, SiteSums
+from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
 
 _MOST_MARKS: Final = 100_000
@@ -54,7 +55,7 @@ class SiteWatch:
 
     Args:
         owners: classes of the user.
-        outside: code that the step runs in (see ``frames.loop_codes``).
+        outside: code that the step runs in (see ``user_code.loop_codes``).
 
     Attributes:
         where: phase and module of what runs.

@@ -5,18 +5,26 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import sysconfig
-from typing import Any, Final
+from typing import Any
 
+import torch
+
+from lightning_modelprof.measure.user_code import absolute_file, is_library
 from lightning_modelprof.run.training_setup import CodePlace
-
-_LIBRARIES: Final = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib")})
 
 
 def place_of(thing: Any) -> CodePlace | None:
-    """The place of a function, method, ``functools.partial`` or class; ``None`` if it has no name."""
-    while isinstance(thing, functools.partial):
+    """The place of a function, method, ``functools.partial``, class or module's forward.
+
+    What decorators wrap is unwrapped as far as they say so (``functools.wraps``).
+
+    Returns:
+        ``None`` if it has no name.
+    """
+    while isinstance(thing, functools.partial | functools.partialmethod):
         thing = thing.func
+    if isinstance(thing, torch.nn.Module):
+        thing = thing.forward
     thing = inspect.unwrap(thing)
     name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
     if not isinstance(name, str):
@@ -31,12 +39,8 @@ def place_of(thing: Any) -> CodePlace | None:
         line = getattr(thing, "__firstlineno__", None) or getattr(code, "co_firstlineno", None)
     else:
         file = line = None
+    file = None if file is None else absolute_file(file)
     return CodePlace(name=name, file=file, line=line, is_library=is_library(file))
-
-
-def is_library(file: str | None) -> bool:
-    """Whether a file lies where packages are installed, or is none at all."""
-    return file is None or file.startswith(("<frozen", *_LIBRARIES))
 
 
 def own_methods(owner: Any, base_names: tuple[str, ...]) -> dict[str, CodePlace]:

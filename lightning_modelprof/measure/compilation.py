@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from lightning_modelprof.measure.code_place import is_library
+from lightning_modelprof.measure.user_code import is_library
 from lightning_modelprof.run.training_setup import CodePlace, Compilation, CompileSetup
 
 _MAX_GUARDS: Final = 5

@@ -165,8 +165,14 @@ class PhaseLedger:
         self.batch_began = self.batch_ended = False
         self.current = OTHER
         if self.steps_ended >= self.next_boundary:
-            self.on_boundary()
-            self.charge(PROFILER)
+            self._do_boundary()
+
+    def _do_boundary(self) -> None:
+        """What is done at this boundary is ours, also for who asks meanwhile."""
+        outer, self.current = self.current, PROFILER
+        self.on_boundary()
+        self.current = outer
+        self.charge(PROFILER)
 
     @property
     def needs_batch_start(self) -> bool:
@@ -220,8 +226,7 @@ class PhaseLedger:
         """The first step has no step before it to start at: what was before it is in no step."""
         self.discard()
         if self.next_boundary == 0:
-            self.on_boundary()
-            self.charge(PROFILER)
+            self._do_boundary()
 
     def end_epoch(self) -> None:
         """The loop over batches ended: its last step ends here; a batch that did not end is no step."""

@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.report.charts import CHARTS
 from lightning_modelprof.report.diagnose import diagnose, findings_section
+from lightning_modelprof.report.flames import call_flame
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.module_flame import module_flame
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
@@ -20,7 +21,7 @@ from lightning_modelprof.report.tables import TABLES, TableBuilder
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Window, WindowStatus
 
-FLAMES: Final = (module_flame,)
+FLAMES: Final = (call_flame, module_flame)
 """The flame graphs, in reading order; each ``None`` where there is nothing to draw."""
 
 
@@ -49,6 +50,7 @@ def build_report(
             "callbacks": [asdict(callback) for callback in analysis.callbacks],
             "windows": [_window_section(facts.window) for facts in analysis.windows],
             "flops": _flops_section(analysis),
+            "memory": _memory_section(analysis),
             "verdict": asdict(verdict),
             "findings": findings_section(findings),
         },
@@ -172,6 +174,20 @@ def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
         "trainable_params": None if root is None else root.trainable,
         "uncounted": [asdict(operator) for operator in facts.uncounted],
         "errors": list(facts.count.errors),
+    }
+
+
+def _memory_section(analysis: Analysis) -> dict[str, Any] | None:
+    """Without the curve, which is in run.json."""
+    use = analysis.memory
+    if isinstance(use, Absent):
+        return None
+    section = asdict(use.record)
+    section["num_points"] = len(section.pop("curve"))
+    return section | {
+        "growth": [asdict(growth) for growth in use.growth],
+        "unused_bytes": use.unused_bytes,
+        "unused_share": use.unused_share,
     }
 
 

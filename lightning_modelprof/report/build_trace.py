@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.report.charts.trace_charts import trace_charts
 from lightning_modelprof.report.diagnose import findings_section
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
-from lightning_modelprof.report.model import Finding, Report, Table, Verdict
+from lightning_modelprof.report.model import Chart, Finding, Report, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables import trace_tables
 
@@ -28,13 +29,12 @@ def build_trace_report(
     """
     groups = group_ranks(traces)
     tables: list[Table] = []
+    charts: list[Chart] = []
     for number, by_rank in enumerate(groups):
-        tables += trace_tables(
-            by_rank,
-            options,
-            id_suffix=f"_{number}" if number else "",
-            title_suffix=f" of {_group_name(number, by_rank)}" if len(groups) > 1 else "",
-        )
+        id_suffix = f"_{number}" if number else ""
+        title_suffix = f" of {_group_name(number, by_rank)}" if len(groups) > 1 else ""
+        tables += trace_tables(by_rank, options, id_suffix=id_suffix, title_suffix=title_suffix)
+        charts += trace_charts(by_rank, id_suffix=id_suffix, title_suffix=title_suffix)
     several = len(traces) > 1
     checks = [f"{facts.source}: {check}" if several else check for facts in traces for check in facts.checks]
     # Traces apart are of several runs, which have nothing in common that could be said in one line.
@@ -50,6 +50,7 @@ def build_trace_report(
             # First of all what speaks against believing the figures: a reader may not get to the notes.
             *(("Warning", check) for check in checks),
         ),
+        charts=tuple(charts),
         tables=tuple(tables),
         notes=(*skipped, *_grouping_notes(groups)),
         verdict=verdict,

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.configure import configure_rules
+from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
 from lightning_modelprof.report.verdict import account, give_verdict
 
 _ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
@@ -26,12 +28,21 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
     if rules is None:
         rules = _rules_of(analysis)
     accounting = account(analysis.step_costs)
-    findings = [finding for rule in rules for finding in _ask(rule, analysis)]
-    if not accounting.is_enough:
-        # Whoever does not know where the time goes cannot say how much something matters.
-        findings = [replace(finding, severity=None) for finding in findings]
-    findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
+    findings: list[Finding] = []
+    for rule in rules:
+        said = _ask(rule, analysis)
+        if rule.rests_on_time and not accounting.is_enough:
+            # Whoever does not know where the time goes cannot say how much something matters.
+            said = tuple(replace(finding, severity=None) for finding in said)
+        findings += said
+    findings.sort(key=_rank)
     return give_verdict(analysis, findings, rules, accounting), tuple(findings)
+
+
+def _rank(finding: Finding) -> tuple[int, bool, float]:
+    """Found ones first; what ended the loop before all others; then by time at stake."""
+    is_less = finding.kind != RanOutOfMemory.kind
+    return _ORDER.index(finding.status), is_less, -(finding.saving_ns_per_step or 0.0)
 
 
 def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -57,7 +68,13 @@ def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
     """What a rule says; a rule that fails costs its own finding, not the report."""
     try:
-        return rule.evaluate(analysis)
+        findings = rule.evaluate(analysis)
+        if not rule.takes_time_there:
+            return findings
+        return tuple(
+            at_exact_lines(finding, analysis.hot_lines, outside_modules=rule.outside_modules)
+            for finding in findings
+        )
     except Exception as error:
         return rule.not_evaluated(
             f"the rule failed, which is a fault of its own: {type(error).__name__}: {error}"

@@ -7,28 +7,56 @@ from collections.abc import Iterable
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.host_waits import NO_STEP_RANGES
 from lightning_modelprof.analysis.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Finding, Verdict
+from lightning_modelprof.report.device_shares import DeviceShares, device_shares, unaccounted, wait_shares
+from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
+from lightning_modelprof.report.rules.device_facts import Circumstances, DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
+from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
 from lightning_modelprof.report.rules.input_bound import InputBound
-from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, DeviceShares, device_shares, verdict_of_traces
+from lightning_modelprof.report.rules.launch_bound import LaunchBound
+from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_traces
 
 _RULE: Final = InputBound()
+_DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
+    HostDeviceSync(),
+    HostToDeviceCopy(),
+    LaunchBound(),
+    CommunicationExposed(),
+)
+_ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 
 
 def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Finding, ...]]:
-    """What limits the steps in traces of one job, over all ranks, and whether they wait for batches.
+    """What limits the steps in traces of one job, over all ranks, and what each rule about them says.
 
-    The wait is what the Step time breakdown counts as Dataloader: fetches while no device works.
+    The wait for batches is what the Step time breakdown counts as Dataloader: fetches while no device works.
+    The other rules are those that judge the windows of a run, with the same arithmetic.
+
+    Args:
+        traces: at least one.
     """
     traces = tuple(traces)
     shares = device_shares(facts.step_breakdown for facts in traces)
-    return verdict_of_traces(shares), _input_bound(traces, shares)
+    waits = pooled_waits(traces)
+    circumstances = Circumstances(step_ns=None if shares is None else shares.step_ns)
+    of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge(traces, circumstances)]
+    findings = [*_input_bound(traces, shares), *of_device]
+    findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
+    if waits == NO_STEP_RANGES:
+        reason = f"{NO_STEP_RANGES.reason[:1].upper()}{NO_STEP_RANGES.reason[1:]}."
+        return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None), tuple(findings)
+    return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES), tuple(findings)
 
 
 def _input_bound(traces: tuple[TraceFacts, ...], shares: DeviceShares | None) -> tuple[Finding, ...]:
     if shares is None:
         return _RULE.not_evaluated("the traces have no device events, or no steps")
+    if all(facts.host_waits == NO_STEP_RANGES for facts in traces):
+        return _RULE.not_evaluated(NO_STEP_RANGES.reason)
     loading = {
         one
         for facts in traces
@@ -37,8 +65,9 @@ def _input_bound(traces: tuple[TraceFacts, ...], shares: DeviceShares | None) ->
     }
     if all(isinstance(facts.dataloader, Absent) for facts in traces):
         return _RULE.not_evaluated("the traces have no fetch of a batch")
-    if 1.0 - shares.other < LEAST_ACCOUNTED:
-        return _RULE.not_evaluated(f"{percent(shares.other)} of the steps is in no event")
+    unknown = unaccounted(shares, wait_shares(pooled_waits(traces)))
+    if 1.0 - unknown < LEAST_ACCOUNTED:
+        return _RULE.not_evaluated(f"{percent(unknown)} of the steps is in no event")
     wait_ns = shares.fetch * shares.step_ns
     evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
     if not _RULE.is_found(shares.fetch, wait_ns):

@@ -1,21 +1,30 @@
 """The verdict: what limits the speed, in one line, with the number that says so.
 
 The time at stake in the findings is added up by what it speaks for (``Rule.bound``), as a share of the steps
-in which this profiler does nothing of its own. What is said of a device comes from profiler windows.
+in which this profiler does nothing of its own. What is said of a device comes from profiler windows. The
+host's clock and the device's idle time see the same thing twice, so they are added up apart, and the largest
+share says the verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.report.device_shares import (
+    DeviceShares,
+    WaitShares,
+    device_shares,
+    unaccounted,
+    wait_shares,
+)
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule, milliseconds, percent
+from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
 from lightning_modelprof.run.phases import PHASES
 
 MODEL: Final = ("forward", "backward", "optimizer")
@@ -27,16 +36,23 @@ LEAST_SHARE: Final[Mapping[str, float]] = {
     "communication_bound": 0.15,
     "overhead_bound": 0.15,
 }
-"""Share of a step from which on it is bound by something.
+"""Share of a step, by the host's clock, from which on it is bound by something.
 
 Source: the upper bands of TensorFlow's profiler: 20 % for input, 15 % for everything beside it. 20 % for the
 host's own code are TraceML's.
 """
 
+LEAST_OF_DEVICE: Final[Mapping[str, float]] = {
+    "sync_bound": LEAST_SHARE["sync_bound"],
+    "communication_bound": LEAST_SHARE["communication_bound"],
+    "host_bound": 0.30,
+}
+"""The same of what traces say of the device. More of a late host, since a profiler makes it later."""
+
 DEVICE_BUSY: Final = 0.85
 """Share of the recorded steps with work on the device, from which on nothing but the device limits them."""
 DEVICE_IDLE: Final = 0.50
-"""Share without, and without a fetch, from which on the host limits them.
+"""Share in which the host is late, whatever it does, from which on the host limits them.
 
 Source: torch_tb_profiler, which advises when less than half of the time is used."""
 
@@ -55,6 +71,11 @@ _HOW: Final = {
     "sync_bound": "waiting for the device to hand over values",
     "communication_bound": "communication that no computation hides",
     "overhead_bound": "what surrounds the model",
+}
+_HOW_OF_DEVICE: Final = {
+    "sync_bound": "the device waiting for the host, which has waited for the device before",
+    "communication_bound": _HOW["communication_bound"],
+    "host_bound": "the device waiting for the host to launch its work",
 }
 
 
@@ -108,93 +129,115 @@ def give_verdict(
     costs = analysis.step_costs
     if isinstance(costs, Absent) or not accounting.is_enough:
         return _verdict("cannot_tell", f"{accounting.reason[:1].upper()}{accounting.reason[1:]}.", accounting)
-    device = device_shares(
-        None if window.facts is None else window.facts.step_breakdown for window in analysis.windows
-    )
+    facts = [window.facts for window in analysis.windows if window.facts is not None]
+    device = device_shares(one.step_breakdown for one in facts)
     if device is not None and device.busy >= DEVICE_BUSY:
         return _device_bound(device, accounting)
-    shares = _shares(costs, findings, rules)
-    if device is not None:
-        shares["communication_bound"] = max(shares["communication_bound"], device.communication)
-        idle = device.host + device.other
-        if idle >= DEVICE_IDLE:
-            shares["host_bound"] = max(shares["host_bound"], idle)
-    over = {kind: share for kind, share in shares.items() if share >= LEAST_SHARE[kind]}
+    waits = wait_shares(pooled_waits(facts)) if facts else None
+    of_host = _host_shares(costs, findings, rules, waits)
+    of_device = device_bounds(_by_bound(costs.steady.wall_ns, findings, rules), device, waits)
+    over = {
+        (kind, how[kind]): share
+        for shares, how, least in ((of_host, _HOW, LEAST_SHARE), (of_device, _HOW_OF_DEVICE, LEAST_OF_DEVICE))
+        for kind, share in shares.items()
+        if share >= least[kind]
+    }
     if over:
-        kind = max(over, key=lambda one: over[one])
-        return _verdict(kind, f"{percent(over[kind])} of a step is {_HOW[kind]}.", accounting)
+        (kind, how), share = max(over.items(), key=lambda one: one[1])
+        return _verdict(kind, f"{percent(share)} of a step is {how}.", accounting)
     if analysis.info.device_type != "cpu" and device is None:
         reason = "No profiler window says how busy the device was, and nothing on the host stands out."
         return _verdict("cannot_tell", reason, accounting)
     return _verdict("balanced", _balanced(costs.steady), accounting)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShares:
-    """Shares of recorded steps; they sum to 1.
+def _host_shares(
+    costs: StepCosts, findings: Sequence[Finding], rules: Sequence[Rule], waits: WaitShares | None
+) -> dict[str, float]:
+    """Share of a step of each bound that the host's clock speaks for: time at stake in its findings.
 
-    Attributes:
-        step_ns: mean length of a step.
-        busy: kernels, copies and sets.
-        communication: communication that nothing of these hides.
-        fetch: fetches of batches while no device works.
-        host: the runtime and operators on the host, without either.
-        other: nothing of all that.
+    What the host waits for the device around the model, in a logger say, is no work of its own: it is taken
+    off, and what it costs is in the device's shares.
     """
-
-    step_ns: float
-    busy: float
-    communication: float
-    fetch: float
-    host: float
-    other: float
-
-
-def device_shares(breakdowns: Iterable[StepBreakdown | Absent | None]) -> DeviceShares | None:
-    """Of all steps of those that have device events; ``None`` without any."""
-    num_steps, total_ns = 0, 0.0
-    parts_ns = dict.fromkeys(STEP_CATEGORIES, 0.0)
-    for breakdown in breakdowns:
-        if breakdown is None or isinstance(breakdown, Absent) or not breakdown.has_device:
+    shares = dict.fromkeys(LEAST_SHARE, 0.0)
+    by_kind = {rule.kind: rule for rule in rules if not isinstance(rule, DeviceRule)}
+    for finding in findings:
+        rule = by_kind.get(finding.kind)
+        if rule is None or rule.bound is None or finding.status is not Status.FOUND:
             continue
-        num_steps += len(breakdown.steps)
-        total_ns += breakdown.mean_total_ns * len(breakdown.steps)
-        for category, mean_ns in zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True):
-            parts_ns[category] += mean_ns * len(breakdown.steps)
-    if not total_ns:
-        return None
-    return DeviceShares(
-        step_ns=total_ns / num_steps,
-        busy=sum(parts_ns[name] for name in ("kernel", "memcpy", "memset")) / total_ns,
-        communication=parts_ns["communication"] / total_ns,
-        fetch=parts_ns["dataloader"] / total_ns,
-        host=sum(parts_ns[name] for name in ("runtime", "cpu_exec")) / total_ns,
-        other=parts_ns["other"] / total_ns,
-    )
+        base_ns = rule.base_ns(costs)
+        if base_ns:
+            shares[rule.bound] += (finding.saving_ns_per_step or 0.0) / base_ns
+    if waits is not None:
+        shares["overhead_bound"] = max(0.0, shares["overhead_bound"] - waits.around_model)
+        shares["host_bound"] = max(0.0, shares["host_bound"] - waits.forward_stake)
+    return {kind: min(share, 1.0) for kind, share in shares.items()}
 
 
-def verdict_of_traces(shares: DeviceShares | None) -> Verdict:
-    """What limits the speed of the steps in traces, without anything else of the run."""
+def _by_bound(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
+    """Share of a step of each bound that the rules about the device's side found."""
+    shares: dict[str, float] = {}
+    bounds = {rule.kind: rule.bound for rule in rules if isinstance(rule, DeviceRule)}
+    for finding in findings:
+        bound = bounds.get(finding.kind)
+        if bound is not None and finding.status is Status.FOUND and step_ns:
+            shares[bound] = shares.get(bound, 0.0) + (finding.saving_ns_per_step or 0.0) / step_ns
+    return shares
+
+
+def device_bounds(
+    found: Mapping[str, float], device: DeviceShares | None, waits: WaitShares | None
+) -> dict[str, float]:
+    """Share of a step of each bound that traces speak for.
+
+    The times are disjoint: nothing of the device's idle time is in two of them, and communication is work.
+    Where the device is idle for half of the time because the host is late, it does not matter in which phase.
+
+    Args:
+        found: by the rules about the device's side.
+        device: what the steps consist of.
+        waits: what the host does to the device; without that, all idle time without a fetch is the host's.
+    """
+    shares = {kind: found.get(kind, 0.0) for kind in LEAST_OF_DEVICE}
+    if device is not None:
+        shares["communication_bound"] = max(shares["communication_bound"], device.communication)
+        idle = device.host + device.other if waits is None else waits.late
+        if idle >= DEVICE_IDLE:
+            shares["host_bound"] = max(shares["host_bound"], idle)
+    return shares
+
+
+def verdict_of_traces(
+    shares: DeviceShares | None,
+    waits: WaitShares | None = None,
+    findings: Sequence[Finding] = (),
+    rules: Sequence[Rule] = (),
+) -> Verdict:
+    """What limits the speed of the steps in traces, without anything else of the run.
+
+    Args:
+        shares: what the steps consist of.
+        waits: what the host does to the device.
+        findings: of the rules about the device's side, in times per step of the traces.
+        rules: that gave them.
+    """
     if shares is None:
         reason = "The traces have no device events, or no steps."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
-    accounting = Accounting(ratio=1.0 - shares.other, is_enough=1.0 - shares.other >= LEAST_ACCOUNTED)
+    unknown = unaccounted(shares, waits)
+    accounting = Accounting(ratio=1.0 - unknown, is_enough=1.0 - unknown >= LEAST_ACCOUNTED)
     if not accounting.is_enough:
-        return _verdict("cannot_tell", f"{percent(shares.other)} of the steps is in no event.", accounting)
+        return _verdict("cannot_tell", f"{percent(unknown)} of the steps is in no event.", accounting)
     if shares.busy >= DEVICE_BUSY:
         return _device_bound(shares, accounting)
-    over = {
-        kind: share
-        for kind, share, least in (
-            ("input_bound", shares.fetch, LEAST_SHARE["input_bound"]),
-            ("communication_bound", shares.communication, LEAST_SHARE["communication_bound"]),
-            ("host_bound", shares.host, DEVICE_IDLE),
-        )
-        if share >= least
-    }
+    bounds = device_bounds(_by_bound(shares.step_ns, findings, rules), shares, waits)
+    over = {kind: share for kind, share in bounds.items() if share >= LEAST_OF_DEVICE[kind]}
+    if shares.fetch >= LEAST_SHARE["input_bound"]:
+        over["input_bound"] = shares.fetch
     if over:
         kind = max(over, key=lambda one: over[one])
-        return _verdict(kind, f"{percent(over[kind])} of a step is {_HOW[kind]}.", accounting)
+        how = _HOW_OF_DEVICE.get(kind, _HOW[kind])
+        return _verdict(kind, f"{percent(over[kind])} of a step is {how}.", accounting)
     summary = (
         f"The device works in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."
     )
@@ -205,20 +248,6 @@ def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:
     return _verdict(
         "device_bound", f"The device works in {percent(shares.busy)} of the recorded steps.", accounting
     )
-
-
-def _shares(costs: StepCosts, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
-    """Share of each bound in a step: the time at stake in the findings that speak for it."""
-    shares = dict.fromkeys(LEAST_SHARE, 0.0)
-    by_kind = {rule.kind: rule for rule in rules}
-    for finding in findings:
-        rule = by_kind.get(finding.kind)
-        if rule is None or rule.bound is None or finding.status is not Status.FOUND:
-            continue
-        base_ns = rule.base_ns(costs)
-        if base_ns:
-            shares[rule.bound] += (finding.saving_ns_per_step or 0.0) / base_ns
-    return {kind: min(share, 1.0) for kind, share in shares.items()}
 
 
 def _balanced(steady: PhaseMeans) -> str:

@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from typing import Final
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
-"""What a live tensor is. Activations were made in forward and are alive after their operator; other is what
-backward, the optimizer and anything else made."""
+"""What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
+again; other is what backward and the optimizer made on the way, and tensors of nobody known."""
+
+BEGIN: Final = "begin"
+"""Stands for a phase where the batch has not begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """Memory at the begin of one step.
+    """Memory as it was first seen in one step.
 
     Attributes:
         step: its number in the loop.
         rss_bytes: resident memory of the process.
+        anonymous_bytes: that part of it which is neither mapped from files nor shared; ``None`` where the
+            system does not tell.
         allocated_bytes, reserved_bytes: of the device, as torch's caching allocator counts; ``None`` without
             a device that counts.
     """
@@ -28,6 +33,7 @@ class MemoryPoint:
     rss_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
+    anonymous_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,8 @@ class PhasePeak:
     """The most that was alive in one phase of one step.
 
     Attributes:
-        phase: ``forward``, ``backward``, ``recompute``, ``optimizer`` (``FLOP_PHASES``).
+        phase: ``forward``, ``backward``, ``recompute``, ``optimizer`` (``FLOP_PHASES``). The optimizer's is
+            also what clips gradients.
         num_bytes: most in storages of tensors that the step used or made, on the model's device.
         by_category: bytes at that moment by ``CATEGORIES``; they sum to ``num_bytes``.
         operator: that reached it, such as ``aten::convolution``.
@@ -57,13 +64,15 @@ class StepMemory:
         step: its number.
         device: type of the device that the model is on.
         begin_bytes: alive when its batch began: parameters, buffers, optimizer state, gradients, the batch.
-        peaks: of each phase that ran, in their order.
+        begin_by_category: the same by ``CATEGORIES``; they sum to ``begin_bytes``.
+        peaks: of each phase that ran, in the order of ``FLOP_PHASES``.
         dropped: what could not be followed, a sentence each.
     """
 
     step: int
     device: str
     begin_bytes: int
+    begin_by_category: dict[str, int]
     peaks: tuple[PhasePeak, ...]
     dropped: tuple[str, ...] = ()
 
@@ -85,20 +94,25 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Memory of the device ran out.
+    """Memory of the device, or of the host, ran out.
 
     Attributes:
-        step: number of the step; ``phase``: the phase that was running.
-        phase: its key.
+        step: number of the step that failed.
+        phase: key of the phase that failed, as in ``PHASES``, read from the exception's traceback; ``""`` if
+            that does not tell.
+        device: type of the device whose memory it was, such as ``cuda``.
         message: first line of the exception.
         requested_bytes: what was asked for, if the message says it.
-        total_bytes, allocated_bytes, reserved_bytes: of the device when the exception came through.
-        by_category: what is known to be held then; the rest is activations and whatever else.
+        total_bytes, allocated_bytes, reserved_bytes: of the device when it failed, if the message says
+            it; else when the exception came through, and some was given back already.
+        by_category: what is known to be held; the rest of what is allocated is activations, the batch and
+            whatever else.
         holders: largest first.
     """
 
     step: int
     phase: str
+    device: str
     message: str
     requested_bytes: int | None
     total_bytes: int | None
@@ -115,11 +129,13 @@ class MemoryRecord:
     Attributes:
         curve: at some steps, evenly spread over the loop; at most a thousand.
         peak_rss_bytes: most resident memory that the process ever had.
-        peak_allocated_bytes, peak_reserved_bytes: most that the device's allocator ever counted in this
-            process.
+        peak_allocated_bytes, peak_reserved_bytes: most that the device's allocator counted in this process,
+            or since the user last reset its peaks.
         num_retries: how often the allocator had to give cached memory back to go on.
         num_ooms: how often it could not go on.
-        total_bytes: memory of the device.
+        total_bytes: memory of the device; ``None`` without one.
+        host_total_bytes: memory that this process may use: of the machine, or of its container if that has
+            less.
         step_memory: live tensors of the inspected step; ``None`` unless ``profile_memory`` asked for it.
         out_of_memory: ``None`` if it did not happen.
         notes: what could not be measured and why, a sentence each.
@@ -132,6 +148,7 @@ class MemoryRecord:
     num_retries: int | None = None
     num_ooms: int | None = None
     total_bytes: int | None = None
+    host_total_bytes: int | None = None
     step_memory: StepMemory | None = None
     out_of_memory: OutOfMemory | None = None
     notes: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.run.sites import StepSites
+from lightning_modelprof.run.training_setup import CodePlace
 
 FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
 """What work is for: recompute is a part of the forward that runs again to save memory."""
@@ -69,12 +70,14 @@ class ModuleRecord:
         parameters: elements of its own parameters, without its children's; a tied one counts at the first
             module that has it. ``None`` while one of them is lazy.
         trainable: those of them that require gradients.
+        forward: where its ``forward`` is written, if that is the user's code; ``None`` for a library's.
     """
 
     path: str
     type_name: str
     parameters: int | None
     trainable: int | None
+    forward: CodePlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

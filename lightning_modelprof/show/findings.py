@@ -72,10 +72,38 @@ def _text(finding: Finding) -> FindingText:
     return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
 
 
-def _place(location: Location) -> str:
-    """Such as ``train.py:12 (Net.training_step)``."""
-    file = "" if location.file is None else location.file
-    if file and location.line is not None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A location in words: ``file`` is as editors understand it, ``where`` says what is there."""
+
+    file: str
+    where: str
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.file, self.where)))
+
+
+def place_of(location: Location) -> Place:
+    """Such as ``train.py:40`` and ``in Net.training_step``.
+
+    A line where only the function begins has ``(def Net.training_step)`` instead.
+    """
+    file = one_line(location.file or "")
+    has_line = bool(file) and location.line is not None
+    if has_line:
         file += f":{location.line}"
-    names = " of ".join(filter(None, (location.function, location.module)))
-    return f"{file} ({names})" if file and names else file or names
+    words = []
+    if location.function:
+        name = one_line(location.function)
+        words.append(f"(def {name})" if has_line and not location.is_exact else f"in {name}")
+    if location.module:
+        words.append(f"module {one_line(location.module)}")
+    return Place(file, ", ".join(words))
+
+
+def _place(location: Location) -> str:
+    """The place, and with it the line inside of it that takes most of its time."""
+    text = str(place_of(location))
+    if location.inner is not None and (inner := str(place_of(location.inner))):
+        text += f" → {inner} (most of its time)"
+    return text

@@ -84,6 +84,15 @@ def format_duration(ns: float | None) -> str:
     return f"{_measured(Decimal(ns) / scale, decimals=0)} {suffix}"
 
 
+def format_amount(value: Cell, unit: Unit) -> str:
+    """Write a value with its unit, where no heading says it: ``12.3 ms``, ``40.22 %``."""
+    if value is None or isinstance(value, str):
+        return format_cell(value, unit)
+    if unit is Unit.DURATION_NS:
+        return format_duration(value)
+    return f"{format_cell(value, unit)} %" if unit is Unit.RATIO else format_cell(value, unit)
+
+
 def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str:
     """A label with the unit its numbers are written in, unless the label already says it.
 
@@ -105,6 +114,32 @@ def choose_time_unit(durations_ns: Iterable[float]) -> TimeUnit:
     if largest >= 1_000 * 10**9:
         return "s"
     return "us" if 0 < largest < 10**6 else "ms"
+
+
+def format_tick(value: float, step: float, *, is_place: bool = False) -> str:
+    """Write a label of an axis with as many decimals as its neighbours: 0, 0.5, 1.0.
+
+    Args:
+        value: a multiple of ``step``.
+        step: the distance of two labels.
+        is_place: whether it numbers something, as steps, so that it has no thousands separators.
+    """
+    decimals = -math.floor(math.log10(step) + 1e-9)
+    if not -12 <= decimals <= 6:
+        return format_cell(value, Unit.TEXT if is_place else Unit.COUNT)
+    if abs(value) < step / 2:
+        return "0"
+    places = max(decimals, 0)
+    return f"{value:.{places}f}" if is_place else f"{value:,.{places}f}"
+
+
+def choose_byte_unit(values: Iterable[float]) -> tuple[str, int]:
+    """The unit that the largest of some numbers of bytes is written in, and how many bytes it has."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
+    power = 0
+    while largest >= 1024 ** (power + 1) and power < len(_BYTE_UNITS) - 1:
+        power += 1
+    return _BYTE_UNITS[power], 1024**power
 
 
 def one_line(text: str) -> str:

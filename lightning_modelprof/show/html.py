@@ -13,7 +13,6 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lightning_modelprof.report.model import (
-    Cell,
     Finding,
     Location,
     Report,
@@ -22,9 +21,11 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.format import DASH, format_cell, format_duration, one_line
+from lightning_modelprof.show.findings import place_of
+from lightning_modelprof.show.format import DASH, format_amount, format_cell, format_duration, one_line
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.show.html_chart import chart_view
+from lightning_modelprof.show.html_flame import flame_view
 from lightning_modelprof.show.html_table import table_view
 
 _FOLDER: Final = Path(__file__).with_name("html")
@@ -53,7 +54,7 @@ def render_html(report: Report) -> bytes:
     """
     kept, shared = part_absent(report.tables)
     found = [finding for finding in report.findings if finding.status is Status.FOUND]
-    script = _text("report.js")
+    script = _text("report.js") + _text("flame.js")
     page = _template().render(
         title=one_line(report.title),
         policy=_policy(script),
@@ -65,6 +66,7 @@ def render_html(report: Report) -> bytes:
         figures=_key_figures(report.sections),
         facts=[(one_line(label), one_line(value)) for label, value in report.facts],
         charts=[view for chart in report.charts if (view := chart_view(chart)) is not None],
+        flames=[drawn for flame in report.flames if (drawn := flame_view(flame)) is not None],
         tables=[table_view(table) for table in kept if table.rows],
         absent=[
             *(
@@ -144,18 +146,17 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "action": one_line(finding.action),
         "saving": "" if saving is None else format_duration(saving),
         "locations": [_location(location) for location in finding.locations],
-        "evidence": [(one_line(item.label), _with_unit(item.value, item.unit)) for item in finding.evidence],
+        "evidence": [
+            (one_line(item.label), format_amount(item.value, item.unit)) for item in finding.evidence
+        ],
     }
 
 
-def _location(location: Location) -> dict[str, str]:
+def _location(location: Location) -> dict[str, Any]:
     """``file:line``, as editors understand it, and where that is."""
-    place = one_line(location.file or "")
-    if place and location.line is not None:
-        place += f":{location.line}"
-    where = [f"in {one_line(location.function)}"] if location.function else []
-    where += [f"module {one_line(location.module)}"] if location.module else []
-    return {"place": place, "where": ", ".join(where)}
+    where = place_of(location)
+    inner = None if location.inner is None else place_of(location.inner)
+    return {"file": where.file, "where": where.where, "inner": inner}
 
 
 def _other_rules(findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
@@ -170,15 +171,6 @@ def _other_rules(findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
         if rules:
             groups.append({"label": label, "rules": rules})
     return groups
-
-
-def _with_unit(value: Cell, unit: Unit) -> str:
-    """A number where no heading says its unit."""
-    if value is None or isinstance(value, str):
-        return format_cell(value, unit)
-    if unit is Unit.DURATION_NS:
-        return format_duration(value)
-    return f"{format_cell(value, unit)} %" if unit is Unit.RATIO else format_cell(value, unit)
 
 
 @dataclass(frozen=True, slots=True)

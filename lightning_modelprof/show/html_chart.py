@@ -15,32 +15,47 @@ from typing import Any, Final
 from lightning_modelprof.report.model import Chart, TimeUnit, Unit
 from lightning_modelprof.show.format import (
     DASH,
+    choose_byte_unit,
     choose_time_unit,
+    format_amount,
     format_cell,
     format_duration,
     heading,
     one_line,
 )
+from lightning_modelprof.show.html_axis import Tick, point_width, without_noise, x_ticks, y_ticks
 
 _SIDE: Final = 1000.0
 _GAP: Final = 0.12
 """Share of a bar's place that stays free, where there are few bars."""
 _FEW: Final = 80
+_STROKE: Final = 4.0
+"""Half the length of the stroke that a lone point of a curve is."""
 _OUTLIER: Final = 3.0
 """The axis ends near the 98th percentile where the largest value is so many times as large."""
+_LEAST_FOR_OUTLIERS: Final = 10
+"""Of fewer points each one matters, and nothing is usual."""
 
-_COLORS: Final = {"dataloader": 1, "forward": 2, "backward": 3, "optimizer": 4, "rest": 0}
+_COLORS: Final = {
+    "dataloader": 1,
+    "forward": 2,
+    "backward": 3,
+    "optimizer": 4,
+    "rest": 0,
+    "kernel": 2,
+    "memcpy": 6,
+    "memset": 7,
+    "communication": 5,
+    "runtime": 3,
+    "cpu_exec": 4,
+    "tensor_cores": 4,
+}
 """Numbers of the colours that mean the same in every chart; 0 is gray."""
 
+_LINES: Final = (2, 5, 4, 6, 1)
+"""Those that a thin line can have: yellow is not seen on white."""
+
 _NS_PER: Final[dict[TimeUnit, float]] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A label at a share of an axis, in percent from the left or from the bottom."""
-
-    at: float
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ def chart_view(chart: Chart) -> ChartView | None:
             label=one_line(series.label),
             color=color,
             path="" if is_bar else _path(chart, floor, series.values, top),
-            value=_one_value(chart, series.values[0], write) if is_bar else "",
+            value=format_amount(series.values[0], chart.unit) if is_bar else "",
             percent=100 * _known(series.values[0]) / total if is_bar and total else None,
         )
         for series, floor, color in zip(chart.series, floors, _colors(chart), strict=True)
@@ -102,11 +117,11 @@ def chart_view(chart: Chart) -> ChartView | None:
         id=chart.id,
         title=one_line(chart.title),
         form="bar" if is_bar else "line" if chart.kind == "line" else "area",
-        y_label=y_label,
+        y_label="" if is_bar else y_label,
         x_label=one_line(chart.x_label),
         layers=layers,
-        x_ticks=() if is_bar else _x_ticks(chart),
-        y_ticks=() if is_bar else tuple(_y_ticks(top, scale)),
+        x_ticks=() if is_bar else x_ticks(chart),
+        y_ticks=() if is_bar else tuple(y_ticks(top, scale)),
         notes=tuple(notes),
         hover={} if is_bar else _hover(chart, write),
     )
@@ -121,14 +136,11 @@ def _writer(chart: Chart) -> tuple[Callable[[float | None], str], str, float]:
         return (lambda value: format_cell(value, chart.unit, time_unit=unit)), unit, _NS_PER[unit]
     if chart.unit is Unit.RATIO:
         return (lambda value: format_cell(value, chart.unit)), "%", 0.01
+    if chart.unit is Unit.BYTES:
+        name, num_bytes = choose_byte_unit(values)
+        return (lambda value: format_cell(value, chart.unit)), name, float(num_bytes)
     name = one_line(chart.series[0].label).lower() if len(chart.series) == 1 else ""
     return (lambda value: format_cell(value, chart.unit)), heading(name, chart.unit), 1.0
-
-
-def _one_value(chart: Chart, value: float | None, write: Callable[[float | None], str]) -> str:
-    if chart.unit is Unit.DURATION_NS:
-        return format_duration(value)
-    return f"{write(value)} %" if chart.unit is Unit.RATIO and value is not None else write(value)
 
 
 def _known(value: float | None) -> float:
@@ -139,6 +151,8 @@ def _colors(chart: Chart) -> list[int]:
     """Numbers of the colours of all series: different ones, as far as there are."""
     if len(chart.series) == 1:
         return [2]
+    if chart.kind == "line":
+        return [_LINES[place % len(_LINES)] for place in range(len(chart.series))]
     taken = {_COLORS[series.key] for series in chart.series if series.key in _COLORS}
     free = [number for number in (5, 6, 7, 4, 1, 3, 2) if number not in taken] or [5, 6, 7]
     others = (series.key for series in chart.series if series.key not in _COLORS)
@@ -167,7 +181,8 @@ def _top(chart: Chart, write: Callable[[float | None], str], scale: float) -> tu
         heights = [_known(value) for series in chart.series for value in series.values]
     ranked = sorted(heights)
     largest, usual = ranked[-1], ranked[int(0.98 * (len(ranked) - 1))]
-    if chart.kind == "histogram" or usual <= 0 or largest <= _OUTLIER * usual:
+    is_few = len(ranked) < _LEAST_FOR_OUTLIERS
+    if chart.kind == "histogram" or is_few or usual <= 0 or largest <= _OUTLIER * usual:
         return (largest * 1.04 or scale), ""
     top = 1.3 * usual
     count = sum(height > top for height in heights)
@@ -179,7 +194,7 @@ def _top(chart: Chart, write: Callable[[float | None], str], scale: float) -> tu
 def _path(chart: Chart, floor: Sequence[float], values: Sequence[float | None], top: float) -> str:
     if chart.kind != "line":
         return _bars(floor, values, top)
-    first, width = chart.x[0], _width(chart)
+    first, width = chart.x[0], point_width(chart)
     return _line([(x - first + width / 2) / (width * len(chart.x)) for x in chart.x], values, top)
 
 
@@ -198,15 +213,23 @@ def _bars(floor: Sequence[float], values: Sequence[float | None], top: float) ->
 
 
 def _line(places: Sequence[float], values: Sequence[float | None], top: float) -> str:
-    """A curve, interrupted where nothing was measured; ``places`` are shares of the width."""
-    parts = []
-    pen = "M"
+    """A curve, interrupted where nothing was measured; ``places`` are shares of the width.
+
+    A point with nothing on either side is a short stroke, for a curve of one point would not be seen.
+    """
+    runs: list[list[tuple[float, float]]] = [[]]
     for place, value in zip(places, values, strict=True):
         if value is None or not math.isfinite(value):
-            pen = "M"
-            continue
-        parts.append(f"{pen}{_SIDE * place:.1f} {_y(value, top):.1f}")
-        pen = "L"
+            runs.append([])
+        else:
+            runs[-1].append((_SIDE * place, _y(value, top)))
+    parts = []
+    for run in runs:
+        if len(run) == 1:
+            (x, y) = run[0]
+            parts.append(f"M{max(x - _STROKE, 0):.1f} {y:.1f}H{min(x + _STROKE, _SIDE):.1f}")
+        elif run:
+            parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run))
     return "".join(parts)
 
 
@@ -214,59 +237,17 @@ def _y(value: float, top: float) -> float:
     return _SIDE * (1 - min(max(value / top, 0.0), 1.0))
 
 
-def _nice_step(span: float, most: int) -> float:
-    """The smallest of 1, 2, 5, 10, 20, ... that divides ``span`` into at most ``most`` parts."""
-    power = 10.0 ** math.floor(math.log10(span / most))
-    return next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
-
-
-def _y_ticks(top: float, scale: float) -> list[Tick]:
-    step = _nice_step(top / scale, 5)
-    count = int(top / scale / step * (1 + 1e-9))
-    return [
-        Tick(100 * k * step * scale / top, format_cell(_round(k * step), Unit.COUNT))
-        for k in range(count + 1)
-    ]
-
-
-def _round(value: float) -> float | int:
-    """Without the noise that a multiple of 0.1 has in binary."""
-    rounded = float(f"{value:.12g}")
-    return int(rounded) if rounded.is_integer() else rounded
-
-
-def _x_ticks(chart: Chart) -> tuple[Tick, ...]:
-    """Labels at round numbers: at the edges of a histogram's bars, else below the middle of a point."""
-    first, width = chart.x[0], _width(chart)
-    span = width * len(chart.x)
-    is_edge = chart.kind == "histogram"
-    step = _nice_step(span, 7)
-    if not is_edge and width >= 1:
-        step = max(1.0, step)  # a step has no half
-    ticks = []
-    for k in range(math.ceil(first / step - 1e-9), math.floor((first + span) / step + 1e-9) + 1):
-        at = 100 * (k * step - first + (0 if is_edge else min(width, 1) / 2)) / span
-        if 0 <= at <= 100:
-            ticks.append(Tick(at, format_cell(_round(k * step), Unit.TEXT)))
-    return tuple(ticks)
-
-
-def _width(chart: Chart) -> float:
-    """Distance of two points; 1 where there is only one."""
-    return (chart.x[-1] - chart.x[0]) / (len(chart.x) - 1) if len(chart.x) > 1 else 1.0
-
-
 def _hover(chart: Chart, write: Callable[[float | None], str]) -> dict[str, Any]:
     """The texts of every point: its place, the values of the layers, and their sum where they add up."""
-    width = _width(chart)
+    width = point_width(chart)
     points = []
     for index, x in enumerate(chart.x):
         end = chart.x[index + 1] if index + 1 < len(chart.x) else x + width
-        start = format_cell(_round(x), Unit.TEXT)
+        start = format_cell(without_noise(x), Unit.TEXT)
         if chart.kind == "histogram":
             start += f" to {format_cell(end, Unit.TEXT)}"
         elif width > 1:
-            start += f" to {format_cell(_round(end - 1), Unit.TEXT)}"
+            start += f" to {format_cell(without_noise(end - 1), Unit.TEXT)}"
         points.append(f"{one_line(chart.x_label)} {start}")
     hover: dict[str, Any] = {
         "points": points,

@@ -7,6 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.charts.flops_by_phase import flops_by_phase
+from lightning_modelprof.report.charts.memory_curve import memory_curve
 from lightning_modelprof.report.charts.phase_shares import phase_shares
 from lightning_modelprof.report.charts.phases_per_step import phases_per_step
 from lightning_modelprof.report.charts.step_time import step_time
@@ -24,4 +25,5 @@ CHARTS: Final[tuple[ChartBuilder, ...]] = (
     step_time,
     throughput,
     flops_by_phase,
+    memory_curve,
 )

@@ -31,6 +31,14 @@ class Rule(ABC):
 
     bound: ClassVar[str | None] = None
     """The verdict that the time of its findings speaks for, such as ``sync_bound``."""
+    takes_time_there: ClassVar[bool] = True
+    """Whether the functions that its findings point at take the time, so that the line is looked for in them;
+    otherwise they are only where something has to be changed."""
+    outside_modules: ClassVar[bool] = False
+    """Whether the time of its findings is none of the model's modules'."""
+
+    rests_on_time: ClassVar[bool] = True
+    """Whether how much its findings matter rests on the time of the steps."""
 
     def base_ns(self, costs: StepCosts) -> float:
         """What the time of its findings is a share of."""

@@ -34,6 +34,7 @@ class CompileRecompiles(ShareRule):
 
     kind: ClassVar[str] = "compile_recompiles"
     title: ClassVar[str] = "torch.compile compiles again, or breaks graphs"
+    takes_time_there: ClassVar[bool] = False
 
     least: int = 1
     floor_ns: float = FLOOR_NS

@@ -19,6 +19,7 @@ class ConvolutionBiasBeforeBatchNorm(Rule):
 
     kind: ClassVar[str] = "conv_bias_before_batchnorm"
     title: ClassVar[str] = "A convolution's bias is subtracted again by BatchNorm"
+    takes_time_there: ClassVar[bool] = False
 
     least: int = 1
     """So many of them are worth a word."""

@@ -37,6 +37,7 @@ class OptimizerNotFused(ShareRule):
 
     kind: ClassVar[str] = "optimizer_not_fused"
     title: ClassVar[str] = "The optimizer steps its parameters one by one"
+    takes_time_there: ClassVar[bool] = False
 
     least_tensors: int = 32
 

@@ -26,6 +26,7 @@ class TensorCoresUnused(Rule):
 
     kind: ClassVar[str] = "tensor_cores_unused"
     title: ClassVar[str] = "Matrix products leave the tensor cores alone"
+    takes_time_there: ClassVar[bool] = False
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without such a device."""
@@ -55,6 +56,7 @@ class AmpOff(Rule):
 
     kind: ClassVar[str] = "amp_off"
     title: ClassVar[str] = "Mixed precision is off"
+    takes_time_there: ClassVar[bool] = False
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without such a device."""
@@ -91,6 +93,7 @@ class MatmulTile(Rule):
 
     kind: ClassVar[str] = "matmul_tile"
     title: ClassVar[str] = "Sizes of linear layers do not fit the tensor cores"
+    takes_time_there: ClassVar[bool] = False
 
     multiple: int = 8
 

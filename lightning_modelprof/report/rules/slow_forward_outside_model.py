@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.report.line_advice import advice_for
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.training_setup import CodePlace
+
+_ENOUGH_SAMPLES: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +25,9 @@ class SlowForwardOutsideModel(ShareRule):
 
     Both are times of the host, or both are times of the device. Modules are timed in three steps, so steps
     in which the machine was busy must not count: the time at stake is that of the median, and it is only
-    found if three of four steps have so much of it that it would be found in them.
+    found if three of four steps have so much of it that it would be found in them. The machine may also have
+    been faster in those three steps than later: where there are at least 20 samples of the step's function,
+    twice the standard error more than they say must be enough, too.
 
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
@@ -31,6 +39,7 @@ class SlowForwardOutsideModel(ShareRule):
     kind: ClassVar[str] = "slow_forward_outside_model"
     title: ClassVar[str] = "The step's own code takes long, outside of the model's modules"
     bound: ClassVar[str | None] = "host_bound"
+    outside_modules: ClassVar[bool] = True
 
     warning: float = 0.10
     critical: float = 0.20
@@ -65,25 +74,42 @@ class SlowForwardOutsideModel(ShareRule):
             duration("in the modules", model_ns),
         ]
         spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
+        name = loop_of(analysis.info.loop).step_hook
+        place = setup.module_hooks.get(name) or setup.module
+        least_ns = min(rest_ns - spread_ns, _most_by_samples(analysis.hot_lines, place, forward_ns))
         if share is None or not (
-            self.is_found(share, rest_ns)
-            and self.is_found((rest_ns - spread_ns) / costs.typical.median_wall_ns, rest_ns - spread_ns)
+            self.is_found(share, rest_ns) and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
         ):
             return self.clean(f"The step's own code takes {milliseconds(rest_ns)} a step.", evidence)
-        name = loop_of(analysis.info.loop).step_hook
         return (
             self.found(
                 f"{name} takes {milliseconds(forward_ns)}, of which the model's modules take"
                 f" {milliseconds(model_ns)}: {milliseconds(rest_ns)} a step ({percent(share)}) are in its own"
                 " code, such as the loss.",
-                f"Look for loops over rows, tensors made on the host and syncs in {name} and what it calls;"
-                " write them as operations on whole tensors.",
+                advice_for(
+                    analysis,
+                    None if place is None else place.file,
+                    None if place is None else place.line,
+                    f"{name} and what it calls",
+                    outside_modules=True,
+                ),
                 self.severity(share),
                 saving_ns=rest_ns,
-                places=[setup.module_hooks.get(name) or setup.module],
+                places=[place],
                 evidence=evidence,
             ),
         )
+
+
+def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns: float) -> float:
+    """The most time outside of modules that samples allow for; infinite where they say nothing."""
+    if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
+        return math.inf
+    sampled = hot.share_outside_modules(place.file, place.line)
+    if sampled is None or sampled[1] < _ENOUGH_SAMPLES:
+        return math.inf
+    share, samples = sampled
+    return forward_ns * (share + 2 * math.sqrt(share * (1 - share) / samples))
 
 
 def _forward_ns(means: PhaseMeans, clock: str) -> float | None:

@@ -12,10 +12,12 @@ from lightning_modelprof.report.tables.all_ranks import all_ranks
 from lightning_modelprof.report.tables.callback_times import callback_times
 from lightning_modelprof.report.tables.flops import flop_tables
 from lightning_modelprof.report.tables.forward_table import run_forward_tables
+from lightning_modelprof.report.tables.memory_by_phase import memory_tables
 from lightning_modelprof.report.tables.model_size import run_model_size
 from lightning_modelprof.report.tables.module_tree import module_tables, run_module_tables
 from lightning_modelprof.report.tables.perf_summary import perf_summary
 from lightning_modelprof.report.tables.phase_times import phase_times_table
+from lightning_modelprof.report.tables.source_lines import source_lines_table
 from lightning_modelprof.report.tables.trace_tables import TRACE_TABLES, trace_tables
 from lightning_modelprof.report.tables.window_summaries import window_summaries
 
@@ -28,8 +30,10 @@ TABLES: Final[tuple[TableBuilder, ...]] = (
     all_ranks,
     phase_times_table,
     callback_times,
+    source_lines_table,
     flop_tables,
     run_model_size,
+    memory_tables,
     run_module_tables,
     run_forward_tables,
     window_summaries,

@@ -14,22 +14,12 @@ from lightning_modelprof.analysis.step_breakdown import (
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.ranks import split_ranks
-
-_LABELS: Final = {
-    "kernel": "Kernel",
-    "memcpy": "Memcpy",
-    "memset": "Memset",
-    "communication": "Communication",
-    "runtime": "Runtime",
-    "dataloader": "DataLoader",
-    "cpu_exec": "CPU Exec",
-    "other": "Other",
-}
+from lightning_modelprof.report.step_labels import STEP_LABELS
 
 _COLUMNS: Final = (
     Column("name", "Step"),
     Column("total_ns", "Total", Unit.BY_ROW),
-    *(Column(f"{key}_ns", _LABELS[key], Unit.BY_ROW) for key in STEP_CATEGORIES),
+    *(Column(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW) for key in STEP_CATEGORIES),
 )
 
 _ON_DEVICE: Final = frozenset({"kernel", "memcpy", "memset"})

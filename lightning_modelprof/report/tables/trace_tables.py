@@ -13,6 +13,7 @@ from lightning_modelprof.report.tables.copies import copies_table
 from lightning_modelprof.report.tables.dataloader import dataloader_table
 from lightning_modelprof.report.tables.device_usage import device_usage_table
 from lightning_modelprof.report.tables.distributed import collectives_table, distributed_table
+from lightning_modelprof.report.tables.host_waits import host_waits_table
 from lightning_modelprof.report.tables.idle import idle_table
 from lightning_modelprof.report.tables.kernels import kernels_table
 from lightning_modelprof.report.tables.launches import launches_table, runtime_calls_table
@@ -53,6 +54,7 @@ TRACE_TABLES: Final[tuple[TraceTable, ...]] = (
     TraceTable("memory", "memory", memory_table),
     TraceTable("step_breakdown", "step_breakdown", step_breakdown_table),
     TraceTable("idle", "idle", idle_table),
+    TraceTable("launch", "host_waits", host_waits_table),
     TraceTable("launch", "kernel_launches", launches_table),
     TraceTable("launch", "runtime_calls", runtime_calls_table),
     TraceTable("dataloader", "dataloader", dataloader_table),

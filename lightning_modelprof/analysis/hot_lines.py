@@ -1,0 +1,288 @@
+"""Hot lines: which lines of the user's the training thread was at, and for how long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+
+T = TypeVar("T")
+
+_MIN_SAMPLES: Final = 3
+"""On a line, or nothing is said of it."""
+_MODULE_CALLS: Final = "torch.nn.modules.module"
+"""Python module through which every call of a ``torch.nn.Module`` goes."""
+_NOT_SAMPLED: Final = Absent("not measured (sampling=True looks at the lines that run)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotLine:
+    """The line of a function that most of its time is spent at, with all that the line calls.
+
+    Attributes:
+        file, line: where.
+        function: that the line is in, qualified.
+        function_line: first line of that function.
+        share: of the function's time, 0..1.
+        samples: how many were at this line.
+        time_ns: that they stand for, summed over the loop.
+        inner: the line further down that this line's time is really spent at, in a function of the user's;
+            its ``share`` is of this line's time. ``None`` if it is this line.
+    """
+
+    file: str
+    line: int
+    function: str
+    function_line: int
+    share: float
+    samples: int
+    time_ns: int
+    inner: HotLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLine:
+    """A line that was the innermost one of the user's on the stack.
+
+    Attributes:
+        file, line: where.
+        function: that the line is in, qualified.
+        phase: key of the phase; ``None`` if it is all phases together.
+        share: of all sampled time, 0..1.
+        share_error: standard error of ``share``.
+        samples: how many.
+        time_ns: that they stand for, summed over the loop.
+    """
+
+    file: str
+    line: int
+    function: str
+    phase: str | None
+    share: float
+    share_error: float
+    samples: int
+    time_ns: int
+
+
+class _Count(NamedTuple):
+    """Samples, and the nanoseconds that they stand for."""
+
+    samples: int
+    time_ns: int
+
+
+class _Place(NamedTuple):
+    phase: str | None
+    file: str
+    line: int
+
+
+class _At(NamedTuple):
+    """One of a function's lines, and what was called from there, outermost first."""
+
+    frame: StackFrame
+    inner: Sequence[StackFrame]
+    tally: _Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotLines:
+    """Answers which lines take the time, from the sampled stacks of one loop.
+
+    Caveats:
+        Samples that follow each other are not quite independent: two may be of the same long call.
+        Python code that runs for less than some tenths of a millisecond (a millisecond on a busy machine)
+        before a line that gives the interpreter away, as operators of torch do, may count as that line.
+    """
+
+    samples: StackSamples
+
+    @property
+    def time_ns(self) -> int:
+        """All sampled time."""
+        return sum(stack.time_ns for stack in self.samples.stacks)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples whose stack is known."""
+        return sum(stack.samples for stack in self.samples.stacks)
+
+    def inside(
+        self,
+        file: str,
+        function_line: int,
+        *,
+        phases: Collection[str] | None = None,
+        outside_modules: bool = False,
+    ) -> HotLine | None:
+        """The line of one function that most of its time is spent at.
+
+        Of a function that calls itself the innermost call counts.
+
+        Args:
+            file: that the function is in.
+            function_line: its first line.
+            phases: only samples in these; ``None`` means all.
+            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``.
+
+        Returns:
+            ``None`` if there are fewer than 3 samples at that line, or less than half of the function's
+            samples or of its time.
+        """
+        calls = [
+            at
+            for stack in self._stacks(phases)
+            if (at := self._find(stack, file, function_line)) is not None
+            and not (outside_modules and any(frame.module == _MODULE_CALLS for frame in at.inner))
+        ]
+        function = _sum(at.tally for at in calls)
+        lines = _grouped((at.frame.line, at) for at in calls)
+        if not lines:
+            return None
+        hottest = max(lines, key=lambda ats: _sum(at.tally for at in ats).time_ns)
+        count = _sum(at.tally for at in hottest)
+        is_most = 2 * count.samples >= function.samples and 2 * count.time_ns >= function.time_ns
+        if count.samples < _MIN_SAMPLES or not is_most:
+            return None
+        return _hot_line(hottest[0].frame, count, function, _innermost(hottest, count))
+
+    def share_outside_modules(self, file: str, function_line: int) -> tuple[float, int] | None:
+        """Share of a function's time in which it had not called a module, and how many samples say so.
+
+        Args:
+            file: that the function is in.
+            function_line: its first line.
+
+        Returns:
+            ``None`` without a sample of the function.
+        """
+        calls = [
+            at for stack in self._stacks(None) if (at := self._find(stack, file, function_line)) is not None
+        ]
+        whole = _sum(at.tally for at in calls)
+        if not whole.time_ns:
+            return None
+        inside = _sum(at.tally for at in calls if any(frame.module == _MODULE_CALLS for frame in at.inner))
+        return 1 - inside.time_ns / whole.time_ns, whole.samples
+
+    def top(self, limit: int) -> tuple[TopLine, ...]:
+        """The lines that most time is spent at, by phase, longest first.
+
+        Each sample counts for the innermost line of the user's on its stack, and for none if there is no
+        such line.
+
+        The standard error of a share p is sqrt(p (1 - p) / n) over all n samples, as if these were
+        independent and stood for equal times. They are not quite (see the class), so it is a little small.
+
+        Args:
+            limit: most lines.
+        """
+        return tuple(islice(self._ranked(by_phase=True), limit))
+
+    @property
+    def lines(self) -> tuple[TopLine, ...]:
+        """All such lines, each with all its phases together, longest first."""
+        return tuple(self._ranked(by_phase=False))
+
+    def _ranked(self, *, by_phase: bool) -> Iterator[TopLine]:
+        total = _Count(self.num_samples, self.time_ns)
+        counts: dict[_Place, list[_Count]] = {}
+        names: dict[_Place, str] = {}
+        for stack in self.samples.stacks:
+            frames = (self.samples.frames[index] for index in reversed(stack.frames))
+            user = next((frame for frame in frames if frame.is_users), None)
+            if user is not None:
+                place = _Place(stack.phase if by_phase else None, user.file, user.line)
+                names.setdefault(place, user.function)
+                counts.setdefault(place, []).append(_Count(stack.samples, stack.time_ns))
+        sums = {place: _sum(found) for place, found in counts.items()}
+        for place, count in sorted(sums.items(), key=lambda item: -item[1].time_ns):
+            share = count.time_ns / total.time_ns
+            yield TopLine(
+                file=place.file,
+                line=place.line,
+                function=names[place],
+                phase=place.phase,
+                share=share,
+                share_error=math.sqrt(share * (1 - share) / total.samples),
+                samples=count.samples,
+                time_ns=count.time_ns,
+            )
+
+    def _stacks(self, phases: Collection[str] | None) -> Iterator[SampledStack]:
+        return (stack for stack in self.samples.stacks if phases is None or stack.phase in phases)
+
+    def _find(self, stack: SampledStack, file: str, function_line: int) -> _At | None:
+        frames = self.samples.frames
+        for position in range(len(stack.frames) - 1, -1, -1):
+            frame = frames[stack.frames[position]]
+            if frame.function_line == function_line and frame.file == file:
+                inner = [frames[index] for index in stack.frames[position + 1 :]]
+                return _At(frame, inner, _Count(stack.samples, stack.time_ns))
+        return None
+
+
+def hot_lines(samples: StackSamples | None) -> HotLines | Absent:
+    """The hot lines of one rank, or why there are none."""
+    if samples is None:
+        return _NOT_SAMPLED
+    if not any(stack.time_ns for stack in samples.stacks):
+        return Absent("the loop ended before a sample was taken")
+    return HotLines(samples=samples)
+
+
+def _innermost(hottest: Sequence[_At], count: _Count) -> HotLine | None:
+    """From one line down the user's frames, while one of them holds at least half of the line's time."""
+    found: HotLine | None = None
+    begin = hottest[0].frame
+    paths = [([frame for frame in at.inner if frame.is_users], at.tally) for at in hottest]
+    while paths:
+        children = _grouped(
+            ((path[0].file, path[0].line, path[0].function), (path, one)) for path, one in paths if path
+        )
+        if not children:
+            break
+        paths = max(children, key=lambda group: _sum(one for _, one in group).time_ns)
+        inner = _sum(one for _, one in paths)
+        if 2 * inner.time_ns < count.time_ns:
+            break
+        frame = paths[0][0][0]
+        # A comprehension is a function of its own before Python 3.12.
+        is_same = (frame.file, frame.line) == (begin.file, begin.line)
+        found = found if is_same else _hot_line(frame, inner, count, None)
+        paths = [(path[1:], one) for path, one in paths]
+    return found
+
+
+def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | None) -> HotLine:
+    return HotLine(
+        file=frame.file,
+        line=frame.line,
+        function=frame.function,
+        function_line=frame.function_line,
+        share=count.time_ns / whole.time_ns if whole.time_ns else 0.0,
+        samples=count.samples,
+        time_ns=count.time_ns,
+        inner=inner,
+    )
+
+
+def _sum(counts: Iterable[_Count]) -> _Count:
+    samples = time_ns = 0
+    for count in counts:
+        samples += count.samples
+        time_ns += count.time_ns
+    return _Count(samples, time_ns)
+
+
+def _grouped(pairs: Iterable[tuple[Hashable, T]]) -> list[list[T]]:
+    """What belongs to the same key together."""
+    groups: dict[Hashable, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return list(groups.values())

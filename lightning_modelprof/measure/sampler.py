@@ -1,0 +1,188 @@
+"""A thread that looks at the training every few milliseconds, and ever less often the longer it runs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+from weakref import WeakSet
+
+from lightning_modelprof.measure.clock import HostClock, host_clock
+
+Look: TypeAlias = Callable[[int], None]
+"""Looks once. It is given the nanoseconds that it stands for: since the look before it, or since the thread
+was started if that was later."""
+
+MIN_INTERVAL_NS: Final = 5_000_000
+"""Time between two looks at first."""
+_LOOKS_PER_FOLD: Final = 500
+"""Looks in the first 2.5 s, and in every further time that is e times as long."""
+_SHORT_TURN_S: Final = 0.0001
+_AHEAD_NS: Final = 6_000_000
+"""How long before a look turns become short: a usual turn, 5 ms, and a little."""
+
+
+class Sampler:
+    """Calls looks from a thread of its own.
+
+    The time between two looks is ``max(5 ms, elapsed / 500)`` on average, so that the first hour has about
+    4,100 looks and the next one 350. It varies by half of that either way, or steps of 10 ms would always be
+    met at the same two lines.
+
+    The thread ends for a time at :meth:`pause`, because torch's Python tracer would record it, and around
+    every fork, so that no child is made while it runs. An error in a look ends that look for good; it never
+    reaches the training.
+
+    Args:
+        looks: by name, which is for the notes.
+        clock: host clock.
+
+    Attributes:
+        cost_ns: CPU time of the thread so far.
+        interval_ns: time between two looks now, on average.
+        notes: why a look ended early, or never began, a sentence each.
+    """
+
+    def __init__(self, looks: Mapping[str, Look], clock: HostClock = host_clock) -> None:
+        self._looks = dict(looks)
+        self._clock = clock
+        self._began_ns: int | None = None
+        self._random = random.Random(0)  # of our own: the training's numbers stay what they are
+        self._is_wanted = False
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Lock()  # held while the thread shall run
+        self._changes = threading.RLock()  # the training thread pauses, and whichever thread forks
+        self.cost_ns = 0
+        self.interval_ns = MIN_INTERVAL_NS
+        self.notes: list[str] = []
+        _SAMPLERS.add(self)
+
+    def resume(self) -> None:
+        """Begin to look, or go on after a pause; does nothing while it looks."""
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            self._end("Nothing was sampled: this Python runs without a global interpreter lock.")
+            return
+        if self._began_ns is None:
+            self._began_ns = self._clock()
+        self._is_wanted = True
+        self._start_thread()
+
+    def pause(self) -> None:
+        """Look no more until :meth:`resume`. When this returns the thread has ended."""
+        self._is_wanted = False
+        self._end_thread()
+
+    def _start_thread(self) -> None:
+        with self._changes:
+            if not self._is_wanted or self._thread is not None or not self._looks:
+                return
+            # A lock for each thread: what wakes one must not wake the next. Plain lock and no Event, whose
+            # wait runs dozens of lines of Python with the interpreter held.
+            self._is_over = threading.Lock()
+            self._is_over.acquire()
+            thread = threading.Thread(
+                target=self._run, args=(self._is_over,), name="modelprof-sampler", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more threads, or the interpreter shuts down
+                self._end(f"Sampling ended: no thread could be started ({error}).")
+                return
+            self._thread = thread
+
+    def _end_thread(self) -> None:
+        with self._changes:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._is_over.release()
+                thread.join()
+
+    def _forget_thread(self) -> None:
+        """In a child of this process: there is no such thread in it."""
+        self._is_wanted, self._thread = False, None
+        self._changes = threading.RLock()
+
+    def _end(self, note: str) -> None:
+        self._looks = {}
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _run(self, is_over: threading.Lock) -> None:
+        """The thread. Threads of one sampler follow each other, so nothing in here is shared."""
+        cost_before_ns = self.cost_ns
+        try:
+            last_ns = self._clock()
+            began_ns = last_ns if self._began_ns is None else self._began_ns
+            while self._looks:
+                self.interval_ns = max(MIN_INTERVAL_NS, (last_ns - began_ns) // _LOOKS_PER_FOLD)
+                due_ns = last_ns + round(self.interval_ns * self._random.uniform(0.5, 1.5))
+                if is_over.acquire(timeout=max(0, due_ns - _AHEAD_NS - last_ns) / 1e9):
+                    break
+                with _ShortTurns():
+                    if is_over.acquire(timeout=max(0, due_ns - self._clock()) / 1e9):
+                        break
+                now_ns = self._clock()
+                elapsed_ns, last_ns = now_ns - last_ns, now_ns
+                for name, look in tuple(self._looks.items()):
+                    self._look_with(name, look, elapsed_ns)
+                self.cost_ns = cost_before_ns + time.thread_time_ns()
+        except Exception as error:  # the clock failed, or there is no memory
+            self._end(f"Sampling ended early: {type(error).__name__}: {error}.")
+
+    def _look_with(self, name: str, look: Look, elapsed_ns: int) -> None:
+        try:
+            look(elapsed_ns)
+        except Exception as error:
+            self._looks.pop(name, None)
+            self.notes.append(f"The look at {name} ended early: {type(error).__name__}: {error}.")
+
+
+class _ShortTurns:
+    """Lets threads that want the interpreter have it from the one that computes after 0.1 ms, and not 5 ms.
+
+    With the usual turns a look would have to wait for the first line that gives the interpreter away by
+    itself, and take that line for the one that ran: Python code of less than 5 ms would never be seen.
+    """
+
+    def __enter__(self) -> None:
+        self._usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SHORT_TURN_S, self._usual_s))
+        self._short_s = sys.getswitchinterval()
+
+    def __exit__(self, *_: object) -> None:
+        if sys.getswitchinterval() == self._short_s:  # nobody else has set it meanwhile
+            sys.setswitchinterval(self._usual_s)
+
+
+_SAMPLERS: Final[WeakSet[Sampler]] = WeakSet()
+
+
+def _pause_all() -> None:
+    for sampler in tuple(_SAMPLERS):
+        sampler.pause()
+
+
+def _end_threads() -> None:
+    for sampler in tuple(_SAMPLERS):
+        sampler._end_thread()
+
+
+def _start_threads() -> None:
+    for sampler in tuple(_SAMPLERS):
+        sampler._start_thread()
+
+
+def _forget_threads() -> None:
+    for sampler in tuple(_SAMPLERS):
+        sampler._forget_thread()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(before=_end_threads, after_in_parent=_start_threads, after_in_child=_forget_threads)
+# The interpreter ends threads that are left in the middle of what they do, which native code may not survive.
+atexit.register(_pause_all)

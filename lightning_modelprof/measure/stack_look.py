@@ -1,0 +1,186 @@
+"""Looks at the stack of the training thread, and adds up what it sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple, Protocol
+
+from lightning_modelprof.measure.ledger import PROFILER
+from lightning_modelprof.measure.user_code import UserCode, is_loop
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+
+MOST_DEEP: Final = 80
+"""Frames of one stack that are looked at: with more, the thread that trains would wait for the look."""
+MOST_STACKS: Final = 5_000
+MOST_FRAMES: Final = 20_000
+
+
+class LedgerState(Protocol):
+    """What is going on now: the part of the phase ledger that a look needs."""
+
+    current: int
+    inspection: Any
+    ranges: Any
+
+
+class _Known(NamedTuple):
+    code: CodeType  # held, so that its id stays its own
+    module: str
+    has_file: bool
+    is_loop: bool
+
+
+class StackLook:
+    """Notes where the thread that made it is, each time that it is called from another thread.
+
+    A stack is followed from the innermost frame outwards until Lightning's loop, which is cut off with all
+    that called it. Steps that are inspected or traced are passed over, and our own work.
+
+    Args:
+        ledger: says which phase is current.
+        user_code: whose code is whose.
+    """
+
+    def __init__(self, ledger: LedgerState, user_code: UserCode) -> None:
+        self._ledger = ledger
+        self._user_code = user_code
+        self._thread = threading.get_ident()
+        self._folder = os.getcwd()  # noqa: PTH109 - what relative file names are relative to
+        self._known: dict[int, _Known] = {}
+        self._lines: set[tuple[int, int]] = set()
+        # (phase, id of code, line, id of code, line, ...), innermost first → [samples, nanoseconds]
+        self._stacks: dict[tuple[int, ...], list[int]] = {}
+        self._dropped = 0
+        self._too_deep = 0
+
+    def look(self, elapsed_ns: int) -> None:
+        """Take a sample that stands for ``elapsed_ns``."""
+        ledger = self._ledger
+        phase = ledger.current
+        if ledger.inspection is not None or ledger.ranges is not None or phase == PROFILER:
+            return
+        frame = sys._current_frames().get(self._thread)
+        if frame is None:
+            return
+        place, is_too_deep = self._follow(frame, phase)
+        counts = self._stacks.get(place)
+        if counts is None:
+            counts = self._new_stack(place)
+        if counts is None:
+            self._dropped += 1
+            return
+        counts[0] += 1
+        counts[1] += elapsed_ns
+        self._too_deep += is_too_deep
+
+    def _follow(self, frame: FrameType | None, phase: int) -> tuple[tuple[int, ...], bool]:
+        """The stack as plain numbers, and whether its outer frames were left out.
+
+        The interpreter is ours for the whole walk: that takes some 10 µs, another thread is given it after
+        0.1 ms of waiting at the earliest (see ``sampler.py``), and nothing in here gives it away: no lock, no
+        input or output, no import. So no function on the stack can go on, or end, meanwhile. Should the
+        system halt this thread for that long nevertheless, a frame may outlive its function until the walk
+        is over, but no longer: none is kept.
+        """
+        known = self._known
+        place = [phase]
+        add = place.append
+        while frame is not None:
+            code = frame.f_code
+            seen = known.get(id(code)) or self._learn(frame, code)
+            if seen.is_loop:
+                break
+            if len(place) > 2 * MOST_DEEP:
+                return tuple(place), True
+            add(id(code))
+            add(frame.f_lineno or code.co_firstlineno)  # some instructions have no line
+            frame = frame.f_back
+        return tuple(place), False
+
+    def _learn(self, frame: FrameType, code: CodeType) -> _Known:
+        """First sight of a function. Whose it is, is found out later: that asks the file system."""
+        names = frame.f_globals
+        module = names.get("__name__")
+        module = module if isinstance(module, str) else ""
+        known = _Known(code, module, "__file__" in names, is_loop(module))
+        self._known[id(code)] = known
+        return known
+
+    def _new_stack(self, place: tuple[int, ...]) -> list[int] | None:
+        """Begin to count a stack, unless there are too many."""
+        lines = set(zip(place[1::2], place[2::2], strict=True))
+        if len(self._stacks) >= MOST_STACKS or len(self._lines | lines) > MOST_FRAMES:
+            return None
+        self._lines |= lines
+        counts = self._stacks[place] = [0, 0]
+        return counts
+
+    def samples(
+        self,
+        *,
+        first_interval_ns: int = 0,
+        last_interval_ns: int = 0,
+        cost_ns: int = 0,
+        notes: tuple[str, ...] = (),
+    ) -> StackSamples:
+        """What was seen so far; may be called while looks go on.
+
+        Args:
+            first_interval_ns: for the record.
+            last_interval_ns: for the record.
+            cost_ns: for the record.
+            notes: for the record.
+        """
+        numbers: dict[tuple[int, int], int] = {}
+        stacks = []
+        for place, (samples, time_ns) in self._stacks.copy().items():
+            lines = list(zip(place[1::2], place[2::2], strict=True))
+            stacks.append(
+                SampledStack(
+                    phase=PHASES[place[0]].key,
+                    frames=tuple(numbers.setdefault(line, len(numbers)) for line in reversed(lines)),
+                    samples=samples,
+                    time_ns=time_ns,
+                )
+            )
+        is_users: dict[int, bool] = {}
+        return StackSamples(
+            frames=tuple(self._frame(code, line, is_users) for code, line in numbers),
+            stacks=tuple(sorted(stacks, key=lambda stack: -stack.time_ns)),
+            samples=sum(stack.samples for stack in stacks) + self._dropped,
+            first_interval_ns=first_interval_ns,
+            last_interval_ns=last_interval_ns,
+            dropped=self._dropped,
+            cost_ns=cost_ns,
+            notes=(*notes, *self._notes()),
+        )
+
+    def _frame(self, key: int, line: int, is_users: dict[int, bool]) -> StackFrame:
+        code, module, has_file, _ = self._known[key]
+        file = code.co_filename
+        if not file.startswith("<"):
+            file = os.path.normpath(os.path.join(self._folder, file))  # noqa: PTH118
+        if key not in is_users:
+            is_users[key] = self._user_code.owns(file, module=module, has_file=has_file)
+        return StackFrame(
+            file=file,
+            line=line,
+            function=getattr(code, "co_qualname", code.co_name),
+            function_line=code.co_firstlineno,
+            module=module,
+            is_users=is_users[key],
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self._too_deep:
+            notes.append(f"Of {self._too_deep} samples only the innermost {MOST_DEEP} functions were noted.")
+        if self._dropped:
+            notes.append(
+                f"{self._dropped} samples are in no figure: there were too many different stacks to note."
+            )
+        return tuple(notes)

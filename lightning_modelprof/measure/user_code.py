@@ -1,0 +1,157 @@
+"""Tells the user's code from that of libraries, and both from the loop that calls them."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+
+_LIBRARIES: Final = (
+    "torch",
+    "functorch",
+    "lightning",
+    "lightning_fabric",
+    "lightning_utilities",
+    "lightning_modelprof",
+    "numpy",
+    "pytorch_lightning",
+    "torchmetrics",
+)
+"""Never the user's, also where they are installed from a checkout."""
+
+_INSTALLED: Final = ("site-packages", "dist-packages")
+_TYPED_IN: Final = (
+    "<ipython-input",
+    "<stdin>",
+    "<python-input",
+    "<console>",
+    "<input>",
+    "<command-",
+    "<cell",
+    "<doctest",
+)
+"""What notebooks and consoles call code that somebody typed in; other such names are generated code."""
+
+_LOOPS: Final = ("lightning.pytorch.loops.", "pytorch_lightning.loops.")
+
+
+class UserCode:
+    """Says of code whether it is the user's.
+
+    It is when its file is outside of the standard library and of what is installed (editable installs are the
+    user's), or was typed into a notebook or a console. The package of an owner is the user's too, wherever it
+    is installed, unless it is one of torch, Lightning, torchmetrics, NumPy and this package.
+
+    Args:
+        owners: classes of the user, such as that of the LightningModule.
+    """
+
+    def __init__(self, owners: Iterable[type] = ()) -> None:
+        self._own = tuple(root for owner in owners for root in _package_roots(owner))
+        self._foreign = _foreign_roots()
+
+    def is_users(self, frame: FrameType) -> bool:
+        """Whether the function that runs in a frame is the user's."""
+        names = frame.f_globals
+        module = str(names.get("__name__", ""))
+        return self.owns(frame.f_code.co_filename, module=module, has_file="__file__" in names)
+
+    def owns(self, file: str, *, module: str, has_file: bool) -> bool:
+        """Whether code is the user's.
+
+        Args:
+            file: that it says it is from.
+            module: name of its module.
+            has_file: whether its module was read from a file.
+        """
+        if file.startswith("<"):
+            is_command = file == "<string>" and not has_file and module == "__main__"  # python -c
+            return is_command or file.startswith(_TYPED_IN)
+        return self.is_users_file(file)
+
+    def is_users_file(self, file: str) -> bool:
+        """Whether a file is the user's, by its path."""
+        path = os.path.abspath(file)  # noqa: PTH100 - pathlib would need a line more
+        if any(_is_below(path, root) for root in self._own):
+            return True
+        for name in {path, os.path.realpath(path)}:
+            if any(_is_below(name, root) for root in self._foreign):
+                return False
+            if any(part in _INSTALLED or part.startswith("torchinductor_") for part in Path(name).parts):
+                return False
+        # pip install --target puts packages beside what describes them, without a folder of a known name.
+        entries = (entry for entry in sys.path if entry and _is_below(path, entry))
+        return not any(_holds_distributions(entry) for entry in entries)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+@cache
+def _holds_distributions(folder: str) -> bool:
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return False
+
+
+def _foreign_roots() -> tuple[str, ...]:
+    """Folders of the standard library, of what is installed, and of the libraries known by name."""
+    paths = sysconfig.get_paths()
+    roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
+    roots += [*getattr(site, "getsitepackages", list)(), getattr(site, "getusersitepackages", str)()]
+    roots += [root for name in _LIBRARIES for root in _roots_of(name)]
+    return tuple({name for root in roots if root for name in (root, os.path.realpath(root))})
+
+
+def _roots_of(name: str) -> tuple[str, ...]:
+    """The folders of an imported package, or the file of a module."""
+    module = sys.modules.get(name)
+    if module is None:
+        return ()
+    folders = tuple(getattr(module, "__path__", ()))
+    file = getattr(module, "__file__", None)
+    return folders or ((file,) if file else ())
+
+
+def _package_roots(owner: type) -> tuple[str, ...]:
+    name = owner.__module__.partition(".")[0]
+    if name in _LIBRARIES or name in sys.stdlib_module_names or name == "__main__":
+        return ()
+    return _roots_of(name)
+
+
+def is_loop(module: str) -> bool:
+    """Whether a module of this name is part of Lightning's loops.
+
+    Fetchers do not count: a ``training_step`` that takes a ``dataloader_iter`` calls them.
+    """
+    return module.startswith(_LOOPS) and not module.endswith(".fetchers")
+
+
+def loop_codes() -> frozenset[CodeType]:
+    """Code of Lightning's loop that is running, and of all that called it. To be called from a hook."""
+    found: set[CodeType] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if found or is_loop(str(frame.f_globals.get("__name__", ""))):
+            found.add(frame.f_code)
+        frame = frame.f_back
+    return frozenset(found)
+
+
+def absolute_file(file: str) -> str:
+    """The path of a source file wherever the user goes meanwhile; what is no file keeps its name."""
+    return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100 - as written, not resolved
+
+
+def is_library(file: str | None) -> bool:
+    """Whether a file is not the user's, or is none at all."""
+    return file is None or file.startswith("<frozen") or not UserCode().is_users_file(file)

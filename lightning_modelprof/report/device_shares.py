@@ -1,0 +1,94 @@
+"""What the steps of windows or of traces consist of, as shares of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.host_waits import MODEL_PHASES, HostWaits
+from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShares:
+    """Shares of recorded steps; they sum to 1.
+
+    Attributes:
+        step_ns: mean length of a step.
+        busy: kernels, copies and sets.
+        communication: communication that nothing of these hides.
+        fetch: fetches of batches while no device works.
+        host: the runtime and operators on the host, without either.
+        other: nothing of all that.
+    """
+
+    step_ns: float
+    busy: float
+    communication: float
+    fetch: float
+    host: float
+    other: float
+
+
+def device_shares(breakdowns: Iterable[StepBreakdown | Absent | None]) -> DeviceShares | None:
+    """Of all steps of those that have device events; ``None`` without any."""
+    num_steps, total_ns = 0, 0.0
+    parts_ns = dict.fromkeys(STEP_CATEGORIES, 0.0)
+    for breakdown in breakdowns:
+        if breakdown is None or isinstance(breakdown, Absent) or not breakdown.has_device:
+            continue
+        num_steps += len(breakdown.steps)
+        total_ns += breakdown.mean_total_ns * len(breakdown.steps)
+        for category, mean_ns in zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True):
+            parts_ns[category] += mean_ns * len(breakdown.steps)
+    if not total_ns:
+        return None
+    return DeviceShares(
+        step_ns=total_ns / num_steps,
+        busy=sum(parts_ns[name] for name in ("kernel", "memcpy", "memset")) / total_ns,
+        communication=parts_ns["communication"] / total_ns,
+        fetch=parts_ns["dataloader"] / total_ns,
+        host=sum(parts_ns[name] for name in ("runtime", "cpu_exec")) / total_ns,
+        other=parts_ns["other"] / total_ns,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitShares:
+    """What waits are of recorded steps, as far as a verdict asks; see :class:`HostWaits`.
+
+    Attributes:
+        late: idle time of the device in which the host was late, without fetches and what waits cost.
+        around_model: time of the host in waits that begin in phases around the model.
+        forward_stake: what is at stake in waits that begin in the forward.
+        unexplained: idle time of the device whose cause is not known.
+    """
+
+    late: float
+    around_model: float
+    forward_stake: float
+    unexplained: float = 0.0
+
+
+def wait_shares(facts: HostWaits | Absent) -> WaitShares | None:
+    """``None`` where waits are not known."""
+    if isinstance(facts, Absent) or not facts.steps_ns:
+        return None
+    around = [wait for wait in facts.waits if wait.place.phase not in ("", "dataloader", *MODEL_PHASES)]
+    forward = [wait for wait in facts.waits if wait.place.phase == "forward"]
+    return WaitShares(
+        late=facts.late_ns / facts.steps_ns,
+        around_model=sum(wait.wait_ns for wait in around) / facts.steps_ns,
+        forward_stake=sum(wait.stake_ns for wait in forward) / facts.steps_ns,
+        unexplained=(facts.idle_ns - facts.fetch_ns - facts.stake_ns - facts.late_ns) / facts.steps_ns,
+    )
+
+
+def unaccounted(shares: DeviceShares, waits: WaitShares | None) -> float:
+    """Share of the steps of which nothing is known.
+
+    That is time in no event, such as Python between operators. Where the device waits for the host meanwhile,
+    it is known why it is idle, whatever the host does.
+    """
+    return shares.other if waits is None else min(shares.other, waits.unexplained)

@@ -1,0 +1,64 @@
+"""What to change at the line that takes the time, by what it runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.source_lines import SourceLine, by_place
+
+MANY_OPERATORS: Final = 64
+"""From so many operators in one step on one line it is a loop, most likely over rows or samples."""
+
+IN_GENERAL: Final = (
+    "Look for loops over rows, tensors made on the host and values that are read (.item(), assert) in"
+    " {where}; write it as operations on whole tensors."
+)
+
+
+def advice_for(
+    analysis: Analysis, file: str | None, line: int | None, where: str, *, outside_modules: bool = False
+) -> str:
+    """What to do about a function that takes long.
+
+    Args:
+        analysis: of the run.
+        file: of the function.
+        line: first line of the function.
+        where: what the function is called in a sentence.
+        outside_modules: whether time in the model's modules is not what it is about.
+    """
+    source = _line_of(analysis, file, line, outside_modules)
+    if source is None or source.operators is None:
+        return IN_GENERAL.format(where=where)
+    place = f"Line {source.line} of {source.function}"
+    if source.operators >= MANY_OPERATORS:
+        return (
+            f"{place} runs {source.operators} operators in a step, as a loop over rows does: write it as"
+            " operations on whole tensors."
+        )
+    if source.host_tensors or source.copies:
+        return (
+            f"{place} makes a tensor of Python numbers, or copies one, in every step: make it once, in"
+            " __init__ with register_buffer, or on the device (torch.arange, torch.full)."
+        )
+    if source.waits:
+        return f"{place} reads values of tensors: check them where the data is loaded, or every some steps."
+    if source.operators == 0:
+        return f"{place} runs no operator of torch: it is Python's own time, or that of another library."
+    return IN_GENERAL.format(where=where)
+
+
+def _line_of(
+    analysis: Analysis, file: str | None, line: int | None, outside_modules: bool
+) -> SourceLine | None:
+    """The innermost line of the user's that takes the time of a function."""
+    hot, lines = analysis.hot_lines, analysis.source_lines
+    if isinstance(hot, Absent) or isinstance(lines, Absent) or file is None or line is None:
+        return None
+    found = hot.inside(file, line, outside_modules=outside_modules)
+    if found is None:
+        return None
+    innermost = found.inner or found
+    return by_place(lines).get((innermost.file, innermost.line))

@@ -1,0 +1,72 @@
+"""Source lines: which lines of the user's code take the time, run operators, wait and copy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.source_lines import SourceLine
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.run.loops import loop_of
+
+_COLUMNS: Final = (
+    Column("place", "Line"),
+    Column("function", "Function"),
+    Column("module", "Module"),
+    Column("share", "Time(%)", Unit.RATIO),
+    Column("samples", "Samples", Unit.COUNT),
+    Column("operators", "Operators", Unit.COUNT),
+    Column("backward_operators", "in backward", Unit.COUNT),
+    Column("waits", "Values read", Unit.COUNT),
+    Column("copies", "Copies", Unit.COUNT),
+    Column("host_tensors", "Host tensors", Unit.COUNT),
+    Column("num_bytes", "Bytes", Unit.BYTES),
+)
+
+_SAMPLED: Final = (
+    "Time: share of all samples of the training thread whose innermost line of yours it is, with all that"
+    " libraries do for it. It is as exact as the samples are many."
+)
+_RUN: Final = (
+    "Operators, values read (.item(), if tensor, masks), copies and host tensors (made of Python numbers or"
+    " NumPy) are those of one {step}. On a device the host waits for each value that is read."
+)
+
+
+def source_lines_table(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """Which lines to look at.
+
+    Definition: a row for each line of the user's that ran an operator in the inspected step or was seen by
+    the sampler; most time first, then most values read, copies and host tensors, then most operators.
+    """
+    lines = analysis.source_lines
+    if isinstance(lines, Absent) and analysis.cost is None and isinstance(analysis.hot_lines, Absent):
+        return ()  # nobody asked for it
+    absent_reason = lines.reason if isinstance(lines, Absent) else None
+    found = () if isinstance(lines, Absent) else lines
+    if absent_reason is None and not found:
+        absent_reason = "no line of yours was seen"
+    notes = []
+    if any(line.share is not None for line in found):
+        notes.append(_SAMPLED)
+    if any(line.operators is not None for line in found):
+        notes.append(_RUN.format(step=loop_of(analysis.info.loop).step))
+    elif found and analysis.cost is not None and analysis.cost.sites_note:
+        notes.append(f"What lines run is not known: {analysis.cost.sites_note}.")
+    return (
+        Table(
+            id="source_lines",
+            title="Source lines",
+            columns=_COLUMNS,
+            rows=tuple(map(_row, found)),
+            notes=tuple(notes),
+            absent_reason=absent_reason,
+            row_limit=20,
+        ),
+    )
+
+
+def _row(line: SourceLine) -> tuple[str | int | float | None, ...]:
+    return (f"{line.file}:{line.line}", *(getattr(line, column.key) for column in _COLUMNS[1:]))

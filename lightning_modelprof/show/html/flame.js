@@ -1,0 +1,161 @@
+
+// Flame graphs. A click or Enter makes a box as wide as the graph; Escape, the button, or the box around all
+// of them shows the whole again. Only what the reader looks at changes: the graph is complete without this.
+class FlameGraph {
+  static roomForText = 24; // points
+  static paperWidth = 1000;
+
+  constructor(figure) {
+    this.frame = figure.querySelector(".boxes");
+    this.line = figure.querySelector(".about");
+    this.found = figure.querySelector("output");
+    this.reset = figure.querySelector("[data-do=reset]");
+    this.search = figure.querySelector("input");
+    this.boxes = Array.from(this.frame.children, (element) => {
+      const number = (name) => Number(element.style.getPropertyValue(name));
+      element.setAttribute("role", "treeitem");
+      element.setAttribute("aria-level", 1 + number("--y"));
+      element.tabIndex = -1;
+      const [x, width] = [number("--x"), number("--w")];
+      return { element, x, width, row: number("--y"), isShown: true, left: x, right: Math.min(1, x + width) };
+    });
+    this.boxOf = new Map(this.boxes.map((box) => [box.element, box]));
+    this.zoomed = null;
+    this.isOnPaper = false;
+    this.current = this.boxes[0];
+    this.current.element.tabIndex = 0;
+    this.frame.setAttribute("role", "tree");
+    this.listen();
+    this.tell(undefined);
+    new ResizeObserver(() => this.show()).observe(this.frame);
+  }
+
+  listen() {
+    const boxOf = (event) => this.boxOf.get(event.target.closest(".box"));
+    const look = (event) => this.tell(boxOf(event));
+    this.frame.addEventListener("click", (event) => boxOf(event) && this.zoom(boxOf(event)));
+    this.frame.addEventListener("pointerover", look);
+    this.frame.addEventListener("focusin", look);
+    this.frame.addEventListener("pointerleave", () => this.tell(this.boxOf.get(document.activeElement)));
+    this.frame.addEventListener("focusout", () => this.tell(undefined));
+    this.frame.addEventListener("keydown", (event) => this.press(event));
+    this.reset.addEventListener("click", () => this.zoom(null));
+    this.search?.addEventListener("input", () => this.find());
+    const print = (isOnPaper) => {
+      this.isOnPaper = isOnPaper;
+      this.show();
+    };
+    addEventListener("beforeprint", () => print(true));
+    addEventListener("afterprint", () => print(false));
+  }
+
+  tell(box) {
+    const about = (one) => one.element.title.replace("\n", ": ");
+    const hint = "Point at a box for its time; click it, or press Enter, to look into it.";
+    this.line.textContent = box ? about(box) : this.zoomed ? `Zoomed: ${about(this.zoomed)}` : hint;
+    this.line.classList.toggle("hint", !box && !this.zoomed);
+  }
+
+  zoom(box) {
+    this.zoomed = box && box.width < 1 ? box : null;
+    this.reset.disabled = this.zoomed === null;
+    this.show();
+    if (box) this.choose(box);
+    this.tell(box ?? undefined);
+  }
+
+  // Boxes beside the zoomed one vanish; those around it become as wide as the graph.
+  show() {
+    const zoomed = this.isOnPaper ? null : this.zoomed; // paper has the whole
+    const points = this.isOnPaper ? FlameGraph.paperWidth : this.frame.clientWidth;
+    const { x, width } = zoomed ?? { x: 0, width: 1 };
+    const noise = 1e-4; // what rounding leaves of boxes that only touch
+    for (const box of this.boxes) {
+      const left = Math.max(0, (box.x - x) / width);
+      const right = Math.min(1, (box.x + box.width - x) / width);
+      const { element } = box;
+      box.isShown = zoomed === null || right - left > Math.min(noise, (0.5 * box.width) / width);
+      element.hidden = !box.isShown;
+      if (!box.isShown) continue;
+      if (left !== box.left || right !== box.right) {
+        element.style.setProperty("--x", left);
+        element.style.setProperty("--w", right - left);
+        Object.assign(box, { left, right });
+      }
+      element.classList.toggle("narrow", (right - left) * points < FlameGraph.roomForText);
+      element.classList.toggle("around", zoomed !== null && box.row < zoomed.row);
+    }
+  }
+
+  // Words as in the tables. Boxes in boxes that were found do not count twice.
+  find() {
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const isFound = (box) => {
+      const name = box.element.title.split("\n")[0].toLowerCase(); // and where it is, but no numbers
+      return words.every((word) => name.includes(word));
+    };
+    const found = words.length ? this.boxes.filter(isFound) : [];
+    for (const { element } of this.boxes) element.classList.remove("found");
+    for (const { element } of found) element.classList.add("found");
+    this.frame.classList.toggle("searched", words.length > 0);
+    let share = 0;
+    let end = 0;
+    for (const { x, width } of [...found].sort((a, b) => a.x - b.x)) {
+      share += Math.max(0, x + width - Math.max(x, end));
+      end = Math.max(end, x + width);
+    }
+    const boxes = found.length === 1 ? "box" : "boxes";
+    const percent = (100 * share).toFixed(2);
+    this.found.textContent = words.length ? `${found.length.toLocaleString("en")} ${boxes}, ${percent} %` : "";
+  }
+
+  choose(box) {
+    this.current.element.tabIndex = -1;
+    this.current = box;
+    box.element.tabIndex = 0;
+    box.element.focus({ preventScroll: true });
+    box.element.scrollIntoView({ block: "nearest" });
+  }
+
+  press(event) {
+    const box = this.boxOf.get(event.target);
+    if (!box) return;
+    const actions = {
+      Enter: () => this.zoom(box),
+      " ": () => this.zoom(box),
+      Escape: () => this.zoom(null),
+      Home: () => this.move(this.boxes[0]),
+      ArrowUp: () => this.move(this.around(box)),
+      ArrowDown: () => this.move(this.widestIn(box)),
+      ArrowLeft: () => this.move(this.beside(box, -1)),
+      ArrowRight: () => this.move(this.beside(box, 1)),
+    };
+    if (!(event.key in actions)) return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+
+  move(box) {
+    if (box) this.choose(box);
+  }
+
+  around(box) {
+    const middle = box.x + box.width / 2;
+    return this.boxes.find(
+      (other) => other.row === box.row - 1 && other.x <= middle && middle <= other.x + other.width
+    );
+  }
+
+  widestIn(box) {
+    const inside = this.boxes.filter((other) => other.isShown && this.around(other) === box);
+    return inside.reduce((widest, other) => (widest && widest.width >= other.width ? widest : other), undefined);
+  }
+
+  beside(box, step) {
+    const row = this.boxes.filter((other) => other.isShown && other.row === box.row);
+    row.sort((a, b) => a.x - b.x);
+    return row[row.indexOf(box) + step];
+  }
+}
+
+document.querySelectorAll("figure.flame").forEach((figure) => new FlameGraph(figure));

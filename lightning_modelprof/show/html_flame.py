@@ -1,0 +1,145 @@
+"""A flame graph as boxes in percent of the page's width, which the page can show without its script.
+
+The graph hangs from the top, as icicles do: a page is read from above, so the outermost boxes are seen first
+and the deep and narrow ones need scrolling. Every number that is read is written here, except the share of
+what a search finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
+from lightning_modelprof.show.format import format_amount, format_cell, one_line, shorten
+
+MAX_BOXES: Final = 2_000
+"""Boxes of one graph: a browser stays quick, and narrower ones could not be told apart."""
+
+_NARROW: Final = 0.02
+"""Share of the width below which a box is empty: some 20 points on a screen hold no word."""
+
+_MAX_NAME: Final = 160
+"""Characters of a name in its box; no screen is wider. The line below the graph has all of them."""
+
+_KINDS: Final = {
+    "users": "your code",
+    "library": "library",
+    "phase": "phase",
+    "joined": "narrow ones, joined",
+}
+"""Class of a box, and its word in the legend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One box.
+
+    Attributes:
+        left, width: shares of the graph's width.
+        row: 0 at the top.
+        kind: one of ``_KINDS``.
+        text: the name, short enough for a box.
+        about: the whole name, where it is; in a second line how long it takes and what share that is.
+        is_narrow: whether there is no room for the text.
+    """
+
+    left: str
+    width: str
+    row: int
+    kind: str
+    text: str
+    about: str
+    is_narrow: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlameView:
+    """What the template needs of a flame graph.
+
+    Attributes:
+        boxes: outer ones before those in them.
+        rows: how deep it is.
+        kinds: class and word of the kinds of boxes, for a legend; empty where no box is anybody's code.
+        whole: what the full width is.
+    """
+
+    id: str
+    title: str
+    whole: str
+    boxes: tuple[Box, ...]
+    rows: int
+    kinds: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def flame_view(flame: FlameGraph) -> FlameView | None:
+    """Draw a flame graph; ``None`` when no box has a width."""
+    frames = [frame for frame in flame.frames if math.isfinite(frame.total) and frame.total > 0]
+    if not frames:
+        return None
+    whole = sum(frame.total for frame in frames if frame.depth == 0)
+    shown, note = _widest(frames, whole)
+    present = {_kind(frame) for frame in shown}
+    has_kinds = bool(present - {"phase", "joined"})
+    return FlameView(
+        id=flame.id,
+        title=one_line(flame.title),
+        whole=format_amount(whole, flame.unit),
+        boxes=tuple(
+            _box(frame, whole, flame.unit, _kind(frame) if has_kinds else "phase") for frame in shown
+        ),
+        rows=1 + max(frame.depth for frame in shown),
+        kinds=tuple(kind for kind in _KINDS.items() if kind[0] in present) if has_kinds else (),
+        notes=tuple(text for one in (*flame.notes, note) if (text := one_line(" ".join(one.split())))),
+    )
+
+
+def _widest(frames: Sequence[FlameFrame], whole: float) -> tuple[Sequence[FlameFrame], str]:
+    """The widest boxes in their order, and a sentence if there are others.
+
+    No box is wider than the one that holds it, so with a box all those around it are kept.
+    """
+    if len(frames) <= MAX_BOXES:
+        return frames, ""
+    ranked = sorted(range(len(frames)), key=lambda place: (-frames[place].total, frames[place].depth))
+    kept, left_out = sorted(ranked[:MAX_BOXES]), len(frames) - MAX_BOXES
+    widest = format_cell(frames[ranked[MAX_BOXES]].total / whole, Unit.RATIO)
+    boxes = "box" if left_out == 1 else "boxes"
+    return (
+        [frames[place] for place in kept],
+        f"{format_cell(left_out, Unit.COUNT)} {boxes} of at most {widest} % each are left out.",
+    )
+
+
+def _kind(frame: FlameFrame) -> str:
+    """What a box is in a graph of functions: what is nobody's code is a phase, or on it a sum of others."""
+    if frame.is_users is None:
+        return "phase" if frame.depth == 0 else "joined"
+    return "users" if frame.is_users else "library"
+
+
+def _box(frame: FlameFrame, whole: float, unit: Unit, kind: str) -> Box:
+    share = frame.total / whole
+    return Box(
+        left=f"{frame.begin / whole:.9g}",
+        width=f"{share:.9g}",
+        row=frame.depth,
+        kind=kind,
+        text=shorten(one_line(frame.name), _MAX_NAME),
+        about=_about(frame, share, unit),
+        is_narrow=share < _NARROW,
+    )
+
+
+def _about(frame: FlameFrame, share: float, unit: Unit) -> str:
+    """Such as ``Net.loss, train.py:12 (your code)`` and below it ``12.3 ms, 45.00 %; itself 1.20 ms``."""
+    place = f", {one_line(frame.detail)}" if frame.detail and frame.detail != frame.name else ""
+    kind = "" if frame.is_users is None else f" ({_KINDS[_kind(frame)]})"
+    own = "all of it itself" if frame.own == frame.total else f"itself {format_amount(frame.own, unit)}"
+    return (
+        f"{one_line(frame.name)}{place}{kind}\n{format_amount(frame.total, unit)},"
+        f" {format_amount(share, Unit.RATIO)}; {own}"
+    )

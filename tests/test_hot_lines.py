@@ -1,0 +1,186 @@
+"""Which line of a function takes its time: stacks made by hand, the answers derived from them by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
+from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+
+FIRST_LINES = {"step": 10, "loss": 20, "row": 30, "again": 40, "<listcomp>": 12}
+
+
+def frame(text):
+    """``step:12`` is a line of the user's; ``torch.nn.functional.relu:5`` one of a library's module."""
+    name, _, line = text.partition(":")
+    module, _, function = name.rpartition(".")
+    return StackFrame(
+        file=f"{module}.py" if module else "train.py",
+        line=int(line),
+        function=function,
+        function_line=FIRST_LINES.get(function, 1),
+        module=module or "train",
+        is_users=not module,
+    )
+
+
+def stacks_of(*stacks):
+    """(phase, "step:12 loss:22", samples, nanoseconds), outermost first."""
+    frames = {}
+    sampled = []
+    for phase, text, samples, time_ns in stacks:
+        numbers = tuple(frames.setdefault(one, len(frames)) for one in text.split())
+        sampled.append(SampledStack(phase=phase, frames=numbers, samples=samples, time_ns=time_ns))
+    return StackSamples(
+        frames=tuple(map(frame, frames)),
+        stacks=tuple(sampled),
+        samples=sum(stack.samples for stack in sampled),
+    )
+
+
+def hot_of(*stacks):
+    return HotLines(samples=stacks_of(*stacks))
+
+
+def inside(hot, **kwargs):
+    return hot.inside("train.py", FIRST_LINES["step"], **kwargs)
+
+
+CALL = "torch.nn.modules.module._call_impl:9"
+
+
+def test_the_line_with_most_time():
+    hot = hot_of(
+        ("forward", "step:12", 6, 600),
+        ("forward", f"step:13 {CALL}", 3, 300),
+        ("forward", "step:14", 1, 100),
+    )
+    line = inside(hot)
+    assert (line.file, line.line, line.function, line.function_line) == ("train.py", 12, "step", 10)
+    assert (line.share, line.samples, line.time_ns, line.inner) == (0.6, 6, 600, None)
+
+
+def test_what_a_line_calls_is_its_time():
+    hot = hot_of(("forward", "step:12 torch.relu:5", 2, 200), ("forward", "step:12", 1, 100))
+    line = inside(hot)
+    assert (line.line, line.samples, line.time_ns, line.share, line.inner) == (12, 3, 300, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        [("forward", "step:12", 2, 900)],
+        [("forward", f"step:{line}", 3, 100) for line in (12, 13, 14)],
+        # most of the time, but few of the samples, and the other way round
+        [("forward", "step:12", 4, 900), ("forward", "step:13", 5, 100)],
+        [("forward", "step:12", 5, 300), ("forward", "step:13", 2, 200), ("forward", "step:14", 2, 200)],
+        [("forward", "loss:22", 9, 900)],
+    ],
+    ids=["two samples", "thirds", "few samples", "little time", "another function"],
+)
+def test_nothing_is_said_of_few_samples_or_less_than_half(stacks):
+    assert inside(hot_of(*stacks)) is None
+
+
+def test_half_is_enough():
+    hot = hot_of(("forward", "step:12", 3, 300), ("forward", "step:13", 3, 300))
+    assert inside(hot).share == 0.5
+
+
+def test_only_the_phases_that_are_asked_for():
+    hot = hot_of(("forward", "step:12", 3, 100), ("validation", "step:15", 9, 900))
+    assert inside(hot).line == 15
+    assert inside(hot, phases=["forward"]).line == 12
+    assert inside(hot, phases=["forward"]).share == 1.0
+    assert inside(hot, phases=["backward"]) is None
+
+
+def test_time_in_modules_can_be_left_out():
+    hot = hot_of(
+        ("forward", f"step:12 {CALL} torch.nn.modules.linear.forward:3", 9, 900),
+        ("forward", "step:13 loss:22", 4, 400),
+        ("forward", f"{CALL} step:14", 1, 100),  # a module called the step: that is no time in a module
+    )
+    assert inside(hot).line == 12
+    line = inside(hot, outside_modules=True)
+    assert (line.line, line.share, line.inner.line) == (13, 0.8, 22)
+
+
+def test_the_innermost_line_with_half_of_the_time():
+    hot = hot_of(
+        ("forward", "step:12 torch.wrap:1 loss:22 row:33 torch.relu:5", 5, 500),
+        ("forward", "step:12 loss:22 row:34", 2, 200),
+        ("forward", "step:12 loss:23", 2, 200),
+        ("forward", "step:12", 1, 100),
+    )
+    line = inside(hot)
+    inner = line.inner
+    assert (line.line, line.time_ns, inner.line, inner.function) == (12, 1000, 33, "row")
+    assert (inner.share, inner.samples, inner.time_ns, inner.inner) == (0.5, 5, 500, None)
+
+
+def test_the_way_down_ends_where_no_line_has_half():
+    hot = hot_of(
+        ("forward", "step:12 loss:22 row:33", 4, 400),
+        ("forward", "step:12 loss:22 row:34", 3, 300),
+        ("forward", "step:12 loss:23", 3, 300),
+    )
+    assert (inside(hot).inner.line, inside(hot).inner.share) == (22, 0.7)
+
+
+def test_lines_of_libraries_are_never_the_inner_one():
+    hot = hot_of(("forward", "step:12 torch.slow:5 torch.slower:6", 9, 900))
+    assert inside(hot).inner is None
+
+
+def test_a_comprehension_on_the_line_is_the_line():
+    hot = hot_of(("forward", "step:12 <listcomp>:12", 9, 900))
+    assert (inside(hot).line, inside(hot).inner) == (12, None)
+    hot = hot_of(("forward", "step:12 <listcomp>:12 loss:22", 9, 900))
+    assert (inside(hot).line, inside(hot).inner.line) == (12, 22)
+
+
+def test_of_a_recursion_the_innermost_call_counts():
+    hot = hot_of(
+        ("forward", "again:45 again:45 again:42", 5, 500),
+        ("forward", "again:45 again:42", 3, 300),
+        ("forward", "again:43", 1, 100),
+    )
+    line = hot.inside("train.py", FIRST_LINES["again"])
+    assert (line.line, line.samples, line.time_ns, line.inner) == (42, 8, 800, None)
+
+
+def test_recursion_below_the_line():
+    hot = hot_of(("forward", "step:12 again:45 again:45 again:42", 5, 500))
+    assert (inside(hot).inner.line, inside(hot).inner.time_ns) == (42, 500)
+
+
+def test_the_lines_at_the_top():
+    hot = hot_of(
+        ("forward", "step:12 loss:22 torch.relu:5", 10, 500),
+        ("forward", "step:13 loss:22", 5, 100),
+        ("validation", "loss:22", 2, 300),
+        ("backward", "torch.backward:7", 2, 50),
+        ("other", "", 1, 50),
+    )
+    top = hot.top(10)
+    assert [(line.phase, line.line, line.samples, line.time_ns) for line in top] == [
+        ("forward", 22, 15, 600),
+        ("validation", 22, 2, 300),
+    ]
+    # 600 of 1000 ns; 20 samples
+    assert top[0].share == 0.6
+    assert top[0].share_error == pytest.approx(math.sqrt(0.6 * 0.4 / 20))
+    assert hot.top(1) == top[:1]
+    [line] = hot.lines
+    assert (line.phase, line.share, line.samples, line.time_ns) == (None, 0.9, 17, 900)
+
+
+def test_without_samples_there_is_a_reason():
+    assert hot_lines(None) == Absent("not measured (sampling=True looks at the lines that run)")
+    assert hot_lines(StackSamples()) == Absent("the loop ended before a sample was taken")
+    samples = stacks_of(("forward", "step:12", 1, 5))
+    assert hot_lines(samples).samples is samples

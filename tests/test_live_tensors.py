@@ -1,0 +1,481 @@
+"""What is alive in a step, against bytes that were derived by hand, and against torch's own tracker.
+
+Hand-derived truths are for a stack of L linear layers with ReLU, all of width W, on a batch of B rows in
+float32. One activation has a = 4 B W bytes, the parameters of a layer p = w + b with w = 4 W W, b = 4 W.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.flops.live_tensors import LiveTensors
+from lightning_modelprof.run.memory import CATEGORIES
+
+CPU = torch.device("cpu")
+
+
+def stack(layers, width, inplace=False):
+    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU(inplace=inplace))]
+    return nn.Sequential(*parts)
+
+
+def follow(model, batch, optimizer=None, *, loss=None, zero=True, device=CPU, counter=None):
+    """One step of a plain loop: forward, zero_grad, backward, optimizer."""
+    live = LiveTensors(device)
+    with FlopCounter(model, force_eager=False, watch=counter, second_watch=live):
+        live.begin(model, [optimizer] if optimizer else [], batch)
+        value = (loss or (lambda one, data: one(data).sum()))(model, batch)
+        if optimizer and zero:
+            optimizer.zero_grad()
+        value.backward()
+        if optimizer:
+            optimizer.step()
+    live.end()
+    result = live.result(3)
+    assert not live.errors
+    for peak in result.peaks:
+        assert tuple(peak.by_category) == CATEGORIES
+        assert sum(peak.by_category.values()) == peak.num_bytes
+    assert sum(result.begin_by_category.values()) == result.begin_bytes
+    return result
+
+
+def at(result, phase):
+    """What is not 0 at the peak of a phase."""
+    [peak] = [one for one in result.peaks if one.phase == phase]
+    return {category: size for category, size in peak.by_category.items() if size}
+
+
+def place(result, phase):
+    [peak] = [one for one in result.peaks if one.phase == phase]
+    return peak.operator, peak.module
+
+
+def trained(model, batch, optimizer):
+    """The model after one step: gradients and the optimizer's state are there."""
+    model(batch).sum().backward()
+    optimizer.step()
+    return model
+
+
+SCALAR = 4
+"""The loss; while backward runs also the 1 that it begins with, which torch makes before: it is forward's."""
+
+
+@pytest.mark.parametrize(("rows", "width", "layers"), [(64, 16, 4), (8, 64, 3)])
+def test_stack_with_sgd(rows, width, layers):
+    """Rows and width such that activations, and then parameters, are the larger.
+
+    Forward: at the last ReLU all outputs of ReLUs are saved, and its own input is still there: (L + 1) a.
+    The gradients of the step before are there until zero_grad.
+    Backward, at the sum that gives the bias's gradient of layer i: outputs of ReLUs 1 to i - 1, the gradients
+    of the layer's output and (but for layer 1) input, and of the parameters of layers i to L:
+    (i + 1) a + (L - i + 1) p. With a > p the most is at i = L. With p > 2 a it is at i = 1, where the
+    gradient of the input is not computed: a + L p.
+    """
+    a, w, b = 4 * rows * width, 4 * width * width, 4 * width
+    p = w + b
+    model, batch = stack(layers, width), torch.randn(rows, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    result = follow(trained(model, batch, optimizer), batch, optimizer)
+
+    held = {"parameters": layers * p, "batch": a}
+    assert result.begin_bytes == 2 * layers * p + a
+    assert result.begin_by_category["gradients"] == layers * p
+    assert at(result, "forward") == held | {"gradients": layers * p, "activations": (layers + 1) * a}
+    assert place(result, "forward") == ("aten::relu", str(2 * layers - 1))
+    if a > p:
+        assert at(result, "backward") == held | {
+            "gradients": p,
+            "activations": (layers - 1) * a + 2 * SCALAR,
+            "other": 2 * a,
+        }
+        assert place(result, "backward") == ("aten::sum", str(2 * layers - 2))
+    else:
+        assert p > 2 * a
+        assert at(result, "backward") == held | {
+            "gradients": layers * p,
+            "activations": 2 * SCALAR,
+            "other": a,
+        }
+        assert place(result, "backward") == ("aten::sum", "0")
+    assert at(result, "optimizer") == held | {"gradients": layers * p, "activations": SCALAR}
+    assert [peak.phase for peak in result.peaks] == ["forward", "backward", "optimizer"]
+    assert (result.step, result.device, result.dropped) == (3, "cpu", ())
+
+
+def test_stack_with_adam():
+    """Adam holds two averages and one step count of 4 bytes for each of 2 L parameters.
+
+    One parameter after the other on the CPU, it makes the root of the second average and then its quotient,
+    2 w, while the quotient of the parameter before, a bias, is still there: 2 w + b from the second layer on.
+    """
+    rows, width, layers = 8, 32, 3
+    a, w, b = 4 * rows * width, 4 * width * width, 4 * width
+    p = w + b
+    model, batch = stack(layers, width), torch.randn(rows, width)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    result = follow(trained(model, batch, optimizer), batch, optimizer)
+    state = 2 * layers * p + 2 * layers * 4
+    held = {"parameters": layers * p, "optimizer state": state, "batch": a, "gradients": layers * p}
+    assert at(result, "forward") == held | {"activations": (layers + 1) * a}
+    assert at(result, "optimizer") == held | {"activations": SCALAR, "other": 2 * w + b}
+    assert place(result, "optimizer")[1] == ""
+
+
+def test_the_first_step_makes_gradients_and_state():
+    """Nothing of both is there when it begins; both have their names at the peak of the optimizer."""
+    rows, width, layers = 8, 32, 2
+    a, p = 4 * rows * width, 4 * width * (width + 1)
+    model, batch = stack(layers, width), torch.randn(rows, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    result = follow(model, batch, optimizer)
+    assert result.begin_bytes == layers * p + a
+    assert at(result, "optimizer") == {
+        "parameters": layers * p,
+        "gradients": layers * p,
+        "optimizer state": layers * p,
+        "batch": a,
+        "activations": SCALAR,
+    }
+
+
+def test_accumulation_keeps_the_gradients():
+    """Without zero_grad they are there all the time; those of a layer are made anew and added: p more."""
+    rows, width, layers = 8, 64, 3
+    a, w, b = 4 * rows * width, 4 * width * width, 4 * width
+    p = w + b
+    model, batch = stack(layers, width), torch.randn(rows, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    result = follow(trained(model, batch, optimizer), batch, optimizer, zero=False)
+    backward = at(result, "backward")
+    assert backward["gradients"] == layers * p
+    # The first layer to come back: the gradients of its output and input, of its weight and its bias.
+    assert backward["other"] == 2 * a + p
+    assert backward["activations"] == (layers - 1) * a + 2 * SCALAR
+
+
+def test_checkpointing():
+    """Blocks of 3 layers that run again: only their outputs stay, and within one an input and its output.
+
+    When a block runs again, its own output is not needed any more but the saved ones are there:
+    n - 1 outputs before it, and at its last ReLU 2 outputs of ReLUs, the input and the output of that one.
+    """
+    rows, width, blocks, layers = 64, 16, 3, 3
+    a = 4 * rows * width
+    batch = torch.randn(rows, width)
+    model = nn.Sequential(*(stack(layers, width) for _ in range(blocks)))
+
+    def loss(whole, data):
+        for block in whole:
+            data = checkpoint(block, data, use_reentrant=False)
+        return data.sum()
+
+    plain = follow(model, batch)
+    model.zero_grad()
+    result = follow(model, batch, loss=loss)
+    assert at(plain, "forward")["activations"] == (blocks * layers + 1) * a
+    assert at(result, "forward")["activations"] == (blocks - 1 + 2) * a
+    assert [peak.phase for peak in result.peaks] == ["forward", "backward", "recompute"]
+    again = at(result, "recompute")
+    assert (
+        again["activations"]
+        <= (blocks - 1 + layers + 1) * a + 2 * SCALAR
+        < at(plain, "forward")["activations"]
+    )
+
+
+def test_in_place_operators_make_nothing():
+    """One output for each layer, and in the end the loss and the 1 that backward begins with."""
+    rows, width, layers = 8, 32, 3
+    result = follow(stack(layers, width, inplace=True), torch.randn(rows, width))
+    assert at(result, "forward")["activations"] == layers * 4 * rows * width + 2 * SCALAR
+
+
+def test_views_have_the_storage_of_another():
+    batch = torch.randn(6, 4)
+    scale = nn.Linear(4, 1, bias=False)
+
+    def loss(model, data):
+        views = [
+            data.view(24),
+            data.t(),
+            data[1:],
+            data.expand(3, 6, 4),
+            data.detach(),
+            data.unflatten(1, (2, 2)),
+        ]
+        return model(views[4]).sum()
+
+    assert at(follow(scale, batch, loss=loss), "forward") == {
+        "parameters": 16,
+        "batch": 96,
+        "activations": 24 + SCALAR,
+    }
+
+
+def test_autocast():
+    """Copies of all parameters, which autocast keeps, and of the batch, half as large; outputs too."""
+    rows, width, layers = 16, 32, 3
+    a, p = 4 * rows * width, 4 * width * (width + 1)
+    model = stack(layers, width)
+
+    def loss(whole, data):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = whole(data)
+        return out.sum()
+
+    result = follow(model, torch.randn(rows, width), loss=loss)
+    assert at(result, "forward") == {
+        "parameters": layers * p,
+        "batch": a,
+        "activations": layers * p // 2 + a // 2 + (layers + 1) * a // 2,
+    }
+
+
+def test_frozen_layers_save_nothing():
+    """Of all layers but the last only the output that the last one needs; no gradients either."""
+    rows, width, layers = 64, 16, 4
+    a, p = 4 * rows * width, 4 * width * (width + 1)
+    model = stack(layers, width)
+    for parameter in model[:-2].parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    result = follow(model, torch.randn(rows, width), optimizer)
+    assert at(result, "forward")["activations"] == 3 * a
+    assert at(result, "optimizer")["gradients"] == p
+
+
+def test_tied_weights_and_shared_storages_count_once():
+    """Two layers with one weight, and a flat buffer that a second one is a part of."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    flat = torch.zeros(100)
+    model.register_buffer("flat", flat)
+    model.register_buffer("part", flat[:10])
+    result = follow(model, torch.randn(2, 8))
+    assert result.begin_by_category["parameters"] == 4 * 64
+    assert result.begin_by_category["buffers"] == 400
+
+
+@dataclass
+class Sample:
+    inputs: torch.Tensor
+    more: list[torch.Tensor]
+    name: str = "x"
+
+
+def test_batches_of_every_shape():
+    """In a dict, a dataclass, not contiguous: the whole storage counts, once."""
+    inputs = torch.randn(8, 20)[:, ::2]
+    batch = {"a": Sample(inputs, [torch.zeros(5), inputs]), "text": "words", "n": 3}
+    result = follow(nn.Linear(10, 1), batch, loss=lambda model, data: model(data["a"].inputs).sum())
+    assert result.begin_by_category["batch"] == 4 * 8 * 20 + 4 * 5
+
+
+def test_tensors_of_nobody_known_count_from_their_first_use():
+    """A constant that is no buffer, or came from NumPy, is other."""
+    constant = torch.ones(100)
+    result = follow(nn.Linear(4, 1), torch.ones(4), loss=lambda model, data: (model(data) * constant).sum())
+    assert at(result, "forward")["other"] == 400
+
+
+def test_only_the_models_device_counts():
+    """The model is on the meta device; what is on the CPU beside it is not its memory."""
+    meta = torch.device("meta")
+    model = nn.Linear(8, 8, device=meta)
+    batch = torch.ones(8)  # on the CPU
+
+    def loss(whole, data):
+        data * 2
+        return whole(data.to(meta)).sum()
+
+    result = follow(model, batch, loss=loss, device=meta)
+    assert result.begin_by_category["batch"] == 0
+    assert at(result, "forward")["parameters"] == 4 * 72
+    assert at(follow(model, batch, loss=loss), "forward") == {"batch": 32, "activations": 32}
+
+
+def test_clipping_is_not_forward():
+    """After backward the norms of gradients are the optimizer's, and the forward keeps its own peak."""
+    model, batch = stack(2, 8), torch.randn(4, 8)
+    live = LiveTensors(CPU)
+    with FlopCounter(model, force_eager=False, watch=live):
+        live.begin(model, [], batch)
+        model(batch).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    live.end()
+    result = live.result(0)
+    assert [peak.phase for peak in result.peaks] == ["forward", "backward", "optimizer"]
+    assert "gradients" not in at(result, "forward")
+
+
+def test_gradients_that_are_gone_before_the_end_have_their_name():
+    """zero_grad after the optimizer's step: they were named when backward was over."""
+    model, batch = stack(2, 64), torch.randn(4, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    live = LiveTensors(CPU)
+    with FlopCounter(model, force_eager=False, watch=live):
+        live.begin(model, [optimizer], batch)
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    live.end()
+    assert at(live.result(0), "optimizer")["gradients"] == 2 * 4 * 64 * 65
+
+
+def test_tensors_without_storage_are_skipped_with_a_note():
+    embedding = nn.Embedding(10, 4, sparse=True)
+    result = follow(embedding, torch.tensor([1, 2]))
+    assert result.dropped
+    assert "torch.sparse_coo" in result.dropped[0]
+    assert at(result, "forward")["activations"] == 2 * 4 * 4 + SCALAR
+    ragged = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    nested = follow(nn.Linear(4, 4), ragged, loss=lambda model, data: model(data).values().sum())
+    assert nested.begin_by_category["batch"] >= 5 * 4 * 4
+    assert at(nested, "forward")["activations"] >= 5 * 4 * 4
+
+
+def test_resized_storages_have_their_new_size():
+    live, tensor = LiveTensors(CPU), torch.zeros(10)
+    live.begin(nn.Identity(), [], tensor)
+
+    def use(number):
+        live(torch.ops.aten.add.Tensor, (tensor,), {}, tensor, lambda: ("forward", ""))
+        assert live._total == number
+
+    use(40)
+    tensor.untyped_storage().resize_(400)
+    use(400)
+    tensor.untyped_storage().resize_(0)
+    use(0)
+    live.end()
+    [peak] = live.result(0).peaks
+    assert (peak.num_bytes, peak.by_category["batch"]) == (400, 400)
+
+
+def test_what_died_just_before_the_peak_is_not_in_it():
+    """A tensor of 100 numbers dies, and the next operator makes one of 200."""
+    live = LiveTensors(CPU)
+    with FlopCounter(nn.Identity(), force_eager=False, watch=live):
+        live.begin(nn.Identity(), [], None)
+        small = torch.ones(100)
+        del small
+        large = torch.ones(200)
+    live.end()
+    assert at(live.result(0), "forward") == {"activations": 800}
+    assert len(large) == 200
+
+
+def test_nothing_is_kept_alive():
+    """Whatever dies without it dies with it, at once and without the garbage collector."""
+    gc.disable()
+    try:
+        model, batch = stack(2, 8), torch.randn(4, 8)
+        live = LiveTensors(CPU)
+        with FlopCounter(model, force_eager=False, watch=live):
+            live.begin(model, [], batch)
+            inner = model[0](batch)
+            gone = weakref.ref(inner.untyped_storage())
+            out = model[1](inner).sum()
+            saved = weakref.ref(out.grad_fn.next_functions[0][0]._saved_result.untyped_storage())
+            del inner
+            assert gone() is None  # ReLU saves its result
+            assert saved() is not None
+            out.backward()
+            assert saved() is None
+            whole = weakref.ref(batch.untyped_storage())
+            live.end()
+            del batch
+            assert whole() is None
+    finally:
+        gc.enable()
+
+
+def test_the_same_bits():
+    def train(watched):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.GELU(), nn.Linear(16, 1)
+        )
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.randn(32, 8)
+        for _ in range(3):
+            live = LiveTensors(CPU) if watched else None
+            with FlopCounter(model, force_eager=False, watch=live):
+                if live is not None:
+                    live.begin(model, [optimizer], batch)
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        return [*model.parameters(), *model.buffers()]
+
+    for one, other in zip(train(True), train(False), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_error_of_ours_does_not_reach_the_step(monkeypatch):
+    def fail(self):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(LiveTensors, "_take_dead", fail)
+    model, batch = stack(1, 4), torch.randn(2, 4)
+    live = LiveTensors(CPU)
+    with FlopCounter(model, force_eager=False, watch=live):
+        live.begin(model, [], batch)
+        model(batch).sum().backward()
+    monkeypatch.undo()
+    live.end()
+    assert "ZeroDivisionError: ours" in live.result(0).dropped[0]
+
+
+@pytest.mark.parametrize("kind", ["stack", "convolution", "transformer"])
+def test_torchs_own_tracker_agrees(kind):
+    """The most in the whole step; torch's tracker is another dispatch mode with weak references."""
+    tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")
+    torch.manual_seed(0)
+    models = {
+        "stack": lambda: (stack(3, 32), torch.randn(8, 32)),
+        "convolution": lambda: (
+            nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+            ),
+            torch.randn(4, 3, 8, 8),
+        ),
+        "transformer": lambda: (
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
+            torch.randn(2, 5, 16),
+        ),
+    }
+    model, batch = models[kind]()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    trained(model, batch, optimizer)
+
+    def step():
+        loss = model(batch).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    theirs = tracker.MemTracker()
+    theirs.track_external(model, optimizer, batch)
+    with theirs:
+        step()
+    [snapshot] = [
+        sums for device, sums in theirs.get_tracker_snapshot("peak").items() if device.type == "cpu"
+    ]
+    live = LiveTensors(CPU)
+    with FlopCounter(model, force_eager=False, watch=live):
+        live.begin(model, [optimizer], batch)
+        step()
+    live.end()
+    ours = max(peak.num_bytes for peak in live.result(0).peaks)
+    assert ours == snapshot["Total"]

@@ -1,0 +1,309 @@
+"""Source lines: the table, where findings point, and what is advised there, from hand-made records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.hot_lines import hot_lines
+from lightning_modelprof.analysis.source_lines import source_lines
+from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
+from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
+from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.tables.source_lines import source_lines_table
+from lightning_modelprof.run.model_cost import OperatorCount, StepCount
+from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
+from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.training_setup import CodePlace
+from tests.diagnosed import analysis_of, cost_of, only, steps_of
+
+MS = 1_000_000
+NET = "/home/me/net.py"
+LOSS = "/home/me/loss.py"
+
+
+def frame(file, line, function, function_line, *, module="me", is_users=True):
+    return StackFrame(
+        file=file,
+        line=line,
+        function=function,
+        function_line=function_line,
+        module=module,
+        is_users=is_users,
+    )
+
+
+STEP_33 = frame(NET, 33, "Net.training_step", 30)
+STEP_35 = frame(NET, 35, "Net.training_step", 30)
+CALL = frame(
+    "/lib/module.py", 1700, "Module._call_impl", 1650, module="torch.nn.modules.module", is_users=False
+)
+LAYER = frame("/lib/linear.py", 130, "Linear.forward", 129, module="torch.nn.modules.linear", is_users=False)
+LOSS_7 = frame(LOSS, 7, "rows_loss", 5)
+
+
+def samples_of(*stacks):
+    """Stacks as (phase, frames, samples), of 5 ms each."""
+    frames = list(dict.fromkeys(one for _, found, _ in stacks for one in found))
+    return StackSamples(
+        frames=tuple(frames),
+        stacks=tuple(
+            SampledStack(
+                phase=phase,
+                frames=tuple(map(frames.index, found)),
+                samples=count,
+                time_ns=count * 5 * MS,
+            )
+            for phase, found, count in stacks
+        ),
+        samples=sum(count for _, _, count in stacks),
+    )
+
+
+def line_of(file, line, function, function_line, phase="forward", calls=3, views=1, module=""):
+    return LineCount(
+        file=file,
+        line=line,
+        function=function,
+        function_line=function_line,
+        module=module,
+        phase=phase,
+        calls=calls,
+        views=views,
+        operators=2,
+        elements=10,
+        num_bytes=40,
+    )
+
+
+def site_of(kind, file, line, function, function_line, calls=1, num_bytes=4):
+    return SourceSite(
+        kind=kind,
+        file=file,
+        line=line,
+        function=function,
+        function_line=function_line,
+        callers=(),
+        module="",
+        phase="forward",
+        operator="aten::lift_fresh" if kind == HOST_TENSOR else "aten::_local_scalar_dense",
+        device="cpu",
+        calls=calls,
+        num_bytes=num_bytes,
+        is_blocking=None,
+        is_pinned=None,
+        is_non_blocking=None,
+    )
+
+
+def sites_of(lines=(), sites=()):
+    return StepSites(step=6, device="cpu", sites=tuple(sites), lines=tuple(lines))
+
+
+# The facts
+
+
+def test_lines_by_hand():
+    sites = sites_of(
+        [
+            line_of(NET, 33, "training_step", 30, calls=5, views=2),
+            line_of(NET, 33, "training_step", 30, phase="backward", calls=4, views=0),
+            line_of(LOSS, 7, "rows_loss", 5, calls=9, views=0),
+            line_of(None, None, "", None, phase="optimizer", calls=50),
+        ],
+        [
+            site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, calls=2, num_bytes=80),
+            site_of(SYNCHRONISATION, NET, 35, "training_step", 30),
+        ],
+    )
+    # 12 samples of 5 ms, of which 9 and then 3: shares 3/4 and 1/4.
+    hot = hot_lines(
+        samples_of(
+            ("forward", (STEP_35, LOSS_7), 6), ("validation", (LOSS_7,), 3), ("forward", (STEP_33,), 3)
+        )
+    )
+    lines = source_lines(sites, hot)
+    assert [(one.file, one.line, one.share, one.samples) for one in lines] == [
+        (LOSS, 7, 0.75, 9),
+        (NET, 33, 0.25, 3),
+        (NET, 35, 0.0, 0),
+    ]
+    loss, first, second = lines
+    assert (loss.operators, loss.backward_operators, loss.host_tensors, loss.num_bytes) == (9, 0, 2, 80)
+    assert (first.operators, first.backward_operators, first.waits, first.host_tensors) == (3, 4, 0, 0)
+    assert (second.operators, second.waits, second.num_bytes) == (0, 1, 0)
+
+
+def test_what_was_not_measured_is_none():
+    only_sampled = source_lines(None, hot_lines(samples_of(("forward", (STEP_33,), 3))))
+    assert [(one.operators, one.waits, one.num_bytes, one.samples) for one in only_sampled] == [
+        (None, None, None, 3)
+    ]
+    only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), hot_lines(None))
+    assert [(one.operators, one.share, one.samples) for one in only_counted] == [(2, None, None)]
+    assert isinstance(source_lines(None, hot_lines(None)), Absent)
+
+
+def test_bytes_that_are_not_known_make_no_sum():
+    unknown = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=None)
+    known = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=8)
+    [line] = source_lines(sites_of(sites=[unknown, known]), hot_lines(None))
+    assert line.num_bytes is None
+    assert line.host_tensors == 2
+
+
+def test_the_table():
+    sites = sites_of([line_of(NET, 33, "training_step", 30)])
+    stacks = samples_of(("forward", (STEP_35,), 4))
+    analysis = analysis_of(steps_of(forward=10), cost=replace(cost_of(), sites=sites), stacks=stacks)
+    [table] = source_lines_table(analysis, DEFAULT_OPTIONS)
+    rows = [dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows]
+    assert [(row["place"], row["share"], row["operators"]) for row in rows] == [
+        (f"{NET}:35", 1.0, 0),
+        (f"{NET}:33", 0.0, 2),
+    ]
+    assert len(table.notes) == 2
+
+
+def test_without_either_there_is_no_table():
+    assert source_lines_table(analysis_of(steps_of(forward=10)), DEFAULT_OPTIONS) == ()
+
+
+def test_the_table_says_why_it_is_empty():
+    [table] = source_lines_table(analysis_of(steps_of(forward=10), cost=cost_of()), DEFAULT_OPTIONS)
+    assert table.rows == ()
+    assert "sampling=True" in table.absent_reason
+
+
+# The lines that findings point at
+
+
+def slow_step(*stacks, sites=None):
+    """A step of 20 ms of which the modules take 2, with samples."""
+    cost = cost_of(("", 10, 2, 2))
+    return analysis_of(
+        steps_of(forward=16, backward=4),
+        cost=replace(cost, sites=sites),
+        stacks=samples_of(*stacks) if stacks else None,
+    )
+
+
+def finding_of(analysis, kind="slow_forward_outside_model"):
+    _, findings = diagnose(analysis)
+    [found] = [one for one in findings if one.kind == kind]
+    return found
+
+
+def test_without_samples_it_is_the_function():
+    found = finding_of(slow_step())
+    assert found.locations == (Location(file=NET, line=30, function="Net.training_step"),)
+
+
+def test_the_statement_and_the_line_that_it_leads_to():
+    """Time in modules is not what this finding is about: line 33 only calls the layers."""
+    analysis = slow_step(
+        ("forward", (STEP_33, CALL, LAYER), 20), ("forward", (STEP_35, LOSS_7), 8), ("forward", (STEP_33,), 1)
+    )
+    [location] = finding_of(analysis).locations
+    assert (location.line, location.is_exact) == (35, True)
+    assert (location.inner.file, location.inner.line, location.inner.function) == (LOSS, 7, "rows_loss")
+
+
+def test_too_few_samples_leave_the_function():
+    [location] = finding_of(slow_step(("forward", (STEP_35,), 2))).locations
+    assert (location.line, location.is_exact, location.inner) == (30, False, None)
+
+
+def test_where_only_something_has_to_be_changed_nothing_is_looked_for():
+    assert not any(
+        rule.takes_time_there
+        for rule in RULES
+        if rule.kind in ("frozen_layers_computed", "optimizer_not_fused", "conv_bias_before_batchnorm")
+    )
+
+
+def test_samples_that_know_better():
+    """The machine was slow after the timed steps: nearly all samples are in the layers."""
+    layers = ("forward", (STEP_33, CALL, LAYER), 95)
+    assert finding_of(slow_step(layers, ("forward", (STEP_35,), 1))).status is Status.CLEAN
+    assert finding_of(slow_step(layers, ("forward", (STEP_35,), 60))).status is Status.FOUND
+    few = ("forward", (STEP_33, CALL, LAYER), 18)
+    assert finding_of(slow_step(few, ("forward", (STEP_35,), 1))).status is Status.FOUND
+
+
+# What is advised
+
+
+@pytest.mark.parametrize(
+    ("lines", "sites", "advice"),
+    [
+        ([line_of(LOSS, 7, "rows_loss", 5, calls=300, views=100)], [], "runs 200 operators"),
+        ([], [site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5)], "register_buffer"),
+        (
+            [line_of(LOSS, 7, "rows_loss", 5)],
+            [site_of(SYNCHRONISATION, LOSS, 7, "rows_loss", 5)],
+            "reads values",
+        ),
+        ([line_of(LOSS, 7, "rows_loss", 5, calls=2, views=2)], [], "runs no operator"),
+        ([line_of(LOSS, 7, "rows_loss", 5)], [], "Look for loops"),
+        ([], [], "Look for loops"),
+    ],
+)
+def test_advice_by_what_the_line_runs(lines, sites, advice):
+    analysis = slow_step(
+        ("forward", (STEP_35, LOSS_7), 8), sites=sites_of(lines, sites) if lines or sites else None
+    )
+    assert advice in only(SlowForwardOutsideModel().evaluate(analysis)).action
+
+
+# Modules without layers
+
+
+def with_criterion(forward_ms=6, *, parameters=0, flops=0, is_users=True):
+    """A model with one layer of 4 ms and a module ``criterion``, in a step of 20 ms."""
+    cost = cost_of(("", 0, 0, 0), ("layer", 10, 4, 4), ("criterion", 0, forward_ms, 1))
+    place = CodePlace(name="MyLoss.forward", file=LOSS, line=5)
+    modules = tuple(
+        replace(one, parameters=parameters, trainable=parameters, forward=place if is_users else None)
+        if one.path == "criterion"
+        else one
+        for one in cost.modules
+    )
+    operators = [
+        OperatorCount(
+            phase="forward", module="layer", operator="aten::mm", dtype="float32", flops=100, calls=1
+        )
+    ]
+    if flops:
+        operators.append(replace(operators[0], module="criterion", flops=flops))
+    count = StepCount(step=6, samples=None, on_fake_tensors=False, operators=tuple(operators))
+    return analysis_of(steps_of(forward=12, backward=8), cost=replace(cost, modules=modules, count=count))
+
+
+def test_a_slow_loss_module_is_found():
+    found = only(SlowCustomModule().evaluate(with_criterion()))
+    assert found.status is Status.FOUND
+    assert found.severity is Severity.CRITICAL  # 6 of 20 ms
+    assert found.saving_ns_per_step == 6 * MS
+    assert found.locations == (Location(file=LOSS, line=5, function="MyLoss.forward", module="criterion"),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"forward_ms": 1}, {"parameters": 3}, {"flops": 10}, {"is_users": False}],
+    ids=["short", "has parameters", "multiplies", "of a library"],
+)
+def test_other_modules_are_clean(changes):
+    assert only(SlowCustomModule().evaluate(with_criterion(**changes))).status is Status.CLEAN
+
+
+def test_without_times_or_counts_nothing_is_said():
+    finding = only(SlowCustomModule().evaluate(analysis_of(steps_of(forward=10))))
+    assert finding.status is Status.NOT_EVALUATED
+    finding = only(SlowCustomModule().evaluate(slow_step()))
+    assert finding.status is Status.NOT_EVALUATED
