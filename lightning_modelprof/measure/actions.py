@@ -17,6 +17,7 @@ from lightning_modelprof.measure.ledger import (
     OTHER,
     VALIDATION,
     PhaseLedger,
+    Ranges,
 )
 
 
@@ -172,7 +173,15 @@ class BatchEndAction(Action):
         ledger.self_ns[ledger.current] += now - ledger.last_ns
         ledger.last_ns = now
         ledger.batch_ended = True
+        if ledger.ranges is not None:
+            self._close_range(ledger.ranges)
         ledger.open_gap(LOGGING)
+
+    def _close_range(self, ranges: Ranges) -> None:
+        """In a trace the action ends here too, and what follows is not inside of it."""
+        if isinstance(self.action, TracedAction) and self.action.has_range:
+            self.action.has_range = False
+            ranges.pop()
 
 
 class EpochAction(Action):

@@ -52,6 +52,8 @@ class PredictionBatchEndAction(BatchEndAction):
         ledger = self.ledger
         ledger.charge()
         ledger.batch_ended = True
+        if ledger.ranges is not None:
+            self._close_range(ledger.ranges)
         ledger.open_gap(PREDICTIONS)
         if ledger.device is not None:
             ledger.device.mark(PREDICTIONS)
