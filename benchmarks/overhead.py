@@ -151,6 +151,11 @@ def variants() -> list[Variant]:
         Variant("bare-again", "bare Trainer again", lambda folder: {}),
         Variant(EMPTY, "empty Callback", lambda folder: {"callbacks": [Callback()]}),
         Variant("ours", "ModelProfCallback, timing only", lambda folder: {"callbacks": [ours()]}),
+        Variant(
+            "ours-unsampled",
+            "ModelProfCallback, sampling=False",
+            lambda folder: {"callbacks": [ours(sampling=False)]},
+        ),
         Variant("simple-profiler", "SimpleProfiler", lambda folder: {"profiler": SimpleProfiler()}),
         Variant("logger", "TensorBoardLogger alone", tensorboard),
         Variant("ours-logger", "ModelProfCallback + logger", lambda folder: tensorboard(folder, ours())),

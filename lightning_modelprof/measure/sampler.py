@@ -18,20 +18,22 @@ Look: TypeAlias = Callable[[int], None]
 """Looks once. It is given the nanoseconds that it stands for: since the look before it, or since the thread
 was started if that was later."""
 
-MIN_INTERVAL_NS: Final = 5_000_000
+MIN_INTERVAL_NS: Final = 10_000_000
 """Time between two looks at first."""
-_LOOKS_PER_FOLD: Final = 500
-"""Looks in the first 2.5 s, and in every further time that is e times as long."""
+_LOOKS_PER_FOLD: Final = 200
+"""Looks in the first 2 s, and in every further time that is e times as long."""
 _SHORT_TURN_S: Final = 0.0001
 _AHEAD_NS: Final = 6_000_000
 """How long before a look turns become short: a usual turn, 5 ms, and a little."""
+_SHORT_WAIT_NS: Final = 20_000_000
+"""In a wait of at most this turns are short all the time: to wake up for that alone would cost more."""
 
 
 class Sampler:
     """Calls looks from a thread of its own.
 
-    The time between two looks is ``max(5 ms, elapsed / 500)`` on average, so that the first hour has about
-    4,100 looks and the next one 350. It varies by half of that either way, or steps of 10 ms would always be
+    The time between two looks is ``max(10 ms, elapsed / 200)`` on average, so that the first hour has about
+    1,700 looks and the next one 140. It varies by half of that either way, or steps of 10 ms would always be
     met at the same two lines.
 
     The thread ends for a time at :meth:`pause`, because torch's Python tracer would record it, and around
@@ -120,8 +122,9 @@ class Sampler:
             began_ns = last_ns if self._began_ns is None else self._began_ns
             while self._looks:
                 self.interval_ns = max(MIN_INTERVAL_NS, (last_ns - began_ns) // _LOOKS_PER_FOLD)
-                due_ns = last_ns + round(self.interval_ns * self._random.uniform(0.5, 1.5))
-                if is_over.acquire(timeout=max(0, due_ns - _AHEAD_NS - last_ns) / 1e9):
+                wait_ns = round(self.interval_ns * self._random.uniform(0.5, 1.5))
+                due_ns = last_ns + wait_ns
+                if wait_ns > _SHORT_WAIT_NS and is_over.acquire(timeout=(wait_ns - _AHEAD_NS) / 1e9):
                     break
                 with _ShortTurns():
                     if is_over.acquire(timeout=max(0, due_ns - self._clock()) / 1e9):
