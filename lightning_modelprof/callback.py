@@ -14,7 +14,7 @@ from lightning_modelprof.fit.hooks import ProfilingHooks
 
 
 class ModelProfCallback(ProfilingHooks, Callback):
-    """Shows where the time of a training run goes, at about the cost of an empty callback or less.
+    """Shows where the time of a training run goes, at little more than the cost of an empty callback.
 
     ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
 

@@ -164,10 +164,11 @@ def test_the_table():
     [table] = source_lines_table(analysis, DEFAULT_OPTIONS)
     rows = [dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows]
     assert [(row["place"], row["share"], row["operators"]) for row in rows] == [
-        (f"{NET}:35", 1.0, 0),
-        (f"{NET}:33", 0.0, 2),
+        ("net.py:35", 1.0, 0),
+        ("net.py:33", 0.0, 2),
     ]
-    assert len(table.notes) == 2
+    assert len(table.notes) == 3
+    assert table.notes[0] == "Files are in /home/me."
 
 
 def test_without_either_there_is_no_table():

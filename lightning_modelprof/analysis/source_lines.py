@@ -77,7 +77,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
             SourceLine(
                 file=file,
                 line=line,
-                function=one.function,
+                function=sample.function if sample else one.function,  # the former is qualified
                 module=one.module,
                 operators=None if sites is None else one.operators,
                 backward_operators=None if sites is None else one.backward_operators,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -48,7 +49,8 @@ def source_lines_table(analysis: Analysis, options: ReportOptions) -> tuple[Tabl
     found = () if isinstance(lines, Absent) else lines
     if absent_reason is None and not found:
         absent_reason = "no line of yours was seen"
-    notes = []
+    folder = _common_folder({line.file for line in found})
+    notes = [f"Files are in {folder}."] if folder else []
     if any(line.share is not None for line in found):
         notes.append(_SAMPLED)
     if any(line.operators is not None for line in found):
@@ -60,7 +62,7 @@ def source_lines_table(analysis: Analysis, options: ReportOptions) -> tuple[Tabl
             id="source_lines",
             title="Source lines",
             columns=_COLUMNS,
-            rows=tuple(map(_row, found)),
+            rows=tuple(_row(line, folder) for line in found),
             notes=tuple(notes),
             absent_reason=absent_reason,
             row_limit=20,
@@ -68,5 +70,17 @@ def source_lines_table(analysis: Analysis, options: ReportOptions) -> tuple[Tabl
     )
 
 
-def _row(line: SourceLine) -> tuple[str | int | float | None, ...]:
-    return (f"{line.file}:{line.line}", *(getattr(line, column.key) for column in _COLUMNS[1:]))
+def _row(line: SourceLine, folder: str) -> tuple[str | int | float | None, ...]:
+    file = line.file[len(folder) :].lstrip("/\\") if folder else line.file
+    return (f"{file}:{line.line}", *(getattr(line, column.key) for column in _COLUMNS[1:]))
+
+
+def _common_folder(files: set[str]) -> str:
+    """That all files are in; ``""`` if there is none, as for what was typed into a notebook."""
+    if not files or any(file.startswith("<") for file in files):
+        return ""
+    try:
+        folder = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
+    except ValueError:  # of several drives, or relative and absolute
+        return ""
+    return folder if len(folder) > 1 else ""
