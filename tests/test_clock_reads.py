@@ -165,7 +165,8 @@ class ObjectCounter(Callback):
 def test_steps_leave_nothing_behind_but_their_row():
     begin, end = 30, 230  # behind the window, whose tables are kept
     counter = ObjectCounter(begin, end)
-    callbacks = [counter, ModelProfCallback(terminal=False, files=False, log_every_n_steps=1000)]
+    quiet = {"terminal": False, "files": False, "sampling": False}  # samples come when they come
+    callbacks = [counter, ModelProfCallback(**quiet, log_every_n_steps=1000)]
     make_trainer(callbacks=callbacks, log_every_n_steps=1000).fit(
         TinyModel(), DataLoader(torch.ones(end + 2, 2))
     )
@@ -179,7 +180,7 @@ def test_cut_rows_leave_nothing_but_arrays():
 
     begin, end = 40, 240  # the window's report, which stays, is written before that
     counter = ObjectCounter(begin, end)
-    callback = ModelProfCallback(terminal=False, files=False, log_every_n_steps=50)
+    callback = ModelProfCallback(terminal=False, files=False, sampling=False, log_every_n_steps=50)
     trainer = make_trainer(callbacks=[counter, callback], enable_progress_bar=True, log_every_n_steps=50)
     trainer.progress_bar_callback.disable()
     trainer.fit(TinyModel(), DataLoader(torch.ones(end + 2, 2)))

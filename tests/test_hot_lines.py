@@ -8,6 +8,8 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
+from lightning_modelprof.report.exact_lines import at_exact_lines
+from lightning_modelprof.report.model import Finding, Location, Status
 from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
 
 FIRST_LINES = {"step": 10, "loss": 20, "row": 30, "again": 40, "<listcomp>": 12}
@@ -156,6 +158,28 @@ def test_of_a_recursion_the_innermost_call_counts():
 def test_recursion_below_the_line():
     hot = hot_of(("forward", "step:12 again:45 again:45 again:42", 5, 500))
     assert (inside(hot).inner.line, inside(hot).inner.time_ns) == (42, 500)
+
+
+def test_a_line_that_only_calls_is_told_from_one_that_works():
+    """Line 12 is in what it calls in 6 of 8 samples, line 13 in 1 of 4 (a library's frame is no call)."""
+    hot = hot_of(
+        ("forward", "step:12 row:31", 3, 300),
+        ("forward", "step:12 row:32", 3, 300),
+        ("forward", "step:12 <listcomp>:12", 2, 200),
+        ("forward", f"step:13 {CALL}", 3, 300),
+        ("forward", "step:13 row:31", 1, 100),
+    )
+    assert hot.is_call("train.py", 12)
+    assert not hot.is_call("train.py", 13)
+    assert not hot.is_call("train.py", 99)
+
+
+def test_a_finding_names_the_line_that_takes_the_time_first():
+    """The data set was not sampled, ``collate_fn`` was: its statement comes first."""
+    dataset, collate = (Location(file="train.py", line=line) for line in (99, FIRST_LINES["step"]))
+    finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset, collate))
+    found = at_exact_lines(finding, hot_of(("dataloader", "step:12", 5, 500)), outside_modules=False)
+    assert [(one.line, one.is_exact) for one in found.locations] == [(12, True), (99, False)]
 
 
 def test_the_lines_at_the_top():

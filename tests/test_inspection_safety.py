@@ -16,7 +16,11 @@ import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_in_torch_dispatch_mode,
+)
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof.flops.counter import FlopCounter
@@ -127,12 +131,15 @@ class WithMode(Callback):
 
 
 @pytest.mark.parametrize(("begin", "end"), [(6, 6), (6, 8), (3, 6), (5, 12)])
-def test_a_mode_of_the_users_sees_what_it_would_see(tmp_path, begin, end):
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_mode_of_the_users_sees_what_it_would_see(tmp_path, begin, end, is_first):
     seen = []
     for callback in (None, make_callback(tmp_path)):
         watch = WithMode(begin, end)
-        train(tmp_path, Net, callback=callback, others=[watch])
+        ours = [] if callback is None else [callback]
+        train(tmp_path, Net, others=[watch, *ours] if is_first else [*ours, watch])
         seen.append(watch.seen)
+        assert not is_in_torch_dispatch_mode()
     assert seen[0] == seen[1]
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
     assert _get_current_dispatch_mode_stack() == []
@@ -177,6 +184,26 @@ def test_copies_that_are_made_in_an_inspected_step_work_alone(tmp_path):
 
 
 # ---- Tensors
+
+
+class CopiesTrainer(Callback):
+    """Copies all there is in the middle of an inspected step and of others."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx in (2, COUNTED, 7):
+            for callback in trainer.callbacks:
+                pickle.dumps(callback)
+            copied = copy.deepcopy(trainer)
+            assert type(copied.profiler) is type(getattr(trainer.profiler, "inner", trainer.profiler))
+            self.copied = batch_idx
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_trainer_can_be_copied_while_it_trains(tmp_path, is_first):
+    callback, other = make_callback(tmp_path, sampling=True, profile_memory=True), CopiesTrainer()
+    train(tmp_path, Net, others=[other, callback] if is_first else [callback, other])
+    assert other.copied == 7
+    assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
 
 
 class Plain(torch.Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import subprocess
 import sys
 import time
@@ -577,7 +578,10 @@ def test_a_leak_in_a_fit_is_found(tmp_path):
     """1 MiB is kept in each of 150 steps of at least 5 ms; without, nothing is found."""
 
     def kept(batch_idx):
-        blocks.append(np.ones(MIB, np.uint8))
+        # Memory of its own: what earlier tests have given back may be lent out again.
+        block = mmap.mmap(-1, MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block.write(bytes([1]) * MIB)
+        blocks.append(block)
         time.sleep(0.005)
 
     blocks = []

@@ -366,6 +366,17 @@ def test_nothing_of_the_exception_stays_alive(tmp_path):
     assert callback.report is not None
 
 
+def test_the_model_dies_though_the_callback_lives(tmp_path):
+    """After an exception Lightning calls no teardown."""
+    model = Failing(TORCH_ERROR(NEW))
+    callback, raised = fail_in(tmp_path, model)
+    alive = weakref.ref(model)
+    del model, raised
+    gc.collect()
+    assert alive() is None
+    assert callback.report is not None
+
+
 @pytest.mark.parametrize("name", ["describe", "out_of_memory_error"])
 def test_if_ours_fails_the_users_exception_leaves_all_the_same(tmp_path, monkeypatch, name):
     def fail(*args, **kwargs):

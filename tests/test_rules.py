@@ -466,6 +466,13 @@ def test_frozen_layers_without_backward_are_clean():
     )
 
 
+def test_frozen_layers_behind_trained_factors_are_clean():
+    """LoRA's factors are parameters of a module that has a frozen child: what follows must pass gradients."""
+    cost = cost_of(("", 8, 0, 0), ("first", 8, 1, 3), ("first.base", 0, 1, 4), ("next", 0, 1, 9))
+    finding = only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    assert finding.status is Status.CLEAN
+
+
 def test_convolution_bias():
     pair = ConvolutionBias(convolution="net.0", normalisation="net.1", is_sequential=True, owner=PLACE)
     setup = replace(SETUP, convolution_biases=(pair,))

@@ -166,6 +166,36 @@ def test_a_switch_interval_of_the_users_stays():
         sys.setswitchinterval(usual)
 
 
+def test_a_short_turn_that_was_read_meanwhile_is_not_the_users():
+    usual, read, seen = sys.getswitchinterval(), [], []
+    with running({"it": seen.append}):
+        until(lambda: (short := sys.getswitchinterval()) < usual and (read.append(short) or True))
+        sys.setswitchinterval(0.003)
+        number = len(seen)
+        until(lambda: len(seen) > number + 1)
+        sys.setswitchinterval(usual)
+        until(lambda: len(seen) > number + 3)
+        for _ in range(20):  # some of them between two looks, some in a short turn
+            sys.setswitchinterval(read[0])
+            time.sleep(0.003)
+    assert sys.getswitchinterval() == usual
+
+
+def test_ctrl_c_while_the_thread_starts_leaves_none(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(self):
+        start(self)
+        raise KeyboardInterrupt
+
+    sampler = Sampler({"it": print})
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.resume()
+    until(lambda: not sampling_threads())
+    sampler.pause()
+
+
 def test_nothing_runs_without_an_interpreter_lock(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with running({"it": print}) as sampler:

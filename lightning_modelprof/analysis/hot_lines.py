@@ -151,6 +151,19 @@ class HotLines:
             return None
         return _hot_line(hottest[0].frame, count, function, _innermost(hottest, count))
 
+    def is_call(self, file: str, line: int) -> bool:
+        """Whether at least half of the samples at a line are in other lines of the user's that it calls."""
+        whole = called = 0
+        for stack in self.samples.stacks:
+            frames = [self.samples.frames[number] for number in stack.frames]
+            at = next((n for n, one in enumerate(frames) if (one.file, one.line) == (file, line)), None)
+            if at is None:
+                continue
+            whole += stack.samples
+            if any(one.is_users and (one.file, one.line) != (file, line) for one in frames[at + 1 :]):
+                called += stack.samples
+        return whole > 0 and 2 * called >= whole
+
     def share_outside_modules(self, file: str, function_line: int) -> tuple[float, int] | None:
         """Share of a function's time in which it had not called a module, and how many samples say so.
 

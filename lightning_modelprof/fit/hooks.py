@@ -48,6 +48,11 @@ class ProfilingHooks:
         self._dataloader_idx = 0
         self._is_awaited = False  # whether the other ranks count on us when the loop ends
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
+        away = {"_session": None, "_ledger": None, "_evaluation": None, "_is_awaited": False}
+        return {**vars(self), **away}
+
     # All loops, in the order in which the hooks come
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -85,6 +90,8 @@ class ProfilingHooks:
             self._session.note_exception(exception)
         self._stop(status)
         self._finish(status, is_safe_point=False)
+        self._leave()  # after an exception there is no teardown
+        self._forget_module()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave nothing behind."""
@@ -94,6 +101,7 @@ class ProfilingHooks:
         if has_no_report and getattr(getattr(trainer, loop.trainer_attribute, None), "skip", False):
             _warn(f"{loop.subject} had no batch: there is no report of it")
         self._leave()
+        self._forget_module()
 
     # A fit
 
@@ -231,6 +239,11 @@ class ProfilingHooks:
         self._ledger, self._evaluation, self._is_awaited = None, None, False
         if session is not None:
             self._guard(session.close)
+
+    def _forget_module(self) -> None:
+        """Drop what Lightning has given us to log with: the model would live as long as the report does."""
+        for name in ("log", "log_dict"):
+            vars(self).pop(name, None)
 
     def _guard(self, work: Callable[[], None]) -> None:
         """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""

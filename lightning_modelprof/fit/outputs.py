@@ -60,6 +60,7 @@ class Outputs:
         self._rank = rank
         self._warn = warn
         self._failed: set[str] = set()
+        self._has_files = False
         self._has_layout = False
 
     @property
@@ -71,7 +72,7 @@ class Outputs:
     def _place(self) -> str:
         """Where all tables of the report are."""
         has_texts = self._use_tensorboard and any(_is_tensorboard(logger) for logger in self._loggers)
-        places = ["in the files"] * (self.directory is not None) + ["in TensorBoard"] * has_texts
+        places = ["in the files"] * self._has_files + ["in TensorBoard"] * has_texts
         return " and ".join(places) or "in callback.report"
 
     def save_run(self, run: Run) -> None:
@@ -79,14 +80,14 @@ class Outputs:
         if self.directory is not None:
             name = RUN_FILE if self._rank == 0 else f"run_rank{self._rank}.json"
             path = self.directory / name
-            self._try(f"{path}", lambda: save_run(run, path))
+            self._try_file(path, lambda: save_run(run, path))
 
     def save_trace(self, window: Window, raw: bytes) -> str | None:
         """Save a window's trace; returns its path relative to the folder, ``None`` if it was not saved."""
         if self.directory is None:
             return None
         path = self.directory / trace_name(window, self._rank)
-        saved = self._try(f"{path}", lambda: write_atomically(path, pack(raw)))
+        saved = self._try_file(path, lambda: write_atomically(path, pack(raw)))
         return trace_name(window, self._rank) if saved else None
 
     def save_report(self, report: Report) -> None:
@@ -94,11 +95,13 @@ class Outputs:
         directory = self.directory
         if directory is None or self._rank != 0:
             return
-        self._try("report.json", lambda: write_atomically(directory / "report.json", render_json(report)))
-        self._try("report.html", lambda: write_atomically(directory / "report.html", render_html(report)))
-        self._try(
-            "report.txt", lambda: write_atomically(directory / "report.txt", render_text(report).encode())
-        )
+        for name, render in (
+            ("report.json", render_json),
+            ("report.html", render_html),
+            ("report.txt", lambda report: render_text(report).encode()),
+        ):
+            path = directory / name
+            self._try_file(path, partial(_write_rendered, path, render, report))
 
     def show_report(self, report: Report, step: int) -> None:
         """Print the report and write it to TensorBoard as text."""
@@ -107,8 +110,8 @@ class Outputs:
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if self._use_terminal:
             self._try("terminal", lambda: print_report(report.without_details(self._place)))
-            if self.directory is not None:
-                self._try("terminal", lambda: print(f"Files: {self.directory}"))
+            if self.directory is not None and self._has_files:
+                self._try("terminal", lambda: print(f"Files: {self.directory} (report.html is the page)"))
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars to every logger of the run."""
@@ -124,6 +127,21 @@ class Outputs:
             if _is_tensorboard(logger):
                 self._try("TensorBoard", partial(_write_with, logger, write))
 
+    def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
+        """Write a file; the folder is warned of once, with the first of its files that could not be written."""
+        try:
+            write()
+        except Exception as error:  # as in _try
+            if "files" not in self._failed:
+                self._failed.add("files")
+                self._warn(
+                    f"could not write to {path}: {type(error).__name__}: {error}; what was measured is in"
+                    " callback.report and callback.run"
+                )
+            return False
+        self._has_files = True
+        return True
+
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
             write()
@@ -133,6 +151,10 @@ class Outputs:
                 self._warn(f"could not write to {what}: {type(error).__name__}: {error}")
             return False
         return True
+
+
+def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Report) -> None:
+    write_atomically(path, render(report))
 
 
 def _is_tensorboard(logger: Any) -> bool:

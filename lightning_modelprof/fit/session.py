@@ -248,8 +248,8 @@ class LoopSession:
         step = ledger.steps_ended
         if step == 1:
             self.fallback.check_first_step()
-        if self._sampling is None and self._memory is not None:
-            self._memory.look(step)
+        if self._sampling is None and self._memory is not None and ledger.ranges is None:
+            self._memory.look(step)  # not in a window: torch's Python tracer would record it
         if capture is not None and step == capture.next_step:
             tags = self._step_window(capture, step)
             ledger.tags |= tags

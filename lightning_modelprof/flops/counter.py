@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.formulas import Formula, WithRecompute, formula_of, name_of, own_formulas
-from lightning_modelprof.flops.mode_stack import leave_mode
+from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
 from lightning_modelprof.flops.place import Phase, Whereabouts
 from lightning_modelprof.flops.zero_cost import communicates, holds_no_contraction
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
@@ -133,7 +133,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 self._cleanup.append(lambda: eager.__exit__(None, None, None))
             self._cleanup.append(self._whereabouts.leave)
             self._whereabouts.follow()
-            super().__enter__()  # type: ignore[no-untyped-call]
+            enter_mode(self)
         except BaseException:
             self._clean_up()
             raise
@@ -146,7 +146,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         traceback: TracebackType | None,
     ) -> None:
         try:
-            leave_mode(self, super().__exit__)
+            leave_mode(self)
         finally:
             self._clean_up()
 

@@ -51,7 +51,8 @@ class UserLines:
 
     def _learn(self, frame: FrameType) -> int:
         code = frame.f_code
-        kind = _USER if self._user_code.is_users(frame) else _LIBRARY
+        is_users = code.co_name != "__torch_dispatch__" and self._user_code.is_users(frame)
+        kind = _USER if is_users else _LIBRARY  # a mode of the user's only passes on what a line asked for
         self._kinds[id(code)], self._codes[id(code)] = kind, code
         if kind == _USER:
             self._files[id(code)] = absolute_file(code.co_filename)

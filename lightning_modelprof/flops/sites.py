@@ -20,7 +20,7 @@ from lightning_modelprof.flops.formulas import name_of
 from lightning_modelprof.flops.frames import Spot, UserLines
 from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
 from lightning_modelprof.flops.marks import SequenceMarks
-from lightning_modelprof.flops.mode_stack import leave_mode
+from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
 from lightning_modelprof.flops.site_sums import MOST_LINES, Place, SiteSums
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
@@ -200,7 +200,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._is_over = is_over
 
     def __enter__(self) -> AroundBatch:
-        super().__enter__()  # type: ignore[no-untyped-call]
+        enter_mode(self)
         self._watch.where = self._now
         _ACTIVE.append(self)
         return self
@@ -208,7 +208,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __exit__(self, *error: Any) -> None:
         _ACTIVE.remove(self)
         self._watch.where = _in_forward
-        leave_mode(self, super().__exit__)
+        leave_mode(self)
 
     def _now(self) -> tuple[str, str]:
         return self._where

@@ -106,6 +106,10 @@ class PhaseProfiler(Profiler):
         # The Trainer assigns this on whatever its profiler is.
         self.inner._lightning_module = module
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, or a pickle, of the trainer in the middle of a loop has the user's profiler alone.
+        return _itself, (self.inner,)
+
     def __del__(self) -> None:
         # Profiler.__del__ calls teardown(), which would close the user's live profiler.
         pass
@@ -250,3 +254,7 @@ def uninstall(trainer: Any, delegate: PhaseProfiler) -> None:
     outer = find_delegate(trainer.profiler, delegate)
     if outer is not None:
         outer.inner = delegate.inner
+
+
+def _itself(profiler: Any) -> Any:
+    return profiler

@@ -23,6 +23,8 @@ MIN_INTERVAL_NS: Final = 10_000_000
 _LOOKS_PER_FOLD: Final = 200
 """Looks in the first 2 s, and in every further time that is e times as long."""
 _SHORT_TURN_S: Final = 0.0001
+_TURN_STEP_S: Final = 0.000_001_5
+"""The interpreter keeps whole microseconds, cut off: what is set is read as up to one less."""
 _AHEAD_NS: Final = 6_000_000
 """How long before a look turns become short: a usual turn, 5 ms, and a little."""
 _SHORT_WAIT_NS: Final = 20_000_000
@@ -95,6 +97,9 @@ class Sampler:
             except RuntimeError as error:  # the system has no more threads, or the interpreter shuts down
                 self._end(f"Sampling ended: no thread could be started ({error}).")
                 return
+            except BaseException:  # Ctrl+C while this waits for the thread, which may run by now
+                self._is_over.release()
+                raise
             self._thread = thread
 
     def _end_thread(self) -> None:
@@ -150,16 +155,22 @@ class _ShortTurns:
 
     With the usual turns a look would have to wait for the first line that gives the interpreter away by
     itself, and take that line for the one that ran: Python code of less than 5 ms would never be seen.
+
+    Who reads the length of a turn meanwhile to set it again later sets ours: it counts as the usual one.
     """
 
+    usual_s = sys.getswitchinterval()
+    """What others have set last, for all samplers of the process."""
+
     def __enter__(self) -> None:
-        self._usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SHORT_TURN_S, self._usual_s))
-        self._short_s = sys.getswitchinterval()
+        now_s = sys.getswitchinterval()
+        if abs(now_s - _SHORT_TURN_S) > _TURN_STEP_S:
+            _ShortTurns.usual_s = now_s
+        sys.setswitchinterval(min(_SHORT_TURN_S, _ShortTurns.usual_s))
 
     def __exit__(self, *_: object) -> None:
-        if sys.getswitchinterval() == self._short_s:  # nobody else has set it meanwhile
-            sys.setswitchinterval(self._usual_s)
+        if abs(sys.getswitchinterval() - _SHORT_TURN_S) <= _TURN_STEP_S:  # nobody has set it meanwhile
+            sys.setswitchinterval(_ShortTurns.usual_s)
 
 
 _SAMPLERS: Final[WeakSet[Sampler]] = WeakSet()

@@ -10,7 +10,7 @@ from lightning_modelprof.report.model import Finding, Location
 
 
 def at_exact_lines(finding: Finding, hot: HotLines | Absent, *, outside_modules: bool) -> Finding:
-    """The same finding, its locations at the lines that take the time.
+    """The same finding, its locations at the lines that take the time, functions without such a line last.
 
     Args:
         finding: whose locations are functions that take the time at stake.
@@ -19,10 +19,8 @@ def at_exact_lines(finding: Finding, hot: HotLines | Absent, *, outside_modules:
     """
     if isinstance(hot, Absent):
         return finding
-    return replace(
-        finding,
-        locations=tuple(_at_line(location, hot, outside_modules) for location in finding.locations),
-    )
+    locations = [_at_line(location, hot, outside_modules) for location in finding.locations]
+    return replace(finding, locations=tuple(sorted(locations, key=lambda one: not one.is_exact)))
 
 
 def _at_line(location: Location, hot: HotLines, outside_modules: bool) -> Location:

@@ -45,6 +45,9 @@ def advice_for(
         )
     if source.waits:
         return f"{place} reads values of tensors: check them where the data is loaded, or every some steps."
+    hot = analysis.hot_lines
+    if source.operators == 0 and not isinstance(hot, Absent) and hot.is_call(source.file, source.line):
+        return IN_GENERAL.format(where=f"what line {source.line} of {source.function} calls")
     if source.operators == 0:
         return f"{place} runs no operator of torch: it is Python's own time, or that of another library."
     return IN_GENERAL.format(where=where)

@@ -88,13 +88,22 @@ class FrozenLayersComputed(ShareRule):
 def _frozen_at_the_start(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
     """The outermost modules without a trainable parameter, up to the first module that has one itself."""
     found: list[ModuleCost] = []
-    for index, module in enumerate(modules):
-        if not module.path or (found and module.path.startswith(f"{found[-1].path}.")):
+    for module in modules:
+        if found and module.path.startswith(f"{found[-1].path}."):
             continue
-        if module.trainable:
-            following = modules[index + 1] if index + 1 < len(modules) else None
-            if following is None or not following.path.startswith(f"{module.path}."):
-                return found  # a leaf that is trained
-        elif module.parameters:
+        if _has_trainable_of_its_own(module, modules):
+            return found
+        if module.path and module.parameters and not module.trainable:
             found.append(module)
     return found
+
+
+def _has_trainable_of_its_own(module: ModuleCost, modules: tuple[ModuleCost, ...]) -> bool:
+    """Whether it trains more than its children do, as with the factors LoRA puts beside a frozen layer."""
+    prefix = f"{module.path}." if module.path else ""
+    children = (
+        one
+        for one in modules
+        if one.path and one.path.startswith(prefix) and "." not in one.path[len(prefix) :]
+    )
+    return (module.trainable or 0) > sum(one.trainable or 0 for one in children)
