@@ -206,12 +206,14 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any], drift: float) -> s
     error = math.hypot(before["standard_error"] / before["avg"], after["standard_error"] / after["avg"])
     low, high = ratio * math.exp(-1.96 * error), ratio * math.exp(1.96 * error)
     text += f" (95 % interval of these two runs {low:.2f}x .. {high:.2f}x).\n"
-    text += f"Two runs of the same setting differed by up to {100 * math.expm1(drift):.1f} %. "
+    text += f"Two runs of the same setting differed by up to {math.exp(drift):.2f}x. "
     unproven = "these runs do not show that the change made a difference."
     if low <= 1 <= high:
         return f"{text}The interval holds 1x: {unproven}"
     if abs(math.log(ratio)) <= drift:
         return f"{text}The change is within the noise: it is no larger than that, so {unproven}"
+    if ratio < 1:
+        return f"{text}So it is slower: workers need CPUs that the training does not use."
     return f"{text}The difference is more than noise."
 
 

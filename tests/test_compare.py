@@ -527,6 +527,9 @@ def test_findings_gone_and_new():
         ("copy", "new", None, 2.0 * MS),
         ("sync", "still there", 2.0 * MS, 2.0 * MS),
     )
+    moved = compared(steps([MS] * 30), findings=(finding("input", function="elsewhere"),))
+    rows = table(build_comparison([before], [moved])[0], "findings").rows
+    assert ("input", "still there", 2.0 * MS, 2.0 * MS) in rows
     nobody_looked, _ = build_comparison([compared(steps([MS] * 30))], [after])
     assert table(nobody_looked, "findings").absent_reason == "a side has no findings that were looked for"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from lightning_modelprof.flops.held_tensors import storages_of
 from lightning_modelprof.measure import out_of_memory
 from lightning_modelprof.measure.memory import DeviceMemory
 from lightning_modelprof.measure.out_of_memory import Named, describe, holders_of, out_of_memory_error
-from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory, rest_bytes
 from lightning_modelprof.run.memory import Holder, MemoryRecord, OutOfMemory
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
@@ -207,7 +208,12 @@ def test_activations_dominate():
     order = [found.action.index(word) for word in ("smaller batch", "checkpointing", "bf16-mixed", "8-bit")]
     assert order == sorted(order)
     assert "expandable_segments" not in found.action
-    assert [place.module for place in found.locations] == ["layers.3"]
+    assert found.locations == ()
+    assert {one.label: one.value for one in found.evidence}["held most by"] == "layers.3"
+    asked = finding_of(event_of(file="/home/me/net.py", line=12, function="Net.forward"))
+    assert asked.locations == (
+        Location(file="/home/me/net.py", line=12, function="Net.forward", is_exact=True),
+    )
     assert rest_bytes(event_of()) == 62 * GIB
 
 
@@ -332,6 +338,10 @@ def test_a_tensor_that_is_really_too_large(tmp_path):
     report = report_of(tmp_path)
     event = report["memory"]["out_of_memory"]
     assert (event["step"], event["phase"], event["requested_bytes"]) == (2, "forward", 4 * 2**50)
+    lines = Path(__file__).read_text().split("\n")
+    assert (event["file"], lines[event["line"] - 1].strip()) == (__file__, "torch.empty(2**50)")
+    assert report["verdict"]["kind"] == "out_of_memory"
+    assert report["verdict"]["summary"].startswith("The memory of the host ran out at step 2 in Forward")
     assert "larger than all of the memory" in finding_in(report)["action"]
 
 

@@ -77,12 +77,12 @@ def test_findings_in_text():
     text = render_text(report(SLOW, CLEAN, SILENT))
     assert (
         "Findings:\n"
-        "- [CRITICAL] A callback takes long: 10.00 ms a step at stake\n"
+        "- [CRITICAL] A callback takes long (slow_callback): 10.00 ms a step at stake\n"
         "  Slow takes 10 ms a step.\n"
         "  Do: Do less in Slow.\n"
         "  At: /home/me/1.py:1 (def Slow.hook), /home/me/2.py:2 (def Slow.hook), /home/me/3.py:3 (def\n"
         "    Slow.hook) and 2 more\n"
-        "1 found, 1 clean, 1 not evaluated; report.json has all of them.\n"
+        "1 found, 1 clean, 1 not evaluated; the JSON has all of them.\n"
     ) in text
     assert "All is well" not in text
 

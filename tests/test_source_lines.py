@@ -15,6 +15,7 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules import RULES
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.tables.source_lines import source_lines_table
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
@@ -308,3 +309,65 @@ def test_without_times_or_counts_nothing_is_said():
     assert finding.status is Status.NOT_EVALUATED
     finding = only(SlowCustomModule().evaluate(slow_step()))
     assert finding.status is Status.NOT_EVALUATED
+
+
+# Lines in modules with parameters
+
+
+def with_loop(calls=300, *, samples=40, module="cell", sites=(), module_line=11, parameters=10):
+    """A step of 20 ms; ``samples`` of 100 are at line 13 of the forward of ``cell``, which begins at 11."""
+    cost = cost_of(("", 0, 0, 0), ("cell", parameters, 8, 4))
+    place = CodePlace(name="Cell.forward", file=NET, line=module_line)
+    modules = tuple(replace(one, forward=place) if one.path == "cell" else one for one in cost.modules)
+    line = line_of(NET, 13, "forward", 11, calls=calls, views=0, module=module)
+    at = frame(NET, 13, "Cell.forward", 11)
+    stacks = samples_of(("forward", (STEP_33, CALL, at), samples), ("backward", (STEP_33,), 100 - samples))
+    cost = replace(cost, modules=modules, sites=sites_of([line], sites))
+    return analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
+
+
+def test_a_loop_in_a_layer_is_found():
+    """40 of 100 samples of a step of 20 ms: 8 ms."""
+    found = only(SlowLineInModule().evaluate(with_loop()))
+    assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
+    assert found.saving_ns_per_step == pytest.approx(8 * MS)
+    assert found.locations == (
+        Location(file=NET, line=13, function="Cell.forward", module="cell", is_exact=True),
+    )
+    assert "runs 300 operators" in found.summary
+
+
+def test_a_tensor_made_in_a_layer_is_found():
+    site = site_of(HOST_TENSOR, NET, 13, "forward", 11)
+    found = only(SlowLineInModule().evaluate(with_loop(3, sites=[replace(site, module="cell")])))
+    assert found.status is Status.FOUND
+    assert "register_buffer" in found.action
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"calls": 63}, {"samples": 9}, {"samples": 15}, {"module": "cell.linear"}, {"module_line": 90}],
+    ids=["few operators", "few samples", "not sure", "of the modules it calls", "of another function"],
+)
+def test_other_lines_in_layers_are_clean(changes):
+    assert only(SlowLineInModule().evaluate(with_loop(**changes))).status is Status.CLEAN
+
+
+def test_without_samples_or_sites_nothing_is_said_of_lines():
+    unsampled = analysis_of(steps_of(forward=10), cost=cost_of(("", 10, 2, 2)))
+    assert only(SlowLineInModule().evaluate(unsampled)).status is Status.NOT_EVALUATED
+    unseen = slow_step(("forward", (STEP_33,), 50))
+    assert only(SlowLineInModule().evaluate(unseen)).status is Status.NOT_EVALUATED
+
+
+def test_without_samples_the_line_with_most_operators_is_named():
+    """The line of the loss runs 200 operators; one in the data set more, but not in the forward."""
+    sites = sites_of(
+        [
+            line_of(LOSS, 7, "rows_loss", 5, calls=300, views=100),
+            line_of(NET, 90, "__getitem__", 80, phase="batch_start", calls=900, views=0),
+            line_of(NET, 33, "training_step", 30, calls=500, views=0, module="layers"),
+        ]
+    )
+    action = only(SlowForwardOutsideModel().evaluate(slow_step(sites=sites))).action
+    assert "Line 7 of rows_loss runs 200 operators" in action

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.hot_lines import HotLines
@@ -34,6 +34,9 @@ class SourceLine:
         num_bytes: of these copies and tensors; ``None`` where one of them is not known.
         share: of all sampled time of the training thread; ``None`` without samples.
         samples: how many.
+        function_line: first line of the function; ``None`` for a line that was only sampled.
+        modules: paths of all modules in which it ran operators itself.
+        phases: in which it did, without backward.
     """
 
     file: str
@@ -48,12 +51,18 @@ class SourceLine:
     num_bytes: int | None = None
     share: float | None = None
     samples: int | None = None
+    function_line: int | None = None
+    modules: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Sums:
     function: str
+    function_line: int | None = None
     module: str = ""
+    modules: set[str] = field(default_factory=set)
+    phases: set[str] = field(default_factory=set)
     operators: int = 0
     backward_operators: int = 0
     waits: int = 0
@@ -87,6 +96,9 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
                 num_bytes=None if sites is None else one.num_bytes,
                 share=sample.share if sample else None if isinstance(hot, Absent) else 0.0,
                 samples=sample.samples if sample else None if isinstance(hot, Absent) else 0,
+                function_line=one.function_line,
+                modules=tuple(sorted(one.modules)),
+                phases=tuple(sorted(one.phases)),
             )
         )
     return tuple(sorted(lines, key=_rank))
@@ -99,16 +111,20 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
     for count in sites.lines:
         if count.file is None or count.line is None:
             continue
-        one = sums.setdefault((count.file, count.line), _Sums(count.function))
+        one = sums.setdefault((count.file, count.line), _Sums(count.function, count.function_line))
         one.module = one.module or count.module
         if count.phase == "backward":
             one.backward_operators += count.calls - count.views
         else:
             one.operators += count.calls - count.views
+            one.modules.add(count.module)
+            one.phases.add(count.phase)
     for site in sites.sites:
         if site.file is None or site.line is None:
             continue
-        one = sums.setdefault((site.file, site.line), _Sums(site.function))
+        one = sums.setdefault((site.file, site.line), _Sums(site.function, site.function_line))
+        one.modules.add(site.module)
+        one.phases.add(site.phase)
         one.module = one.module or site.module
         one.waits += site.calls * (site.kind == SYNCHRONISATION)
         one.copies += site.calls * (site.kind in (DEVICE_TO_HOST, HOST_TO_DEVICE))

@@ -128,7 +128,7 @@ class Outputs:
                 self._try("TensorBoard", partial(_write_with, logger, write))
 
     def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
-        """Write a file; the folder is warned of once, with the first of its files that could not be written."""
+        """Write a file; a folder is warned of once, with the first file that could not be written."""
         try:
             write()
         except Exception as error:  # as in _try

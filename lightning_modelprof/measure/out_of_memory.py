@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from lightning_modelprof.measure.memory import DeviceMemory
+from lightning_modelprof.measure.user_code import UserCode, absolute_file
 from lightning_modelprof.run.memory import Holder, OutOfMemory
 
 MOST_HOLDERS: Final = 20
@@ -134,6 +135,7 @@ def describe(
     if reserved is None and allocated is not None and unused is not None:
         reserved = allocated + unused
     total = _first(_TOTAL, text)
+    file, line, function = _place_of(error.__traceback__ or exception.__traceback__)
     return OutOfMemory(
         step=step,
         phase=_phase_of(error.__traceback__) or _phase_of(exception.__traceback__),
@@ -145,7 +147,23 @@ def describe(
         reserved_bytes=counters.reserved if reserved is None else reserved,
         by_category=by_category,
         holders=holders,
+        file=file,
+        line=line,
+        function=function,
     )
+
+
+def _place_of(traceback: TracebackType | None) -> tuple[str | None, int | None, str]:
+    """The innermost line of the user's in a traceback."""
+    user_code = UserCode()
+    file, line, function = None, None, ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if user_code.is_users(traceback.tb_frame):
+            file, line = absolute_file(code.co_filename), traceback.tb_lineno
+            function = getattr(code, "co_qualname", code.co_name)
+        traceback = traceback.tb_next
+    return file, line, function
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> int | None:

@@ -166,7 +166,7 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
         facts.append(
             (
                 "Could show",
-                f"a change of {_percent(result.detectable)} or more (seen in 4 of 5 such comparisons)",
+                f"a change of {_percent(result.detectable)} or more, in four of five such comparisons",
             )
         )
     for label, runs, steps in zip(("Before", "After"), (before, after), result.num_steps, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -106,9 +107,12 @@ def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
 def findings_table(before: Report, after: Report) -> Table:
     """Which findings are gone, which are new and which are still there.
 
-    Definition: of the first run of each side; a finding is the same when its kind, function and module are.
+    Definition: of the first run of each side; a finding is the same when its kind is, and of several
+    of a kind its function and module.
     """
-    found = [_found(report) for report in (before, after)]
+    counts = [Counter(finding.kind for finding in _all_found(report)) for report in (before, after)]
+    several = frozenset(kind for one in counts for kind, number in one.items() if number > 1)
+    found = [_found(report, several) for report in (before, after)]
     is_known = [bool(report.findings) for report in (before, after)]
     rows: list[tuple[Cell, ...]] = []
     for label, keys in (
@@ -191,15 +195,19 @@ def _direction(change: Change) -> str | None:
     return "more" if change.low > 0 else "less" if change.high < 0 else "not sure"
 
 
-def _found(report: Report) -> dict[tuple[str, ...], Finding]:
-    """The findings that were found; lines move when code changes, so they are no part of the key."""
+def _found(report: Report, several: frozenset[str]) -> dict[tuple[str, ...], Finding]:
+    """The findings that were found; places move with the code, so they only tell several of a kind apart."""
     found: dict[tuple[str, ...], Finding] = {}
-    for finding in report.findings:
-        if finding.status is Status.FOUND:
-            place = finding.locations[0] if finding.locations else None
-            function, module = (place.function, place.module) if place else (None, None)
-            found.setdefault((finding.kind, function or "", module or ""), finding)
+    for finding in _all_found(report):
+        place = finding.locations[0] if finding.locations else None
+        function, module = (place.function, place.module) if place else (None, None)
+        where = (function or "", module or "") if finding.kind in several else ()
+        found.setdefault((finding.kind, *where), finding)
     return found
+
+
+def _all_found(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.status is Status.FOUND]
 
 
 def _changed(table: Table, other: Table) -> tuple[tuple[Cell, ...], Unit] | None:

@@ -58,10 +58,15 @@ def _line_of(
 ) -> SourceLine | None:
     """The innermost line of the user's that takes the time of a function."""
     hot, lines = analysis.hot_lines, analysis.source_lines
-    if isinstance(hot, Absent) or isinstance(lines, Absent) or file is None or line is None:
+    if isinstance(lines, Absent) or file is None or line is None:
         return None
-    found = hot.inside(file, line, outside_modules=outside_modules)
-    if found is None:
+    found = None if isinstance(hot, Absent) else hot.inside(file, line, outside_modules=outside_modules)
+    if found is not None:
+        innermost = found.inner or found
+        return by_place(lines).get((innermost.file, innermost.line))
+    if not outside_modules:
         return None
-    innermost = found.inner or found
-    return by_place(lines).get((innermost.file, innermost.line))
+    # No line has most of the samples: the one that runs by far the most operators is as good a guess.
+    own = [one for one in lines if one.modules == ("",) and "forward" in one.phases]
+    most = max(own, key=lambda one: one.operators or 0, default=None)
+    return most if most is not None and (most.operators or 0) >= MANY_OPERATORS else None

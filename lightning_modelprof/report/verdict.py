@@ -27,6 +27,9 @@ from lightning_modelprof.report.rules.base import Rule, milliseconds, percent
 from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
 from lightning_modelprof.run.phases import PHASES
 
+OUT_OF_MEMORY: Final = "out_of_memory"
+"""The verdict, and the kind of the finding, of a loop that ended because memory ran out."""
+
 MODEL: Final = ("forward", "backward", "optimizer")
 
 LEAST_SHARE: Final[Mapping[str, float]] = {
@@ -127,6 +130,9 @@ def give_verdict(
         accounting: whether anything may be judged.
     """
     costs = analysis.step_costs
+    ended = next((one for one in findings if one.kind == OUT_OF_MEMORY and one.status is Status.FOUND), None)
+    if ended is not None:
+        return _verdict(OUT_OF_MEMORY, ended.summary, accounting)
     if isinstance(costs, Absent) or not accounting.is_enough:
         return _verdict("cannot_tell", f"{accounting.reason[:1].upper()}{accounting.reason[1:]}.", accounting)
     facts = [window.facts for window in analysis.windows if window.facts is not None]

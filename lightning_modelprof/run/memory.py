@@ -108,6 +108,7 @@ class OutOfMemory:
         by_category: what is known to be held; the rest of what is allocated is activations, the batch and
             whatever else.
         holders: largest first.
+        file, line, function: the innermost line of the user's that asked; ``None`` and ``""`` if unknown.
     """
 
     step: int
@@ -120,6 +121,9 @@ class OutOfMemory:
     reserved_bytes: int | None
     by_category: dict[str, int]
     holders: tuple[Holder, ...]
+    file: str | None = None
+    line: int | None = None
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

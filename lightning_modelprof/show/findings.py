@@ -53,12 +53,12 @@ def summary_line(findings: Sequence[Finding]) -> str:
         sum(finding.status is status for finding in findings)
         for status in (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
     )
-    return f"{found} found, {clean} clean, {silent} not evaluated; report.json has all of them."
+    return f"{found} found, {clean} clean, {silent} not evaluated; the JSON has all of them."
 
 
 def _text(finding: Finding) -> FindingText:
     word = "not judged" if finding.severity is None else _WORDS[finding.severity]
-    head = f"[{word}] {finding.title}"
+    head = f"[{word}] {finding.title} ({finding.kind})"
     if finding.saving_ns_per_step is not None:
         cell = format_cell(finding.saving_ns_per_step, Unit.DURATION_NS, time_unit="ms")
         head += f": {cell} ms a step at stake"

@@ -26,6 +26,7 @@ from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
 from lightning_modelprof.report.rules.slow_callback import SlowCallback
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
 from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
 from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
@@ -46,6 +47,7 @@ RULES: Final[tuple[Rule, ...]] = (
     CommunicationExposed(),
     SlowForwardOutsideModel(),
     SlowCustomModule(),
+    SlowLineInModule(),
     SlowCallback(),
     SlowModuleHook(),
     SlowLogger(),

@@ -105,8 +105,11 @@ def _advice(
     left_ns = max(0.0, batch_ns / max(advised, 1) - rest_ns)
     parts = []
     if advised > workers:
-        evidence.append(duration("wait expected with these workers", left_ns))
-        parts.append(f"{_call(loader, advised)}: num_workers is {workers} now.")
+        evidence.append(duration("wait with these workers, if a CPU is free for each", left_ns))
+        parts.append(
+            f"{_call(loader, advised)}: num_workers is {workers} now."
+            " Measure it, as workers need CPUs that are free."
+        )
     if needed > free:
         parts.append(
             f"It would take {needed} workers to hide {milliseconds(batch_ns)} a batch behind"

@@ -61,8 +61,11 @@ class RanOutOfMemory(Rule):
                 _summary(event),
                 f"To try, what should give most first: {'; '.join(names)}.",
                 Severity.CRITICAL,
-                places=[Location(module=name) for name in list(modules)[:_MOST_NAMED]],
-                evidence=_evidence(event),
+                places=_places(event),
+                evidence=[
+                    *_evidence(event),
+                    *([text("held most by", ", ".join(list(modules)[:_MOST_NAMED]))] if modules else []),
+                ],
             ),
         )
 
@@ -86,6 +89,13 @@ class RanOutOfMemory(Rule):
         allocated, reserved = event.allocated_bytes, event.reserved_bytes
         if allocated is not None and reserved and reserved - allocated >= self.unused_share * reserved:
             yield float(reserved - allocated), _SEGMENTS
+
+
+def _places(event: OutOfMemory) -> list[Location]:
+    """Where memory was asked for."""
+    if event.file is None:
+        return []
+    return [Location(file=event.file, line=event.line, function=event.function, is_exact=True)]
 
 
 def rest_bytes(event: OutOfMemory) -> int | None:

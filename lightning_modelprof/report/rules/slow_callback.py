@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
-from lightning_modelprof.report.model import Evidence, Finding, Location
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     ShareRule,
     count,
@@ -80,12 +80,16 @@ class SlowCallback(ShareRule):
                 duration(f"{one.hook} per call", one.total_ns / one.calls),
                 count(f"{one.hook} calls", one.calls),
             ]
+        is_bar = "ProgressBar" in name.partition("{")[0]
         return self.found(
             f"{name} takes {milliseconds(per_step_ns)} a step ({percent(share)} of the loop), most of it in"
             f" {worst[0].hook}, which ran {worst[0].calls} times for"
             f" {milliseconds(worst[0].total_ns / worst[0].calls)}.",
-            f"Do less in {name}.{worst[0].hook}, or do it in fewer steps.",
-            self.severity(share),
+            "Draw the progress bar less often: RichProgressBar(refresh_rate=20), or none:"
+            " Trainer(enable_progress_bar=False)."
+            if is_bar
+            else f"Do less in {name}.{worst[0].hook}, or do it in fewer steps.",
+            Severity.INFO if is_bar else self.severity(share),
             title=f"The callback {name} takes long",
             saving_ns=per_step_ns,
             places=locations,

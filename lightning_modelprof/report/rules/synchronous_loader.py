@@ -21,8 +21,8 @@ class SynchronousLoader(ShareRule):
     kind: ClassVar[str] = "synchronous_loader"
     title: ClassVar[str] = "Batches are made in the training process"
 
-    warning: float = 0.05
-    critical: float = 0.20
+    warning: float = 0.01
+    covered: float = 0.05
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where the loader is not torch's."""
@@ -42,11 +42,13 @@ class SynchronousLoader(ShareRule):
         share = wait_ns / costs.typical.wall_ns
         if not self.is_found(share, wait_ns, costs.typical.errors_ns.get("dataloader", 0.0)):
             return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
+        if share >= self.covered:
+            return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
         return (
             self.found(
                 f"num_workers is 0: the step stands still for {milliseconds(wait_ns)} ({percent(share)})"
                 " while its batch is made.",
-                f"{loader.kind}(num_workers=1 or more): 0 now. See input_bound for how many.",
+                f"{loader.kind}(num_workers=1 or more): 0 now.",
                 Severity.INFO,
                 places=[loader.dataset],
                 evidence=[duration("wait per step", wait_ns), ratio("share of the step", share)],

@@ -34,6 +34,11 @@ def phase_times_table(analysis: Analysis, options: ReportOptions) -> tuple[Table
     notes = [
         f"Self time on the {thread} over all finished {loop.steps}, clean or not; it sums to their wall time."
     ]
+    if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
+        notes.append(
+            "Profiler is this package's own work, such as opening and closing a window: in a few"
+            f" {loop.steps} that no benchmark figure is made of."
+        )
     if has_device:
         covered = max(phase.device_num_steps for phase in analysis.phases)
         notes.append(

@@ -1,0 +1,113 @@
+"""Does a line in a module's forward take long for many small operators or tensors made on the host?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.source_lines import SourceLine
+from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.report.line_advice import MANY_OPERATORS
+from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
+from lightning_modelprof.run.training_setup import CodePlace
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLineInModule(ShareRule):
+    """A line in the ``forward`` of a module with parameters, by its share of the samples.
+
+    Only lines that make tensors on the host or copy them in every step, or that run at least 64 operators
+    themselves: a line that calls other modules runs none itself. What is in ``training_step``, and modules
+    without parameters, other rules are about.
+
+    Attributes:
+        least_samples: on the line.
+
+    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+
+    Caveats:
+        The time at stake is that of the host at this line; what the line computes has to be computed still.
+        The share less two standard errors must be worth a finding.
+    """
+
+    kind: ClassVar[str] = "slow_line_in_module"
+    title: ClassVar[str] = "A line in a module's forward takes long"
+    bound: ClassVar[str | None] = "host_bound"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.10
+    critical: float = 0.20
+    least_samples: int = 10
+
+    def base_ns(self, costs: StepCosts) -> float:
+        """Of the whole loop, as samples are of all of it."""
+        return costs.loop.wall_ns
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """One finding for each such line, clean, or not evaluated without samples or an inspected step."""
+        costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(hot, Absent):
+            return self.not_evaluated(hot.reason)
+        if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
+            note = "" if analysis.cost is None else analysis.cost.sites_note
+            return self.not_evaluated(note or "no step was inspected (flops=True does)")
+        written = {record.path: record.forward for record in analysis.cost.modules if record.parameters}
+        found = []
+        for line in lines:
+            if not _is_suspect(line, written) or (line.samples or 0) < self.least_samples:
+                continue
+            share = line.share or 0.0
+            error = math.sqrt(share * (1 - share) / hot.num_samples)
+            least = share - 2 * error
+            if self.is_found(least, least * costs.loop.wall_ns):
+                found.append(self._one(line, share, share * costs.loop.wall_ns))
+        return tuple(found) or self.clean("No line of a module's forward stands out.")
+
+    def _one(self, line: SourceLine, share: float, took_ns: float) -> Finding:
+        makes = line.host_tensors or line.copies
+        does = (
+            f"makes or copies {makes} tensors of Python numbers in a step"
+            if makes
+            else f"runs {line.operators} operators in a step"
+        )
+        return self.found(
+            f"Line {line.line} of {line.function} in {line.module} {does}, and {percent(share)} of the samples"
+            f" are there: {milliseconds(took_ns)} a step.",
+            "Make them once, in __init__ with register_buffer, or on the device (torch.arange, torch.full)."
+            if makes
+            else "Write the loop as operations on whole tensors, or torch.compile it: so many small operators are"
+            " mostly overhead.",
+            self.severity(share),
+            saving_ns=took_ns,
+            places=[
+                Location(
+                    file=line.file,
+                    line=line.line,
+                    function=line.function,
+                    module=line.module,
+                    is_exact=True,
+                )
+            ],
+            evidence=[
+                duration("at the line per step", took_ns),
+                ratio("share of the samples", share),
+                count("samples", line.samples),
+                count("operators", line.operators),
+            ],
+        )
+
+
+def _is_suspect(line: SourceLine, written: dict[str, CodePlace | None]) -> bool:
+    """Whether it is in the forward of one module with parameters, and does what costs time on the host."""
+    if len(line.modules) != 1 or not line.modules[0]:
+        return False
+    place = written.get(line.modules[0])
+    is_forward = place is not None and (place.file, place.line) == (line.file, line.function_line)
+    makes = bool(line.host_tensors or line.copies)
+    return is_forward and (makes or (line.operators or 0) >= MANY_OPERATORS)
