@@ -213,7 +213,7 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any], drift: float) -> s
     if abs(math.log(ratio)) <= drift:
         return f"{text}The change is within the noise: it is no larger than that, so {unproven}"
     if ratio < 1:
-        return f"{text}So it is slower: workers need CPUs that the training does not use."
+        return f"{text}The difference is more than noise: slower, as workers need CPUs that are free."
     return f"{text}The difference is more than noise."
 
 

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.hot_lines import hot_lines
 from lightning_modelprof.analysis.source_lines import source_lines
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules import RULES
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
@@ -18,6 +19,7 @@ from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForw
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.tables.source_lines import source_lines_table
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
+from lightning_modelprof.run.records import StepTag
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
 from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.training_setup import CodePlace
@@ -293,6 +295,21 @@ def test_a_slow_loss_module_is_found():
     assert found.severity is Severity.CRITICAL  # 6 of 20 ms
     assert found.saving_ns_per_step == 6 * MS
     assert found.locations == (Location(file=LOSS, line=5, function="MyLoss.forward", module="criterion"),)
+
+
+def test_module_times_are_scaled_to_the_other_steps():
+    """Forward takes 12 ms; 24 in the steps in which the criterion took 6, so it takes 3 in the others."""
+    analysis = with_criterion()
+    forward = [24 if step in (7, 8, 9) else 12 for step in range(20)]
+    tags = [int(StepTag.INSPECTED) if step in (7, 8, 9) else 0 for step in range(20)]
+    times = replace(analysis.cost.times, step_numbers=(7, 8, 9))
+    cost = replace(analysis.cost, times=times)
+    scaled = analysis_of(steps_of(forward=forward, backward=8, tags=tags), cost=cost)
+    assert module_pace(analysis) == 1.0
+    assert module_pace(scaled) == 0.5
+    assert only(SlowCustomModule().evaluate(scaled)).saving_ns_per_step == 3 * MS
+    # Of the modules' 10 ms there are 5, and 7 of 12 ms are the step's own.
+    assert only(SlowForwardOutsideModel().evaluate(scaled)).saving_ns_per_step == 7 * MS
 
 
 @pytest.mark.parametrize(

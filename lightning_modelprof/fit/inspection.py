@@ -93,6 +93,7 @@ class Inspection:
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
         self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
+        self._timed: list[int] = []  # steps
         self._begin_note = ""  # why counting or timing could not begin
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
@@ -171,6 +172,8 @@ class Inspection:
             self._timer = ModuleTimer(self._module, device=self._trainer.strategy.root_device)
         self._timer.arm()
         self._is_timing = True
+        if self._step is not None:
+            self._timed.append(self._step)
 
     def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
         """Batch, batch index and dataloader index, as far as the step's method takes them."""
@@ -280,7 +283,7 @@ class Inspection:
         """All that is known now; device times may come later than their steps."""
         timer = self._timer
         if timer is not None and not self._is_timing:
-            times, note = _attempt(timer.times)
+            times, note = _attempt(lambda: replace(timer.times(), step_numbers=tuple(self._timed)))
             self.cost = replace(self.cost, times=times, times_note=note or self._begin_note)
         return self.cost
 

@@ -107,12 +107,14 @@ class ModuleTimes:
         clock: ``host``, or ``device`` when they lie between events on the device's stream.
         times: of the modules that ran.
         notes: what could not be timed and why (compiled regions, nodes of no module).
+        step_numbers: of the timed steps in their loop; empty in runs of older versions.
     """
 
     steps: int
     clock: str
     times: tuple[ModuleTime, ...]
     notes: tuple[str, ...] = ()
+    step_numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

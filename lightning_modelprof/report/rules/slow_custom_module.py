@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.module_tree import ModuleCost
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.line_advice import advice_for
 from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.rules.base import ShareRule, duration, milliseconds, percent, ratio
 from lightning_modelprof.run.training_setup import CodePlace
 
@@ -27,7 +28,7 @@ class SlowCustomModule(ShareRule):
 
     Caveats:
         Not all of the time can be saved: whatever the module computes still has to be computed. Its
-        latency is the sum of medians of the timed steps.
+        latency is the sum of medians of the timed steps, scaled by Forward in these and in the others.
     """
 
     kind: ClassVar[str] = "slow_custom_module"
@@ -53,11 +54,12 @@ class SlowCustomModule(ShareRule):
         if modules.root.forward_ns is None or modules.root.forward_flops is None:
             return self.not_evaluated("modules were not timed, or their operators not counted")
         written = {record.path: record.forward for record in cost.modules if record.forward is not None}
-        slowest_ns, found = 0, []
+        pace, slowest_ns, found = module_pace(analysis), 0, []
         for module in _without_layers(modules.modules):
-            place, took_ns = written.get(module.path), module.forward_ns
-            if place is None or took_ns is None:
+            place = written.get(module.path)
+            if place is None or module.forward_ns is None:
                 continue
+            took_ns = round(module.forward_ns * pace)
             slowest_ns = max(slowest_ns, took_ns)
             share = took_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
             if share is not None and self.is_found(share, took_ns):

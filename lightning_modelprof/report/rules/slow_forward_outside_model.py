@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.line_advice import advice_for
 from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.training_setup import CodePlace
@@ -26,8 +27,9 @@ class SlowForwardOutsideModel(ShareRule):
     Both are times of the host, or both are times of the device. Modules are timed in three steps, so steps
     in which the machine was busy must not count: the time at stake is that of the median, and it is only
     found if three of four steps have so much of it that it would be found in them. The machine may also have
-    been faster in those three steps than later: where there are at least 20 samples of the step's function,
-    twice the standard error more than they say must be enough, too.
+    been faster in those three steps than later: the modules' time is scaled by Forward in the timed steps and
+    in the others. Where there are at least 20 samples of the step's function, twice the standard error more
+    than they say must be enough, too.
 
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
@@ -65,6 +67,7 @@ class SlowForwardOutsideModel(ShareRule):
         forward_ns = _forward_ns(costs.typical, modules.clock)
         if forward_ns is None:
             return self.not_evaluated("the time of the forward was not seen on the clock of the modules")
+        model_ns = round(model_ns * module_pace(analysis))
         rest_ns = max(0.0, forward_ns - model_ns)
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [

@@ -77,12 +77,12 @@ class SlowLineInModule(ShareRule):
             else f"runs {line.operators} operators in a step"
         )
         return self.found(
-            f"Line {line.line} of {line.function} in {line.module} {does}, and {percent(share)} of the samples"
-            f" are there: {milliseconds(took_ns)} a step.",
+            f"Line {line.line} of {line.function} in {line.module} {does}, and {percent(share)} of the"
+            f" samples are there: {milliseconds(took_ns)} a step.",
             "Make them once, in __init__ with register_buffer, or on the device (torch.arange, torch.full)."
             if makes
-            else "Write the loop as operations on whole tensors, or torch.compile it: so many small operators are"
-            " mostly overhead.",
+            else "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
+            " are mostly overhead.",
             self.severity(share),
             saving_ns=took_ns,
             places=[
