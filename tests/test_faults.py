@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_modelprof.analysis import trace_facts
 from lightning_modelprof.fit import live, outputs, session, windows
@@ -433,3 +436,27 @@ def test_a_rank_that_failed_keeps_nobody_waiting(ddp):
     assert whole.all_ranks is None
     assert len(whole.ranks[0].steps) == 16
     assert load_run(folder / "broken" / "modelprof" / "run_rank1.json").info.status == "aborted"
+
+
+class Raising(Callback):
+    """Fails when it is told that training has failed; Lightning then tells nobody else."""
+
+    def on_exception(self, trainer, pl_module, exception):
+        raise ValueError("of another callback")
+
+
+@pytest.mark.parametrize("batch", [6, 12], ids=["in the counted step", "later"])
+def test_another_callback_that_fails_at_an_exception_leaves_nothing_of_ours(tmp_path, batch):
+    class Failing(Net):
+        def training_step(self, batch_of_rows, batch_idx):
+            if batch_idx == batch:
+                raise RuntimeError("of the user")
+            return super().training_step(batch_of_rows, batch_idx)
+
+    module = Failing()
+    callback = make_callback(tmp_path, active=0, flops=True, sampling=True)
+    with pytest.raises(ValueError, match="of another callback"):
+        fit_quietly(make_trainer(tmp_path, Raising(), callback), module, loader(80))
+    assert _get_current_dispatch_mode_stack() == []
+    assert not [one for one in threading.enumerate() if one.name == "modelprof-sampler"]
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in module.modules())

@@ -94,6 +94,7 @@ class LoopSession:
         self.ledger = PhaseLedger(
             clock, self._recorder.add, lambda: guard(self._on_boundary), device=self._device
         )
+        self.ledger.on_failure = lambda: guard(self._let_go)
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
         self._capture: Capture | None = None
         self._inspection: Inspection | None = None
@@ -228,6 +229,14 @@ class LoopSession:
             if self._sampling is not None:
                 self._cleanup.callback(self._sampling.pause)
             self.ledger.ranges = self.ledger.inspection = None
+
+    def _let_go(self) -> None:
+        """The loop failed, and another callback hears of it first: nothing of ours runs any more."""
+        if self._sampling is not None:
+            self._sampling.pause()
+        if self._inspection is not None:
+            self.ledger.inspection = None
+            self._inspection.close()
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""

@@ -94,6 +94,16 @@ class CallbackAction(PhaseAction):
         self.total_ns += now - self.begin_ns
 
 
+class ExceptionAction(CallbackAction):
+    """``on_exception`` of another callback: if that raises, nobody tells us that the loop is over."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.ledger.on_failure()
+
+
 class BatchStartAction(CallbackAction):
     """``on_train_batch_start`` of a callback: where a step begins if ``training_step`` fetches for itself."""
 

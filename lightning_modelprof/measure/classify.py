@@ -18,6 +18,7 @@ from lightning_modelprof.measure.actions import (
     CallbackAction,
     DeviceMarkedAction,
     EpochAction,
+    ExceptionAction,
     FetchAction,
     ManualBackwardEndAction,
     ManualBackwardStartAction,
@@ -108,6 +109,8 @@ class Classifier:
     def _callback(self, hook: str) -> Action:
         if hook == "on_train_batch_start":
             return BatchStartAction(self._ledger)
+        if hook == "on_exception":
+            return ExceptionAction(self._ledger)
         if hook == "on_after_backward" and self._is_manual:
             return AfterBackwardAction(self._ledger)
         return CallbackAction(self._ledger)

@@ -80,6 +80,7 @@ class PhaseLedger:
         steps_ended: number of finished steps in this loop.
         unfinished_steps: batches that began and did not end.
         inspection: looks into the running step; ``None`` in nearly all steps.
+        on_failure: called when the loop ends with an exception, before any other callback is told of it.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
     """
@@ -97,6 +98,7 @@ class PhaseLedger:
         "last_ns",
         "next_boundary",
         "on_boundary",
+        "on_failure",
         "on_step",
         "on_validation_change",
         "outside_ns",
@@ -119,6 +121,7 @@ class PhaseLedger:
         self.on_step = on_step
         self.on_boundary = on_boundary
         self.on_validation_change: Callable[[], None] = _nothing
+        self.on_failure: Callable[[], None] = _nothing
         self.device = device
         self.ranges: Ranges | None = None
         self.inspection: StepInspection | None = None
