@@ -20,7 +20,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import found_texts
+from lightning_modelprof.show.findings import found_texts, place_of
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import markdown_summary
 from lightning_modelprof.show.terminal import _parts, print_report
@@ -80,8 +80,10 @@ def test_findings_in_text():
         "- [CRITICAL] A callback takes long (slow_callback): 10.00 ms a step at stake\n"
         "  Slow takes 10 ms a step.\n"
         "  Do: Do less in Slow.\n"
-        "  At: /home/me/1.py:1 (def Slow.hook), /home/me/2.py:2 (def Slow.hook), /home/me/3.py:3 (def\n"
-        "    Slow.hook) and 2 more\n"
+        "  At: /home/me/1.py:1 (def Slow.hook)\n"
+        "  At: /home/me/2.py:2 (def Slow.hook)\n"
+        "  At: /home/me/3.py:3 (def Slow.hook)\n"
+        "  At: 2 more places\n"
         "1 found, 1 clean, 1 not evaluated; the JSON has all of them.\n"
     ) in text
     assert "All is well" not in text
@@ -166,3 +168,8 @@ def test_json_has_all_of_them():
         "inner": None,
     }
     assert (first["severity"], document["findings"][1]["severity"]) == ("critical", None)
+
+
+def test_where_a_library_is_installed_is_left_out():
+    place = Location(file="/usr/lib/python3/site-packages/torch/utils/data/dataset.py", line=206)
+    assert str(place_of(place)) == "torch/utils/data/dataset.py:206"

@@ -12,6 +12,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.findings import verdict_line
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import TAG_PREFIX, write_layout, write_report
@@ -110,8 +111,14 @@ class Outputs:
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if self._use_terminal:
             self._try("terminal", lambda: print_report(report.without_details(self._place)))
-            if self.directory is not None and self._has_files:
-                self._try("terminal", lambda: print(f"Files: {self.directory} (report.html is the page)"))
+            self._try("terminal", lambda: print("\n".join(self._last_words(report))))
+
+    def _last_words(self, report: Report) -> list[str]:
+        """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""
+        words = [] if report.verdict is None else [verdict_line(report.verdict)]
+        if self.directory is not None and self._has_files:
+            words.append(f"Files: {self.directory} (report.html is the page)")
+        return words
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars to every logger of the run."""

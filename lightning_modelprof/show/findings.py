@@ -66,9 +66,9 @@ def _text(finding: Finding) -> FindingText:
     if finding.action:
         lines.append(f"Do: {finding.action}")
     places = [place for place in map(_place, finding.locations) if place]
-    if places:
-        more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
-        lines.append(f"At: {', '.join(places[:_MAX_PLACES])}{more}")
+    lines += [f"At: {place}" for place in places[:_MAX_PLACES]]
+    if len(places) > _MAX_PLACES:
+        lines.append(f"At: {len(places) - _MAX_PLACES} more places")
     return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
 
 
@@ -88,7 +88,7 @@ def place_of(location: Location) -> Place:
 
     A line where only the function begins has ``(def Net.training_step)`` instead.
     """
-    file = one_line(location.file or "")
+    file = one_line(_without_site_packages(location.file or ""))
     has_line = bool(file) and location.line is not None
     if has_line:
         file += f":{location.line}"
@@ -99,6 +99,15 @@ def place_of(location: Location) -> Place:
     if location.module:
         words.append(f"module {one_line(location.module)}")
     return Place(file, ", ".join(words))
+
+
+def _without_site_packages(file: str) -> str:
+    """Where a library is installed says nothing that its own path does not."""
+    for folder in ("site-packages/", "dist-packages/"):
+        _, found, path = file.rpartition(folder)
+        if found:
+            return path
+    return file
 
 
 def _place(location: Location) -> str:
