@@ -164,18 +164,21 @@ class HotLines:
                 called += stack.samples
         return whole > 0 and 2 * called >= whole
 
-    def share_outside_modules(self, file: str, function_line: int) -> tuple[float, int] | None:
+    def share_outside_modules(
+        self, file: str, function_line: int, *, phases: Collection[str] | None = None
+    ) -> tuple[float, int] | None:
         """Share of a function's time in which it had not called a module, and how many samples say so.
 
         Args:
             file: that the function is in.
             function_line: its first line.
+            phases: only samples in these; ``None`` means all.
 
         Returns:
             ``None`` without a sample of the function.
         """
         calls = [
-            at for stack in self._stacks(None) if (at := self._find(stack, file, function_line)) is not None
+            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
         ]
         whole = _sum(at.tally for at in calls)
         if not whole.time_ns:

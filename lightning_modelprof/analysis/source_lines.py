@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ class SourceLine:
         share: of all sampled time of the training thread; ``None`` without samples.
         samples: how many.
         function_line: first line of the function; ``None`` for a line that was only sampled.
-        modules: paths of all modules in which it ran operators itself.
+        by_module: paths of all modules in which it ran operators itself, and how many in each.
         phases: in which it did, without backward.
     """
 
@@ -52,7 +53,7 @@ class SourceLine:
     share: float | None = None
     samples: int | None = None
     function_line: int | None = None
-    modules: tuple[str, ...] = ()
+    by_module: tuple[tuple[str, int], ...] = ()
     phases: tuple[str, ...] = ()
 
 
@@ -61,7 +62,7 @@ class _Sums:
     function: str
     function_line: int | None = None
     module: str = ""
-    modules: set[str] = field(default_factory=set)
+    by_module: Counter[str] = field(default_factory=Counter)
     phases: set[str] = field(default_factory=set)
     operators: int = 0
     backward_operators: int = 0
@@ -97,7 +98,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
                 share=sample.share if sample else None if isinstance(hot, Absent) else 0.0,
                 samples=sample.samples if sample else None if isinstance(hot, Absent) else 0,
                 function_line=one.function_line,
-                modules=tuple(sorted(one.modules)),
+                by_module=tuple(sorted(one.by_module.items())),
                 phases=tuple(sorted(one.phases)),
             )
         )
@@ -117,13 +118,13 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
             one.backward_operators += count.calls - count.views
         else:
             one.operators += count.calls - count.views
-            one.modules.add(count.module)
+            one.by_module[count.module] += count.calls - count.views
             one.phases.add(count.phase)
     for site in sites.sites:
         if site.file is None or site.line is None:
             continue
         one = sums.setdefault((site.file, site.line), _Sums(site.function, site.function_line))
-        one.modules.add(site.module)
+        one.by_module[site.module] += 0
         one.phases.add(site.phase)
         one.module = one.module or site.module
         one.waits += site.calls * (site.kind == SYNCHRONISATION)

@@ -67,6 +67,6 @@ def _line_of(
     if not outside_modules:
         return None
     # No line has most of the samples: the one that runs by far the most operators is as good a guess.
-    own = [one for one in lines if one.modules == ("",) and "forward" in one.phases]
+    own = [one for one in lines if [path for path, _ in one.by_module] == [""] and "forward" in one.phases]
     most = max(own, key=lambda one: one.operators or 0, default=None)
     return most if most is not None and (most.operators or 0) >= MANY_OPERATORS else None

@@ -27,9 +27,10 @@ class SlowForwardOutsideModel(ShareRule):
     Both are times of the host, or both are times of the device. Modules are timed in three steps, so steps
     in which the machine was busy must not count: the time at stake is that of the median, and it is only
     found if three of four steps have so much of it that it would be found in them. The machine may also have
-    been faster in those three steps than later: the modules' time is scaled by Forward in the timed steps and
-    in the others. Where there are at least 20 samples of the step's function, twice the standard error more
-    than they say must be enough, too.
+    been faster in those three steps than later: then the modules' time is scaled by Forward in the others
+    over Forward in these. It is never scaled down, as timing the modules takes some of Forward there. Where
+    there are at least 20 samples of the step's function in Forward, twice the standard error more than they
+    say must be enough, too.
 
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
@@ -67,7 +68,7 @@ class SlowForwardOutsideModel(ShareRule):
         forward_ns = _forward_ns(costs.typical, modules.clock)
         if forward_ns is None:
             return self.not_evaluated("the time of the forward was not seen on the clock of the modules")
-        model_ns = round(model_ns * module_pace(analysis))
+        model_ns = round(model_ns * max(1.0, module_pace(analysis)))
         rest_ns = max(0.0, forward_ns - model_ns)
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [
@@ -108,7 +109,8 @@ def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns
     """The most time outside of modules that samples allow for; infinite where they say nothing."""
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return math.inf
-    sampled = hot.share_outside_modules(place.file, place.line)
+    # Of manual optimization backward and optimizer are in the same function.
+    sampled = hot.share_outside_modules(place.file, place.line, phases=("forward",))
     if sampled is None or sampled[1] < _ENOUGH_SAMPLES:
         return math.inf
     share, samples = sampled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
@@ -15,14 +15,16 @@ from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
 from lightning_modelprof.run.training_setup import CodePlace
 
+_LEAST_OWN: Final = 0.25
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLineInModule(ShareRule):
     """A line in the ``forward`` of a module with parameters, by its share of the samples.
 
     Only lines that make tensors on the host or copy them in every step, or that run at least 64 operators
-    themselves: a line that calls other modules runs none itself. What is in ``training_step``, and modules
-    without parameters, other rules are about.
+    themselves, which are at least a quarter of all at the line: the others are of modules that it calls.
+    What is in ``training_step``, and modules without parameters, other rules are about.
 
     Attributes:
         least_samples: on the line.
@@ -57,19 +59,20 @@ class SlowLineInModule(ShareRule):
         if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
             note = "" if analysis.cost is None else analysis.cost.sites_note
             return self.not_evaluated(note or "no step was inspected (flops=True does)")
-        written = {record.path: record.forward for record in analysis.cost.modules if record.parameters}
+        written = _forwards(analysis)
         found = []
         for line in lines:
-            if not _is_suspect(line, written) or (line.samples or 0) < self.least_samples:
+            module = _module_of(line, written)
+            if not module or (line.samples or 0) < self.least_samples:
                 continue
             share = line.share or 0.0
             error = math.sqrt(share * (1 - share) / hot.num_samples)
             least = share - 2 * error
             if self.is_found(least, least * costs.loop.wall_ns):
-                found.append(self._one(line, share, share * costs.loop.wall_ns))
+                found.append(self._one(line, module, share, share * costs.loop.wall_ns))
         return tuple(found) or self.clean("No line of a module's forward stands out.")
 
-    def _one(self, line: SourceLine, share: float, took_ns: float) -> Finding:
+    def _one(self, line: SourceLine, module: str, share: float, took_ns: float) -> Finding:
         makes = line.host_tensors or line.copies
         does = (
             f"makes or copies {makes} tensors of Python numbers in a step"
@@ -77,7 +80,7 @@ class SlowLineInModule(ShareRule):
             else f"runs {line.operators} operators in a step"
         )
         return self.found(
-            f"Line {line.line} of {line.function} in {line.module} {does}, and {percent(share)} of the"
+            f"Line {line.line} of {line.function} in {module} {does}, and {percent(share)} of the"
             f" samples are there: {milliseconds(took_ns)} a step.",
             "Make them once, in __init__ with register_buffer, or on the device (torch.arange, torch.full)."
             if makes
@@ -90,7 +93,7 @@ class SlowLineInModule(ShareRule):
                     file=line.file,
                     line=line.line,
                     function=line.function,
-                    module=line.module,
+                    module=module,
                     is_exact=True,
                 )
             ],
@@ -103,11 +106,21 @@ class SlowLineInModule(ShareRule):
         )
 
 
-def _is_suspect(line: SourceLine, written: dict[str, CodePlace | None]) -> bool:
-    """Whether it is in the forward of one module with parameters, and does what costs time on the host."""
-    if len(line.modules) != 1 or not line.modules[0]:
-        return False
-    place = written.get(line.modules[0])
-    is_forward = place is not None and (place.file, place.line) == (line.file, line.function_line)
-    makes = bool(line.host_tensors or line.copies)
-    return is_forward and (makes or (line.operators or 0) >= MANY_OPERATORS)
+def _forwards(analysis: Analysis) -> dict[str, CodePlace | None]:
+    """Path → where its forward is written, of the modules with a parameter in them."""
+    if analysis.cost is None or isinstance(analysis.modules, Absent):
+        return {}
+    with_parameters = {module.path for module in analysis.modules.modules if module.parameters}
+    return {one.path: one.forward for one in analysis.cost.modules if one.path in with_parameters}
+
+
+def _module_of(line: SourceLine, written: dict[str, CodePlace | None]) -> str | None:
+    """The module in whose forward the line is, if it does there what costs time on the host."""
+    for path, operators in line.by_module:
+        place = written.get(path)
+        if place is None or (place.file, place.line) != (line.file, line.function_line):
+            continue
+        is_loop = operators >= MANY_OPERATORS and operators >= _LEAST_OWN * (line.operators or 0)
+        if is_loop or line.host_tensors or line.copies:
+            return path
+    return None
