@@ -14,7 +14,7 @@ from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.dataloader import dataloader_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from tests.traces import FOLDER, load, make_trace, reference
+from tests.traces import FOLDER, event, load, make_trace, reference
 
 US = 1000
 SINGLE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -22,20 +22,6 @@ WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 OWN = "modelprof: dataloader"
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 PINNED = "Memcpy HtoD (Pinned -> Device)"
-
-
-def event(cat, name, begin, end, tid=1, **args):
-    """In microseconds."""
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 1,
-        "tid": tid,
-        "ts": begin,
-        "dur": end - begin,
-        "args": args,
-    }
 
 
 def step(number, begin, end):

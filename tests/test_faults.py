@@ -16,6 +16,7 @@ from lightning_modelprof.fit import live, outputs, session, windows
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.capture import Capture
 from lightning_modelprof.measure.metrics import BenchmarkMetric
+from lightning_modelprof.measure.phases import PhaseProfiler
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
 from tests.fits import (
@@ -445,18 +446,28 @@ class Raising(Callback):
         raise ValueError("of another callback")
 
 
-@pytest.mark.parametrize("batch", [6, 12], ids=["in the counted step", "later"])
-def test_another_callback_that_fails_at_an_exception_leaves_nothing_of_ours(tmp_path, batch):
+@pytest.mark.parametrize(
+    ("batch", "error", "status"),
+    [(6, RuntimeError, "failed"), (12, RuntimeError, "failed"), (21, KeyboardInterrupt, "interrupted")],
+    ids=["in the counted step", "later", "in a window"],
+)
+def test_another_callback_that_fails_at_an_exception_leaves_nothing_of_ours(tmp_path, batch, error, status):
     class Failing(Net):
         def training_step(self, batch_of_rows, batch_idx):
             if batch_idx == batch:
-                raise RuntimeError("of the user")
+                raise error("of the user")
             return super().training_step(batch_of_rows, batch_idx)
 
     module = Failing()
-    callback = make_callback(tmp_path, active=0, flops=True, sampling=True)
+    callback = make_callback(tmp_path, steps=(18, 30), flops=True, sampling=True)
+    trainer = make_trainer(tmp_path, Raising(), callback)
     with pytest.raises(ValueError, match="of another callback"):
-        fit_quietly(make_trainer(tmp_path, Raising(), callback), module, loader(80))
+        fit_quietly(trainer, module, loader(120))
     assert _get_current_dispatch_mode_stack() == []
     assert not [one for one in threading.enumerate() if one.name == "modelprof-sampler"]
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in module.modules())
+    assert not is_profiling()
+    assert not isinstance(trainer.profiler, PhaseProfiler)
+    run = load_run(tmp_path / "modelprof")
+    assert (run.info.status, len(run.ranks[0].steps)) == (status, batch)
+    assert [window.recorded_steps for window in run.ranks[0].windows] == [(18, 19, 20) if batch == 21 else ()]

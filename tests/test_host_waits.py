@@ -13,23 +13,10 @@ from lightning_modelprof.analysis.host_waits import NO_STEP_RANGES, pool_host_wa
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.host_waits import host_waits_table
-from tests.traces import make_trace
+from tests.traces import event, make_trace
 
 US = 1000
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-
-
-def event(cat, name, begin, end, tid=1, pid=1, **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "ts": begin,
-        "dur": round(end - begin, 3),
-        "pid": pid,
-        "tid": tid,
-        "args": args,
-    }
 
 
 def step(number, begin, end):

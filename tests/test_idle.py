@@ -11,23 +11,10 @@ from lightning_modelprof.analysis.idle import KERNEL_GAP_NS, summarize_idle
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.idle import idle_table
-from tests.traces import FOLDER, load, make_trace, reference
+from tests.traces import FOLDER, event, load, make_trace, reference
 
 US = 1000
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-
-
-def event(cat, name, begin, end, tid=1, pid=1, **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "ts": begin,
-        "dur": round(end - begin, 3),
-        "pid": pid,
-        "tid": tid,
-        "args": args,
-    }
 
 
 def launch(begin, correlation, tid=1):

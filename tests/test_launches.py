@@ -19,22 +19,9 @@ from lightning_modelprof.analysis.launches import (
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.launches import launches_table, runtime_calls_table
-from tests.traces import FOLDER, load, make_trace, reference
+from tests.traces import FOLDER, event, load, make_trace, reference
 
 US = 1000
-
-
-def event(cat, name, begin, end, tid=1, pid=1, **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "ts": begin,
-        "dur": round(end - begin, 3),
-        "pid": pid,
-        "tid": tid,
-        "args": args,
-    }
 
 
 def call(begin, end, correlation=None, name="cudaLaunchKernel", tid=1, cat="cuda_runtime"):

@@ -18,25 +18,11 @@ from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.overview import overview_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from tests.traces import FOLDER, load, make_trace, reference
+from tests.traces import FOLDER, event, load, make_trace, reference
 
 US = 1000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-
-
-def event(cat, name, begin, end, tid=1, **args):
-    """In microseconds."""
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 1,
-        "tid": tid,
-        "ts": begin,
-        "dur": end - begin,
-        "args": args,
-    }
 
 
 def step(number, begin, end):

@@ -24,15 +24,15 @@ def test_boxes_by_hand():
     assert [(b.text, float(b.left), float(b.width), b.row, b.kind) for b in view.boxes] == [
         ("Dataloader", 0, 0.3, 0, "phase"),
         ("Digits.__getitem__", 0, 0.3, 1, "users"),
-        ("Image.convert", 0, 0.28, 2, "library"),
+        ("Image.convert", 0, 0.28, 2, "installed"),
         ("Forward", 0.3, 0.5, 0, "phase"),
         ("Net.training_step", 0.3, 0.49, 1, "users"),
         ("Net.forward", 0.3, 0.09, 2, "users"),
-        ("Module._call_impl", 0.3, 0.08, 3, "library"),
+        ("Module._call_impl", 0.3, 0.08, 3, "installed"),
         ("weighted_nll", 0.39, 0.4, 2, "users"),
-        ("log_softmax", 0.39, 0.15, 3, "library"),
+        ("log_softmax", 0.39, 0.15, 3, "installed"),
         ("Optimizer", 0.8, 0.2, 0, "phase"),
-        ("Adam.step", 0.8, 0.2, 1, "library"),
+        ("Adam.step", 0.8, 0.2, 1, "installed"),
     ]
     abouts = {box.text: box.about for box in view.boxes}
     assert abouts["weighted_nll"] == (
@@ -45,7 +45,7 @@ def test_boxes_by_hand():
 def test_kinds_are_told_by_words_where_there_are_several():
     assert flame_view(stacks_flame()).kinds == (
         ("users", "your code"),
-        ("library", "library"),
+        ("installed", "library"),
         ("phase", "phase"),
     )
     modules = flame_view(flame_of((("Net", 1.0, None, (("head", 1.0, None, ()),)),)))

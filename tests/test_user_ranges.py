@@ -20,23 +20,10 @@ from lightning_modelprof.analysis.user_ranges import (
 from lightning_modelprof.report.options import SORT_KEYS, ReportOptions
 from lightning_modelprof.report.tables.user_ranges import user_ranges_table
 from lightning_modelprof.run.chrome import read_trace
-from tests.traces import FOLDER, load, make_trace
+from tests.traces import FOLDER, event, load, make_trace
 
 US = 1000
 DEFAULT = ReportOptions()
-
-
-def event(cat, name, begin, end, tid=1, **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 1,
-        "tid": tid,
-        "ts": begin,
-        "dur": end - begin,
-        "args": args,
-    }
 
 
 def mine(name, begin, end, tid=1):

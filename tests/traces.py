@@ -30,6 +30,22 @@ def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
     return parse_trace(json.dumps({**metadata, "traceEvents": events}).encode(), "hand-made")
 
 
+def event(
+    cat: str, name: str, begin: float, end: float, tid: int = 1, pid: int = 1, **args: Any
+) -> dict[str, Any]:
+    """One complete event; begin and end in microseconds, to the nanosecond."""
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "ts": begin,
+        "dur": round(end - begin, 3),
+        "pid": pid,
+        "tid": tid,
+        "args": args,
+    }
+
+
 def load(name: str) -> Trace:
     """One of the real traces."""
     return read_trace(FOLDER / f"{name}.pt.trace.json.gz")

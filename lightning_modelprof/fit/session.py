@@ -6,6 +6,7 @@ is undone by :meth:`LoopSession.close`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -94,7 +95,7 @@ class LoopSession:
         self.ledger = PhaseLedger(
             clock, self._recorder.add, lambda: guard(self._on_boundary), device=self._device
         )
-        self.ledger.on_failure = lambda: guard(self._let_go)
+        self.ledger.on_failure = lambda: guard(self._stop_early)
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
         self._capture: Capture | None = None
         self._inspection: Inspection | None = None
@@ -230,13 +231,14 @@ class LoopSession:
                 self._cleanup.callback(self._sampling.pause)
             self.ledger.ranges = self.ledger.inspection = None
 
-    def _let_go(self) -> None:
-        """The loop failed, and another callback hears of it first: nothing of ours runs any more."""
-        if self._sampling is not None:
-            self._sampling.pause()
-        if self._inspection is not None:
-            self.ledger.inspection = None
-            self._inspection.close()
+    def _stop_early(self) -> None:
+        """An exception ended the loop, and another callback hears of it first: if that fails, we never do."""
+        if self.is_finished or not self.is_armed or self._outputs is None:
+            return
+        # Callbacks are told while the exception is being handled.
+        status = "interrupted" if isinstance(sys.exc_info()[1], KeyboardInterrupt) else "failed"
+        self.stop(status)
+        self._outputs.save_run(self._make_run(status, None))
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""

@@ -26,7 +26,7 @@ _MAX_NAME: Final = 160
 
 _KINDS: Final = {
     "users": "your code",
-    "library": "library",
+    "installed": "library",
     "phase": "phase",
     "joined": "narrow ones, joined",
 }
@@ -118,7 +118,7 @@ def _kind(frame: FlameFrame) -> str:
     """What a box is in a graph of functions: what is nobody's code is a phase, or on it a sum of others."""
     if frame.is_users is None:
         return "phase" if frame.depth == 0 else "joined"
-    return "users" if frame.is_users else "library"
+    return "users" if frame.is_users else "installed"
 
 
 def _box(frame: FlameFrame, whole: float, unit: Unit, kind: str) -> Box:
