@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import NO_CUDA, NO_SETUP, Rule, count, text
-from lightning_modelprof.run.training_setup import TrainingSetup
+from lightning_modelprof.run.training_setup import DeviceSetup, TrainingSetup
 
 _VOLTA: Final = (7, 0)
 """First compute capability with tensor cores (16-bit); NVIDIA Volta white paper, 2017."""
@@ -21,12 +22,12 @@ def _is_half(precision: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorCoresUnused(Rule):
-    """Products of float32 matrices, on a device with TF32, at the precision ``highest``."""
+class _TensorCoreHint(Rule):
+    """A hint about a CUDA device with tensor cores that can do what it is about."""
 
-    kind: ClassVar[str] = "tensor_cores_unused"
-    title: ClassVar[str] = "Matrix products leave the tensor cores alone"
     takes_time_there: ClassVar[bool] = False
+    least_capability: ClassVar[tuple[int, int]] = _VOLTA
+    too_old: ClassVar[str] = "the device has no tensor cores"
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without such a device."""
@@ -35,13 +36,31 @@ class TensorCoresUnused(Rule):
             return self.not_evaluated(NO_SETUP)
         if setup.cuda is None:
             return self.not_evaluated(NO_CUDA)
-        if setup.cuda.capability < _AMPERE:
-            return self.not_evaluated("the device has no TF32")
-        if _is_half(analysis.info.precision) or setup.matmul_precision != "highest":
-            return self.clean(f"Precision is {analysis.info.precision}, of matmul {setup.matmul_precision}.")
+        if setup.cuda.capability < self.least_capability:
+            return self.not_evaluated(self.too_old)
+        return self.judge(analysis.info.precision, setup, setup.cuda)
+
+    @abstractmethod
+    def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:
+        """What is to be said of a training on this device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorCoresUnused(_TensorCoreHint):
+    """Products of float32 matrices, on a device with TF32, at the precision ``highest``."""
+
+    kind: ClassVar[str] = "tensor_cores_unused"
+    title: ClassVar[str] = "Matrix products leave the tensor cores alone"
+    least_capability: ClassVar[tuple[int, int]] = _AMPERE
+    too_old: ClassVar[str] = "the device has no TF32"
+
+    def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Found, or clean."""
+        if _is_half(precision) or setup.matmul_precision != "highest":
+            return self.clean(f"Precision is {precision}, of matmul {setup.matmul_precision}.")
         return (
             self.found(
-                f"Precision is {analysis.info.precision} and that of matrix products is 'highest', so they do"
+                f"Precision is {precision} and that of matrix products is 'highest', so they do"
                 " not use the tensor cores.",
                 "torch.set_float32_matmul_precision('high') uses TF32: 10 bits of mantissa in products.",
                 Severity.INFO,
@@ -51,37 +70,29 @@ class TensorCoresUnused(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmpOff(Rule):
+class AmpOff(_TensorCoreHint):
     """32-bit training on a device whose tensor cores take 16-bit numbers."""
 
     kind: ClassVar[str] = "amp_off"
     title: ClassVar[str] = "Mixed precision is off"
-    takes_time_there: ClassVar[bool] = False
 
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without such a device."""
-        setup = analysis.setup
-        if setup is None:
-            return self.not_evaluated(NO_SETUP)
-        if setup.cuda is None:
-            return self.not_evaluated(NO_CUDA)
-        if setup.cuda.capability < _VOLTA:
-            return self.not_evaluated("the device has no tensor cores")
-        if _is_half(analysis.info.precision):
-            return self.clean(f"Precision is {analysis.info.precision}.")
-        wanted = "bf16-mixed" if setup.cuda.capability >= _AMPERE else "16-mixed"
+    def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Found, or clean."""
+        if _is_half(precision):
+            return self.clean(f"Precision is {precision}.")
+        wanted = "bf16-mixed" if cuda.capability >= _AMPERE else "16-mixed"
         return (
             self.found(
-                f"Precision is {analysis.info.precision}.",
+                f"Precision is {precision}.",
                 f"Trainer(precision='{wanted}'), if the model trains as well with it. Measure it.",
                 Severity.INFO,
-                evidence=[text("precision", analysis.info.precision)],
+                evidence=[text("precision", precision)],
             ),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatmulTile(Rule):
+class MatmulTile(_TensorCoreHint):
     """Linear layers of 16-bit numbers whose sizes are no multiples of a number.
 
     Attributes:
@@ -93,22 +104,13 @@ class MatmulTile(Rule):
 
     kind: ClassVar[str] = "matmul_tile"
     title: ClassVar[str] = "Sizes of linear layers do not fit the tensor cores"
-    takes_time_there: ClassVar[bool] = False
 
     multiple: int = 8
 
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without 16-bit numbers on CUDA."""
-        setup = analysis.setup
-        if setup is None:
-            return self.not_evaluated(NO_SETUP)
-        if setup.cuda is None:
-            return self.not_evaluated(NO_CUDA)
-        if not _is_half(analysis.info.precision):
+    def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Found, clean, or not evaluated without 16-bit numbers."""
+        if not _is_half(precision):
             return self.not_evaluated("the training is not in 16 bits")
-        return self._sizes(setup)
-
-    def _sizes(self, setup: TrainingSetup) -> tuple[Finding, ...]:
         odd = [
             layer
             for layer in setup.layers
