@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.cli_arguments import compared_paths, make_parser, report_options
 from lightning_modelprof.errors import ArchiveError, ModelProfError, TraceError
+from lightning_modelprof.profile_import import import_into
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_compare import EXIT_CODES, build_comparison
 from lightning_modelprof.report.build_trace import build_trace_report
-from lightning_modelprof.report.compared_run import ComparedRun
+from lightning_modelprof.report.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions, saved_options
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.archive import find_run, load_run, write_atomically
-from lightning_modelprof.run.chrome import MAX_TRACE_BYTES, read_trace
-from lightning_modelprof.run.records import Run, Window, WindowStatus
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
+from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.trace_reading import read_with_progress, trace_files, window_traces
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     code = 0
     try:
+        if options.command == "tensorboard":
+            _import(options)
+            return 0
         if options.command == "compare":
             try:
                 sides = compared_paths(options)
@@ -64,6 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lightning-modelprof: could not write the output: {error.strerror}", file=sys.stderr)
         return 1
     return code
+
+
+def _import(options: argparse.Namespace) -> None:
+    """Bring runs and traces into a log directory, and say how to look at them."""
+    logdir = Path(options.logdir)
+    paths = [Path(path) for path in options.paths]
+    for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
+        print(f"{name}: {number} profile{'' if number == 1 else 's'}")
+    print(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}")
 
 
 def _write_file(target: Path, data: bytes) -> None:
@@ -105,12 +117,7 @@ def _read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     run = load_run(path)
     facts, notes = _read_windows(run, find_run(path).parent) if with_traces else ({}, {})
     analysis = analyze(run, facts, notes)
-    return ComparedRun(
-        source=path,
-        steps=run.ranks[0].steps,
-        analysis=analysis,
-        report=build_report(analysis, DEFAULT_OPTIONS),
-    )
+    return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
 
 
 def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = lambda saved: saved) -> Report:
@@ -150,7 +157,7 @@ def analyze_files(
     seen: set[Path] = set()
     for path in paths:
         found = False
-        for file in _trace_files(path):
+        for file in trace_files(path):
             # The same trace packed and not packed counts once.
             place = file.resolve().with_suffix("") if file.suffix == ".gz" else file.resolve()
             if place in seen:
@@ -158,7 +165,7 @@ def analyze_files(
                 continue
             seen.add(place)
             try:
-                traces.append(analyze_trace(_read_trace(file, max_bytes)))
+                traces.append(analyze_trace(read_with_progress(file, max_bytes)))
                 found = True
             except TraceError as error:
                 if file == path:  # it was asked for by its name
@@ -169,50 +176,16 @@ def analyze_files(
     return build_trace_report(traces, options, skipped)
 
 
-def _read_trace(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
-    with show_progress(f"reading {path.name}") as progress:
-        return read_trace(path, max_bytes, progress)
-
-
-def _trace_files(path: Path) -> list[Path]:
-    try:
-        if not path.is_dir():
-            return [path]
-        files = sorted(file for file in path.rglob("*.json*") if "trace" in file.name and file.is_file())
-    except OSError as error:
-        raise TraceError(
-            f"{path}: expected a trace file or a folder, but it cannot be read: {error.strerror}."
-        ) from None
-    if not files:
-        raise TraceError(
-            f"{path}: expected a folder with trace files (*trace*.json or *.json.gz), got none. Give the file"
-            " itself, or the folder that torch.profiler wrote to."
-        )
-    return files
-
-
 def _read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:
-    """What the newest windows' traces say; one that cannot be read any more is a note, not an end."""
+    """What the newest windows' traces say, and why of some there is nothing."""
     facts: dict[int, TraceFacts] = {}
     notes: dict[int, str] = {}
-    for window in run.ranks[0].windows[-MAX_SHOWN:]:
-        if window.trace_file is None:
-            has_trace = window.status in (WindowStatus.COMPLETE, WindowStatus.PARTIAL)
-            if has_trace and "trace" not in window.note:
-                notes[window.index] = "its trace was not saved"
-            continue
-        try:
-            facts[window.index] = _read_window(window, folder / window.trace_file)
-        except TraceError as error:
-            # By its name in the folder, as when the run was live.
-            notes[window.index] = str(error).replace(str(folder / window.trace_file), window.trace_file)
+    for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
+        if trace is not None:
+            facts[window.index] = analyze_trace(trace)
+        elif note:
+            notes[window.index] = note
     return facts, notes
-
-
-def _read_window(window: Window, path: Path) -> TraceFacts:
-    """What the trace of a window says, under the name that it had when the run was live."""
-    facts = analyze_trace(_read_trace(path))
-    return facts if window.trace_file is None else replace(facts, source=window.trace_file)
 
 
 if __name__ == "__main__":

@@ -39,21 +39,16 @@ def make_parser() -> argparse.ArgumentParser:
         prog="lightning-modelprof", description="Shows where PyTorch Lightning training time goes."
     )
     parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{report,analyze,compare}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="show the report of a saved run")
     report.add_argument("path", help="the run's folder or one above it, e.g. lightning_logs/version_0")
     analyze_command = commands.add_parser("analyze", help="analyze trace files of torch.profiler")
     analyze_command.add_argument(
         "paths", nargs="+", metavar="TRACE", help="a trace file, or a folder of them"
     )
-    analyze_command.add_argument(
-        "--max-gib",
-        type=_checked(_parse_gib),
-        default=MAX_TRACE_BYTES / 2**30,
-        metavar="N",
-        help="largest uncompressed trace to read (default: %(default)g)",
-    )
+    _add_max_gib(analyze_command)
     _add_compare(commands)
+    _add_tensorboard(commands)
     _add_module_options(report)
     for command in (report, analyze_command):
         command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
@@ -85,6 +80,36 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="change of the time per step that does not matter, as a fraction (default: %(default)g)",
     )
     command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+
+
+def _add_tensorboard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "tensorboard",
+        help="bring saved runs or traces into a log directory of TensorBoard",
+        description="Writes what TensorBoard's tab Model Profile shows: of runs that were saved without"
+        " TensorBoard, and of traces of torch.profiler, such as those of torch_tb_profiler. A run that logs"
+        " to TensorBoard needs none of this.",
+    )
+    command.add_argument(
+        "paths", nargs="+", metavar="PATH", help="folder of a saved run, a trace file, or a folder of either"
+    )
+    command.add_argument(
+        "--logdir",
+        required=True,
+        metavar="DIR",
+        help="what TensorBoard is started with, by --logdir DIR",
+    )
+    _add_max_gib(command)
+
+
+def _add_max_gib(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-gib",
+        type=_checked(_parse_gib),
+        default=MAX_TRACE_BYTES / 2**30,
+        metavar="N",
+        help="largest uncompressed trace to read (default: %(default)g)",
+    )
 
 
 def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:

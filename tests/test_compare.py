@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -32,15 +32,21 @@ from lightning_modelprof.analysis.compare import (
     detectable_change,
 )
 from lightning_modelprof.cli import main
+from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_compare import build_comparison
-from lightning_modelprof.report.compared_run import ComparedRun
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
-from lightning_modelprof.run.archive import save_run
+from lightning_modelprof.report.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.model import Evidence, Finding, Location, Report, Severity, Status, Unit
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.step_columns import step_columns, timings_of
+from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo, StepTag, StepTimings
 from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.profile_blob import pack_profile, unpack_profile
+from lightning_modelprof.show.step_columns import unpack_steps
 from lightning_modelprof.show.text import render_text
+from tests.fits import loader, run_fit
 
 MS = 1_000_000
 READER, FORWARD, OTHER = (PHASE_INDEX[key] for key in ("dataloader", "forward", "other"))
@@ -420,7 +426,7 @@ def compared(timings, *, source="run", findings=(), **info):
     )
     analysis = analyze(run, {}, {})
     report = replace(build_report(analysis), findings=tuple(findings))
-    return ComparedRun(source=source, steps=timings, analysis=analysis, report=report)
+    return compared_run(source, analysis, report)
 
 
 def table(report, name):
@@ -559,6 +565,62 @@ def test_a_report_that_every_output_can_show():
         document = json.loads(render_json(report))
         assert document["comparison"]["outcome"] == result.outcome.value
         assert document["comparison"]["exit_code"] in (0, 3, 4)
+
+
+# From a report and its steps alone
+
+
+def stored(source, run, report):
+    """What an event file keeps of a run."""
+    blobs = pack_profile(
+        Profile(
+            kind="run",
+            loop=run.info.loop,
+            window=None,
+            label="all steps",
+            report=report,
+            steps=step_columns(run.ranks[0].steps),
+        )
+    )
+    return compared_run_of_report(source, unpack_profile(blobs[0]).report, timings_of(unpack_steps(blobs[1])))
+
+
+def test_a_report_and_its_steps_are_enough(tmp_path):
+    """Real fits, one with twice the batch: the comparison is the same as that of all that was measured."""
+    measured, kept = [], []
+    for batch_size in (2, 4):
+        folder = tmp_path / str(batch_size)
+        live = run_fit(folder, data=loader(size=128, batch_size=batch_size), wait=5, active=3).report
+        run = load_run(str(folder))
+        analysis = analyze(run, {}, {})
+        report = build_report(analysis)
+        assert report.sections["settings"] == live.sections["settings"]
+        measured.append(compared_run(str(folder), analysis, report))
+        kept.append(stored(str(folder), run, report))
+    for one, other in zip(measured, kept, strict=True):
+        for field in fields(ComparedRun):
+            if field.name not in ("steps", "report"):
+                assert getattr(one, field.name) == getattr(other, field.name), field.name
+        assert one.global_batch_size == other.global_batch_size is not None
+    (first, result), (second, again) = (build_comparison(runs[:1], runs[1:]) for runs in (measured, kept))
+    assert result == again
+    assert result.per_sample
+    for field in fields(Report):
+        assert getattr(first, field.name) == getattr(second, field.name), field.name
+    assert ("samples in a step", "2", "4") in table(second, "settings").rows
+
+
+def test_a_run_without_a_clean_step_is_kept_too():
+    run = Run(info=RunInfo(created="now"), ranks=(RankRecord(rank=0, steps=steps([MS] * 3, tags=1)),))
+    one = stored("a", run, build_report(analyze(run, {}, {})))
+    assert (one.num_clean_steps, one.batch_cost_ns, one.global_batch_size) == (0, None, None)
+
+
+@pytest.mark.parametrize("sections", [{}, {"run": {}, "benchmark": None}, {"run": None, "benchmark": None}])
+def test_a_report_that_is_not_of_a_run(sections):
+    report = Report(title="t", facts=(), tables=(), notes=(), sections=sections)
+    with pytest.raises(ArchiveError, match="a: expected the report of a run"):
+        compared_run_of_report("a", report, steps([MS]))
 
 
 # The command

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from pathlib import Path
 
@@ -16,27 +14,12 @@ from tests.sample_flames import flame_of, hostile_flame, stacks_flame, wide_flam
 from tests.sample_reports import ALL_REPORTS, HOSTILE_NAMES
 from tests.test_show_html import hostile_everywhere
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="Chromium or chromedriver is not installed"
-)
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=DRIVER, env=dict(os.environ))
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
+@pytest.fixture(autouse=True, scope="module")
+def size(browser):
+    browser.set_window_size(1400, 1000)
 
 
 def show(browser, folder, report):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
+from lightning_modelprof.fit import loop_memory
 from lightning_modelprof.fit.outputs import claim_directory
+from lightning_modelprof.measure.memory import DeviceMemory, ProcessMemory
 from tests.fits import run_fit
 
 
@@ -45,6 +47,21 @@ def test_scalars_come_as_often_as_asked_for(tmp_path, ours, of_trainer, num_poin
         assert scalars["modelprof/ips"] == pytest.approx(1e3 / scalars["modelprof/batch_cost_ms"])
         phases = [value for name, value in scalars.items() if "phase_ms" in name]
         assert sum(phases) == pytest.approx(scalars["modelprof/batch_cost_ms"])
+
+
+def test_memory_is_logged_as_it_was_read_at_that_moment(tmp_path, monkeypatch):
+    readings = iter(range(1, 100))
+    monkeypatch.setattr(loop_memory, "process_memory", lambda: ProcessMemory(next(readings) * 2**20, None))
+    monkeypatch.setattr(loop_memory, "device_memory", lambda device: DeviceMemory(allocated=3 * 2**19))
+    logger = CountingLogger(tmp_path)
+    run_fit(tmp_path, trainer={"logger": logger}, active=0, log_every_n_steps=5)
+    logged = [
+        {name: value for name, value in scalars.items() if "memory" in name} for _, scalars in logger.logged
+    ]
+    assert len(logged) > 2
+    for number, scalars in enumerate(logged, 1):
+        expected = {"modelprof/memory_mib/process": number, "modelprof/memory_mib/allocated": 1.5}
+        assert scalars == expected, "reserved is not counted here, and is no zero"
 
 
 def test_two_runs_never_share_a_folder(tmp_path):

@@ -107,7 +107,7 @@ def test_a_chain_of_equal_widths_is_cut_from_its_inner_end():
 def test_hostile_names_are_text():
     page = page_of(report_of(flames=(hostile_flame(HOSTILE_NAMES),)))
     assert page.all("img") == []
-    assert [one["attributes"] for one in page.all("script")] == [{}]
+    assert [one["attributes"] for one in page.all("script")] == [{"type": "module"}]
     boxes = page.all("div", class_="box")
     names = {one["attributes"]["title"].split("\n")[0] for one in boxes}
     kinds = (" (your code)", " (library)")

@@ -252,7 +252,7 @@ def test_hostile_names_are_text_wherever_they_stand():
     known = page_of(gpu_report())
     assert not page.all("img")
     scripts = [one["attributes"].get("type") for one in page.all("script")]
-    assert scripts == ["application/json"] * len(NAMES) + [None]
+    assert scripts == ["application/json"] * (len(NAMES) + 1) + ["module"]  # of each chart, and of groups
     assert {key for one in page.elements for key in one["attributes"] if key.startswith("on")} == set()
     assert len(page.all("style")) == len(known.all("style"))
     names = {row[0] for row in page.rows("flat")}
@@ -260,9 +260,13 @@ def test_hostile_names_are_text_wherever_they_stand():
     notes = {one["text"] for one in page.all("li")}
     assert {one_line(name) for name in ATTACKS} <= notes
     assert "49" not in page.one("title")["text"]
-    for script in page.all("script")[:-1]:
+    for script in page.all("script")[:-2]:
         assert "<" not in script["text"]
         assert set(json.loads(script["text"])) == {"points", "values", "totals"}
+    groupings = page.all("script")[-2]["text"]
+    assert "<" not in groupings
+    names = {group["name"] for grouping in json.loads(groupings) for group in grouping["groups"]}
+    assert {one_line(name[::-1]) for name in ATTACKS} <= names
 
 
 def finding(**fields):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -40,16 +40,11 @@ def batch_size(steps: StepTimings) -> float | None:
     return float(np.median(samples))
 
 
-def run_settings(analysis: Analysis, steps: StepTimings) -> dict[str, str]:
-    """Name → value of all that may make one run differ from another, in reading order.
-
-    Args:
-        analysis: of the run.
-        steps: of its first rank.
-    """
+def run_settings(analysis: Analysis) -> dict[str, str]:
+    """Name → value of all that may make one run differ from another, in reading order."""
     info = analysis.info
     root = None if isinstance(analysis.modules, Absent) else analysis.modules.root
-    samples = batch_size(steps)
+    samples = batch_size(analysis.steps)
     values: dict[str, Any] = {
         "model": info.model or UNKNOWN,
         "model parameters": UNKNOWN if root is None else root.parameters,
@@ -69,7 +64,7 @@ def run_settings(analysis: Analysis, steps: StepTimings) -> dict[str, str]:
 
 
 def setting_differences(
-    before: Sequence[dict[str, str]], after: Sequence[dict[str, str]]
+    before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]
 ) -> tuple[tuple[str, str, str], ...]:
     """(name, before, after) of each setting that is not the same on both sides; several values side by side.
 

@@ -6,9 +6,12 @@ from typing import Any, Final
 
 from lightning_modelprof.fit.followed_step import FollowedStep
 from lightning_modelprof.flops.held_tensors import held_buffers, held_parameters, storages_of
-from lightning_modelprof.measure.memory import MemoryCurve, device_memory, total_bytes
+from lightning_modelprof.measure.memory import MemoryCurve, device_memory, process_memory, total_bytes
 from lightning_modelprof.measure.out_of_memory import Named, describe, out_of_memory_error
 from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory
+
+MEMORY_TAG: Final = "modelprof/memory_mib"
+"""Before the name of each scalar of memory."""
 
 _NO_COUNT: Final = "Live tensors were not followed: no step is counted (flops=True counts one)."
 
@@ -33,6 +36,16 @@ class LoopMemory:
         self._note = ""
         self.look = self._curve.look
         self.out_of_memory: OutOfMemory | None = None
+
+    def scalars(self) -> dict[str, float]:
+        """What is in use now, in MiB, for loggers: tag → value, only of what is counted."""
+        device = device_memory(self._device)
+        counted = {
+            "process": process_memory().rss,
+            "allocated": device.allocated,
+            "reserved": device.reserved,
+        }
+        return {f"{MEMORY_TAG}/{name}": value / 2**20 for name, value in counted.items() if value is not None}
 
     def on_exception(self, exception: BaseException, step: int) -> None:
         """An exception ends the loop: note who holds what if it says that memory ran out. Never raises.

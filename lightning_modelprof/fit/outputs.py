@@ -8,11 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.event_file import tag_of, write_profile
 from lightning_modelprof.show.findings import verdict_line
+from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import TAG_PREFIX, write_layout, write_report
@@ -27,6 +31,7 @@ LAYOUT: Final = {
     "Steps per second": ["modelprof/ips"],
     "Samples per second": ["modelprof/samples_per_s"],
     "Reader ratio": ["modelprof/reader_ratio"],
+    "Memory (MiB)": [f"modelprof/memory_mib/{name}" for name in ("process", "allocated", "reserved")],
     "FLOP/s": ["modelprof/flops_per_s"],
     "MFU": ["modelprof/mfu"],
 }
@@ -109,9 +114,44 @@ class Outputs:
         loop = loop_of(report.sections["run"]["loop"])
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
+        if loop.is_fit:
+            self._write_hparams(report, step)
         if self._use_terminal:
             self._try("terminal", lambda: print_report(report.without_details(self._place)))
             self._try("terminal", lambda: print("\n".join(self._last_words(report))))
+
+    def write_profile(self, make: Callable[[], Profile], step: int) -> None:
+        """Write what the dashboard shows of a run or a window, if a logger has an event file.
+
+        Args:
+            make: makes the profile, when it is wanted.
+            step: the x-coordinate.
+        """
+        folder = TAG_PREFIX if self.directory is None else self.directory.name
+
+        def write(writer: Any) -> None:
+            profile = make()
+            write_profile(writer, profile, tag_of(profile, folder), step)
+
+        self._to_tensorboard(write)
+
+    def _write_hparams(self, report: Report, step: int) -> None:
+        """Write the fit as a row of the HParams tab, in a run of its own below the logger's.
+
+        A run has one row, and the logger's run is there for the user's. TensorBoard shows no columns but
+        those of the experiment that Lightning describes with the user's hyperparameters, so where it does,
+        a row of ours would be an empty one. Where it does not, ours carries the user's as well.
+        """
+        if self.directory is None or not self._use_tensorboard:
+            return
+        for logger in filter(_is_tensorboard, self._loggers):
+            users = getattr(logger, "hparams", {})
+            if users and getattr(logger, "_default_hp_metric", True):
+                continue
+            folder, row = f"{logger.log_dir}/{self.directory.name}", hparams_of(report)
+            write = partial(write_hparams, folder, row.hparams | plain_hparams(users), row.metrics, step)
+            status = report.sections["run"]["status"]
+            self._try("TensorBoard", partial(write, succeeded=status == "finished"))
 
     def _last_words(self, report: Report) -> list[str]:
         """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""

@@ -35,6 +35,7 @@ from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.measure.training_setup import finish_setup, read_setup
 from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_profile import run_profile
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
@@ -145,7 +146,9 @@ class LoopSession:
             rank=trainer.global_rank,
             warn=self._warn,
         )
-        self._results = WindowResults(self._outputs, trainer.global_rank, self._warn, self._loop.subject)
+        self._results = WindowResults(
+            self._outputs, trainer.global_rank, self._warn, self._loop, config.report_options
+        )
         self._info = run_info(
             trainer,
             pl_module,
@@ -216,9 +219,12 @@ class LoopSession:
         if is_safe_point and world_size > 1:
             everybody = self.live.metric.compute_over_ranks(self._trainer.strategy.root_device, world_size)
         self._report(status, everybody)
-        assert self._outputs is not None
-        assert self.report is not None
-        self._outputs.show_report(self.report, self._logger_step())
+        outputs, run, report = self._outputs, self.run, self.report
+        assert outputs is not None
+        assert run is not None
+        assert report is not None
+        outputs.show_report(report, self._logger_step())
+        outputs.write_profile(lambda: run_profile(run, report), self._logger_step())
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -326,8 +332,8 @@ class LoopSession:
         """Show the clean steps since the last cut to those who watch."""
         self.live.cut()
         scalars = self.live.scalars()
-        if scalars and self._logs_scalars and self._outputs is not None:
-            self._outputs.log_scalars(scalars, self._logger_step())
+        if scalars and self._logs_scalars and self._outputs is not None and self._memory is not None:
+            self._outputs.log_scalars(scalars | self._memory.scalars(), self._logger_step())
 
     def _save_if_due(self, step: int) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""

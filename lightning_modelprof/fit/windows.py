@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config import ProfileConfig
@@ -13,9 +14,20 @@ from lightning_modelprof.errors import TraceError
 from lightning_modelprof.fit.outputs import Outputs, trace_name
 from lightning_modelprof.measure.capture import Capture, CaptureOptions
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.report.build_profile import window_profile
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.chrome import parse_trace
+from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Window, WindowStatus
+
+_FIRST_WINDOWS: Final = 16
+"""All of them are for the dashboard, of later ones eight each time that their number doubles."""
+
+
+def _is_for_dashboard(index: int) -> bool:
+    """Whether a window goes to the event file, which TensorBoard holds in memory; traces have all."""
+    return index < _FIRST_WINDOWS or index % (1 << (index.bit_length() - 4)) == 0
 
 
 def make_capture(
@@ -47,7 +59,8 @@ class WindowResults:
         outputs: where traces are saved.
         rank: of this process.
         warn: called with one sentence.
-        loop: what goes on without a window that was refused.
+        loop: that runs.
+        options: how the tables of traces are cut and sorted.
 
     Attributes:
         windows: all closed windows, in order.
@@ -56,10 +69,16 @@ class WindowResults:
     """
 
     def __init__(
-        self, outputs: Outputs, rank: int, warn: Callable[[str], None], loop: str = "training"
+        self,
+        outputs: Outputs,
+        rank: int,
+        warn: Callable[[str], None],
+        loop: Loop = FIT,
+        options: ReportOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._outputs = outputs
         self._loop = loop
+        self._options = options
         self._rank = rank
         self._warn = warn
         self._has_refused = False
@@ -87,7 +106,9 @@ class WindowResults:
         begin_ns = clock()
         if window.status is WindowStatus.REFUSED and not self._has_refused:
             self._has_refused = True
-            self._warn(f"window {window.index} was refused: {window.note}; {self._loop} goes on without it")
+            self._warn(
+                f"window {window.index} was refused: {window.note}; {self._loop.subject} goes on without it"
+            )
         if raw_path is not None:
             window = self._take_trace(window, raw_path)
         if window.close_ns is not None:
@@ -109,8 +130,17 @@ class WindowResults:
 
     def _analyze(self, window: Window, raw: bytes) -> None:
         try:
-            self.facts[window.index] = analyze_trace(parse_trace(raw, trace_name(window, self._rank)))
+            trace = parse_trace(raw, trace_name(window, self._rank))
+            facts = analyze_trace(trace)
         except TraceError as error:
             self.trace_notes[window.index] = str(error)
+            return
+        self.facts[window.index] = facts
         while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
             del self.facts[next(iter(self.facts))]
+        if _is_for_dashboard(window.index):
+            loop, options = self._loop.key, self._options
+            self._outputs.write_profile(
+                lambda: window_profile([(trace, facts)], window=window.index, loop=loop, options=options),
+                window.last_step,
+            )

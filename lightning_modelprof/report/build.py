@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.analysis.phase_times import PhaseTime
+from lightning_modelprof.analysis.run_settings import run_settings
 from lightning_modelprof.report.charts import CHARTS
 from lightning_modelprof.report.diagnose import diagnose, findings_section
 from lightning_modelprof.report.flames import call_flame
@@ -45,6 +46,7 @@ def build_report(
         notes=_notes(analysis),
         sections={
             "run": _run_section(analysis),
+            "settings": run_settings(analysis),
             "benchmark": _benchmark_section(analysis),
             "phases": [_phase_section(phase) for phase in analysis.phases],
             "callbacks": [asdict(callback) for callback in analysis.callbacks],

@@ -51,18 +51,17 @@ def build_comparison(
         [run.steps for run in before],
         [run.steps for run in after],
         tolerance=tolerance,
-        ranks=(before[0].analysis.info.world_size, after[0].analysis.info.world_size),
+        ranks=(before[0].world_size, after[0].world_size),
         per_sample=_has_other_batches(before, after),
         paired=_takes_turns(before, after),
     )
-    info = before[0].analysis.info
-    loop = loop_of(info.loop)
+    loop = loop_of(before[0].loop)
     differences = setting_differences([run.settings for run in before], [run.settings for run in after])
     report = Report(
         title=_first_line(result, before, after),
         facts=_facts(result, before, after),
         tables=(
-            figures_table(result, loop, info.sample_unit),
+            figures_table(result, loop, before[0].sample_unit),
             phases_table(result),
             settings_table(differences),
             findings_table(before[0].report, after[0].report),
@@ -83,10 +82,10 @@ def build_comparison(
 def _check_loops(runs: _Runs) -> None:
     first = runs[0]
     for run in runs[1:]:
-        if run.analysis.info.loop != first.analysis.info.loop:
+        if run.loop != first.loop:
             raise ArchiveError(
-                f"{run.source}: expected a run of trainer.{first.analysis.info.loop} as {first.source} is,"
-                f" got one of trainer.{run.analysis.info.loop}. Their steps are different things: compare"
+                f"{run.source}: expected a run of trainer.{first.loop} as {first.source} is,"
+                f" got one of trainer.{run.loop}. Their steps are different things: compare"
                 " runs of one loop."
             )
 
@@ -94,7 +93,7 @@ def _check_loops(runs: _Runs) -> None:
 def _has_other_batches(before: _Runs, after: _Runs) -> bool:
     """Whether the sides' steps hold different numbers of samples, by more than a few odd batches explain."""
     sizes = [run.global_batch_size for run in (*before, *after)]
-    units = {run.analysis.info.sample_unit for run in (*before, *after)}
+    units = {run.sample_unit for run in (*before, *after)}
     known = [size for size in sizes if size]
     return len(known) == len(sizes) and len(units) == 1 and max(known) > 1.01 * min(known)
 
@@ -103,10 +102,7 @@ def _takes_turns(before: _Runs, after: _Runs) -> bool:
     """Whether the runs, in the order they were given and by when they started, make pairs of neighbours."""
     if len(before) != len(after) or len(before) < 2:
         return False
-    pairs = [
-        tuple(sorted((old.analysis.info.created, new.analysis.info.created)))
-        for old, new in zip(before, after, strict=True)
-    ]
+    pairs = [tuple(sorted((old.created, new.created))) for old, new in zip(before, after, strict=True)]
     return all(first[1] < second[0] for first, second in pairwise(pairs))
 
 
@@ -128,12 +124,12 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
 
 def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
     """What the decision is about, before and after: ``28.4 → 21.6 ms per step``."""
-    loop = loop_of(before[0].analysis.info.loop)
+    loop = loop_of(before[0].loop)
     if result.per_sample:
         rate = next(figure for figure in result.figures if figure.key == "samples_per_s")
         if rate.before is not None and rate.after is not None:
-            worlds = (before[0].analysis.info.world_size, after[0].analysis.info.world_size)
-            unit = before[0].analysis.info.sample_unit
+            worlds = (before[0].world_size, after[0].world_size)
+            unit = before[0].sample_unit
             ranks = ", all ranks" if max(worlds) > 1 else ""
             rates = (_three_digits(rate.before * worlds[0]), _three_digits(rate.after * worlds[1]))
             return f"{rates[0]} → {rates[1]} {unit}/s{ranks}"
@@ -182,17 +178,13 @@ def _notes(result: Comparison, before: _Runs, after: _Runs) -> tuple[str, ...]:
     if result.per_sample:
         notes.append(
             "Steps hold different numbers of samples, so the time per sample decides"
-            + (
-                ", over all ranks."
-                if any(run.analysis.info.world_size > 1 for run in (*before, *after))
-                else "."
-            )
+            + (", over all ranks." if any(run.world_size > 1 for run in (*before, *after)) else ".")
         )
     notes += _other_things(before, after)
     for run in (*before, *after):
-        if run.analysis.info.status != "finished":
-            notes.append(f"{run.source}: the run is {run.analysis.info.status}, not finished.")
-    if any(run.analysis.info.world_size > 1 for run in (*before, *after)):
+        if run.status != "finished":
+            notes.append(f"{run.source}: the run is {run.status}, not finished.")
+    if any(run.world_size > 1 for run in (*before, *after)):
         notes.append("All figures and phases are those of the first rank.")
     return tuple(notes)
 
@@ -241,12 +233,11 @@ def _section(result: Comparison) -> dict[str, Any]:
 
 
 def _run_section(run: ComparedRun) -> dict[str, Any]:
-    figures = run.analysis.benchmark
     return {
         "source": run.source,
-        "created": run.analysis.info.created,
-        "clean_steps": 0 if figures is None else figures.num_steps,
-        "batch_cost_ns": None if figures is None else figures.batch_cost_ns.avg,
+        "created": run.created,
+        "clean_steps": run.num_clean_steps,
+        "batch_cost_ns": run.batch_cost_ns,
         "settings": run.settings,
     }
 

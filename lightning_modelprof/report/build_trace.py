@@ -115,7 +115,7 @@ def _grouping_notes(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
         )
     for number, group in enumerate(groups):
         if len({facts.step_numbers for facts in group.values()}) > 1:
-            held = "; ".join(f"rank {rank} {_steps(facts)}" for rank, facts in group.items())
+            held = "; ".join(f"rank {rank} {steps_text(facts.step_numbers)}" for rank, facts in group.items())
             which = f" of trace {number}" if len(groups) > 1 else ""
             notes.append(f"The ranks{which} do not hold the same steps: {held}.")
     return notes
@@ -139,13 +139,12 @@ def _title(groups: Sequence[Mapping[int, TraceFacts]]) -> str:
 
 
 def _describe(facts: TraceFacts) -> str:
-    steps = _steps(facts)
+    steps = steps_text(facts.step_numbers)
     return f"{facts.source}, {facts.num_events:,} events" + (f", {steps}" if steps else "")
 
 
-def _steps(facts: TraceFacts) -> str:
-    """Such as ``steps 5 to 10``."""
-    numbers = facts.step_numbers
+def steps_text(numbers: Sequence[int]) -> str:
+    """Numbers of steps in ascending order as a reader wants them: ``steps 5 to 10``."""
     if not numbers:
         return "no steps"
     if len(numbers) == 1:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
+from lightning_modelprof.report.changed_figures import first_figure, heading_of
 from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
+from lightning_modelprof.report.row_paths import row_paths
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 
@@ -212,14 +214,14 @@ def _all_found(report: Report) -> list[Finding]:
 
 def _changed(table: Table, other: Table) -> tuple[tuple[Cell, ...], Unit] | None:
     """The row of :func:`changed_tables`, and its unit; ``None`` when nothing in the column changed."""
-    position = _compared_column(table)
+    position = first_figure(table)
     if position is None:
         return None
     key = table.columns[position].key
     elsewhere = next((i for i, column in enumerate(other.columns) if column.key == key), None)
     if elsewhere is None:
         return None
-    before, after = _rows(table), _rows(other)
+    before, after = row_paths(table), row_paths(other)
     largest: tuple[float, tuple[str, ...]] | None = None
     for name in before.keys() & after.keys():
         old, new = table.rows[before[name]][position], other.rows[after[name]][elsewhere]
@@ -234,35 +236,4 @@ def _changed(table: Table, other: Table) -> tuple[tuple[Cell, ...], Unit] | None
     name, column = largest[1], table.columns[position]
     cells = (table.rows[before[name]][position], other.rows[after[name]][elsewhere])
     unit = table.row_units[before[name]] if column.unit is Unit.BY_ROW else column.unit
-    return (table.title, gone, new_rows, name[-1], _heading(column), *cells), unit
-
-
-def _heading(column: Column) -> str:
-    return f"{column.group} {column.label}" if column.group else column.label
-
-
-def _compared_column(table: Table) -> int | None:
-    """The first average, else the first time, else the first number; totals depend on how long a run was."""
-    numbers = [
-        position
-        for position, column in enumerate(table.columns)
-        if column.unit is not Unit.TEXT and any(isinstance(row[position], int | float) for row in table.rows)
-    ]
-    averages = [position for position in numbers if "avg" in table.columns[position].key]
-    times = [position for position in numbers if table.columns[position].unit is Unit.DURATION_NS]
-    return next(iter((*averages, *times, *numbers)), None)
-
-
-def _rows(table: Table) -> Mapping[tuple[str, ...], int]:
-    """Texts of a row after those of the rows it is in → its position; a second such row gets a number."""
-    rows: dict[tuple[str, ...], int] = {}
-    path: list[str] = []
-    texts = [position for position, column in enumerate(table.columns) if column.unit is Unit.TEXT]
-    for index, row in enumerate(table.rows):
-        depth = table.depths[index] if table.depths else 0
-        path[depth:] = [" ".join(str(row[position]) for position in texts if row[position])]
-        name, number = tuple(path), 2
-        while name in rows:
-            name, number = (*path[:-1], f"{path[-1]} ({number})"), number + 1
-        rows[name] = index
-    return rows
+    return (table.title, gone, new_rows, name[-1], heading_of(column), *cells), unit

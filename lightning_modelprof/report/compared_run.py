@@ -1,12 +1,13 @@
-"""One run of a comparison, with all that is derived from it."""
+"""One run of a comparison: the plain facts of it, from what was measured or from its report."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.run_settings import batch_size, run_settings
+from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import StepTimings
 
@@ -17,23 +18,89 @@ class ComparedRun:
 
     Attributes:
         source: what the reader calls it: the path that was given.
+        loop: the Trainer's method.
+        world_size: number of ranks.
+        sample_unit: what samples are called.
+        created: when it began, in ISO 8601.
+        status: how it ended, ``finished`` if it did.
+        num_clean_steps: steps of the benchmark.
+        batch_cost_ns: their mean time; ``None`` when there are none.
+        settings: name → value of all that may make it differ from another run.
         steps: of the first rank.
-        analysis: of the run.
-        report: of the analysis.
+        report: of the run.
     """
 
     source: str
+    loop: str
+    world_size: int
+    sample_unit: str
+    created: str
+    status: str
+    num_clean_steps: int
+    batch_cost_ns: float | None
+    settings: Mapping[str, str]
     steps: StepTimings
-    analysis: Analysis
     report: Report
-
-    @cached_property
-    def settings(self) -> dict[str, str]:
-        """What the run was set to."""
-        return run_settings(self.analysis, self.steps)
 
     @property
     def global_batch_size(self) -> float | None:
         """Samples of a usual step of all ranks, taken as equal; ``None`` if not counted."""
         samples = batch_size(self.steps)
-        return None if samples is None else samples * self.analysis.info.world_size
+        return None if samples is None else samples * self.world_size
+
+
+def compared_run(source: str, analysis: Analysis, report: Report) -> ComparedRun:
+    """A run of which everything that was measured is at hand.
+
+    Args:
+        source: what the reader calls it.
+        analysis: of the run.
+        report: of the analysis.
+    """
+    info, figures = analysis.info, analysis.benchmark
+    return ComparedRun(
+        source=source,
+        loop=info.loop,
+        world_size=info.world_size,
+        sample_unit=info.sample_unit,
+        created=info.created,
+        status=info.status,
+        num_clean_steps=0 if figures is None else figures.num_steps,
+        batch_cost_ns=None if figures is None else figures.batch_cost_ns.avg,
+        settings=run_settings(analysis),
+        steps=analysis.steps,
+        report=report,
+    )
+
+
+def compared_run_of_report(source: str, report: Report, steps: StepTimings) -> ComparedRun:
+    """A run of which only the report and the steps were kept, as in a logger's event file.
+
+    Args:
+        source: what the reader calls it.
+        report: of the run; as it was built, or read back from JSON.
+        steps: of its first rank.
+
+    Raises:
+        ArchiveError: when the report lacks what a comparison needs.
+    """
+    try:
+        info, figures = report.sections["run"], report.sections["benchmark"]
+        return ComparedRun(
+            source=source,
+            loop=info["loop"],
+            world_size=info["world_size"],
+            sample_unit=info["sample_unit"],
+            created=info["created"],
+            status=info["status"],
+            num_clean_steps=0 if figures is None else figures["steps"],
+            batch_cost_ns=None if figures is None else figures["batch_cost_ns"]["avg"],
+            settings=report.sections["settings"],
+            steps=steps,
+            report=report,
+        )
+    except (KeyError, TypeError) as error:
+        raise ArchiveError(
+            f"{source}: expected the report of a run with all that a comparison needs, got one without"
+            f" {error}. It was written by another version, or is no report of a run."
+        ) from None

@@ -46,12 +46,22 @@ class Column:
 
     With ``group="CPU"`` and labels Total, Avg, Max, Min, Ratio(%) a text table shows one column headed
     ``CPU Total / Avg / Max / Min / Ratio(%)`` with cells like ``138.99 / 12.64 / 17.91 / 10.65 / 100.00``.
+
+    Attributes:
+        key: stable name in files, ``snake_case``.
+        label: heading.
+        unit: of its cells.
+        group: heading that it shares with its neighbours; ``None`` without one.
+        adds_up: whether the cells of any rows (in a tree, of those at its top) may be summed, because nothing
+            is counted in two of them. Not so for means, extremes, rates, numbers of different things, and
+            times that hold the time of other rows. Rows that are put together show sums of these columns.
     """
 
     key: str
     label: str
     unit: Unit = Unit.TEXT
     group: str | None = None
+    adds_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

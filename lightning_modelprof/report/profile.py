@@ -28,8 +28,10 @@ class StepColumns:
         tags: int64, shape (n,): the bits of ``run.records.StepTag``.
         exclusion: int64, shape (n,): position in ``exclusions`` of why the benchmark leaves it out.
         exclusions: the reasons; the first is ``""``, of clean steps.
-        phases: (key, label) of each phase that some step has a time for, in the order of a step.
-        phases_ns: int64, shape (n, len(phases)); they sum to ``duration_ns``.
+        phases: (key, label) of each phase that some step has a time for, or that could not be measured, in
+            the order of a step.
+        phases_ns: int64, shape (n, len(phases)); -1 where it could not be measured, the others sum to
+            ``duration_ns``.
     """
 
     step: NDArray[np.int64]

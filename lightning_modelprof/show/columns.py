@@ -41,7 +41,7 @@ def pack_columns(meta: Mapping[str, Any], columns: Columns, deltas: frozenset[st
         deltas: names of integer columns whose neighbours are close to each other.
 
     Raises:
-        ValueError: when an integer has more than 53 bits.
+        ValueError: when an integer, or a difference to be stored, has more than 53 bits.
     """
     described, packed = [], []
     for name, values in columns.items():
@@ -49,7 +49,7 @@ def pack_columns(meta: Mapping[str, Any], columns: Columns, deltas: frozenset[st
             kind, data = "float", values.astype("<f8").tobytes()
         else:
             kind = "delta" if name in deltas else "int"
-            data = _pack_integers(name, values.astype(np.int64), is_delta=kind == "delta")
+            data = _pack_integers(name, values, is_delta=kind == "delta")
         described.append({"name": name, "kind": kind, "count": len(values), "bytes": len(data)})
         packed.append(data)
     header = json.dumps({"meta": meta, "columns": described}, ensure_ascii=True, allow_nan=False).encode()
@@ -68,14 +68,16 @@ def unpack_columns(packed: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any
         if raw[:4] != _MAGIC:
             raise ValueError("it does not begin as packed columns do")
         header = json.loads(raw[8 : 8 + length])
-        columns, place = {}, 8 + length
+        meta, columns, place = header["meta"], {}, 8 + length
         for column in header["columns"]:
             data = raw[place : place + column["bytes"]]
             columns[column["name"]] = _unpack(column["kind"], data, column["count"])
             place += column["bytes"]
-    except (zlib.error, struct.error, KeyError, TypeError, UnicodeError, OverflowError) as error:
+    except (
+        zlib.error, struct.error, KeyError, TypeError, UnicodeError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
         raise ValueError(f"damaged columns: {error}") from error
-    return header["meta"], columns
+    return meta, columns
 
 
 def _unpack(kind: str, data: bytes, count: int) -> NDArray[Any]:
@@ -91,10 +93,12 @@ def _unpack(kind: str, data: bytes, count: int) -> NDArray[Any]:
     return values
 
 
-def _pack_integers(name: str, values: NDArray[np.int64], *, is_delta: bool) -> bytes:
-    if len(values) and max(abs(int(values.min())), abs(int(values.max()))) >= 2**53:
-        raise ValueError(f"column {name!r}: a number of more than 53 bits")
-    numbers = np.diff(values, prepend=np.int64(0)) if is_delta else values
+def _pack_integers(name: str, values: NDArray[Any], *, is_delta: bool) -> bytes:
+    _check_bits(name, values)
+    numbers = values.astype(np.int64)
+    if is_delta:
+        numbers = np.diff(numbers, prepend=np.int64(0))
+        _check_bits(name, numbers)  # a browser adds them up, and so must hold each
     unsigned = ((numbers << 1) ^ (numbers >> 63)).astype(np.uint64)  # zigzag
     packed = np.empty((len(unsigned), _MOST_BYTES), np.uint8)
     is_used = np.empty(packed.shape, np.bool_)
@@ -107,6 +111,11 @@ def _pack_integers(name: str, values: NDArray[np.int64], *, is_delta: bool) -> b
             is_used[:, place + 1] = following != 0
         rest = following
     return packed[is_used].tobytes()
+
+
+def _check_bits(name: str, values: NDArray[Any]) -> None:
+    if len(values) and max(abs(int(values.min())), abs(int(values.max()))) >= 2**53:
+        raise ValueError(f"column {name!r}: a number, or the difference of two, of more than 53 bits")
 
 
 def _unpack_integers(data: bytes) -> NDArray[np.int64]:

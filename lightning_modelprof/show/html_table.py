@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from lightning_modelprof.report.model import Cell, Table, Unit
-from lightning_modelprof.show.format import DASH, one_line
+from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
+from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import Block, Grid, build_grid, shown_rows
+from lightning_modelprof.show.html_cells import CellView, Header, with_raw_unit, write_cell, write_header
+from lightning_modelprof.show.html_groups import Grouping, ShownColumn, groupings
 
 MAX_ROWS: Final = 10_000
 """Rows of a table in the page, and below any one row; a browser gets slow with more."""
@@ -22,41 +23,15 @@ _OPEN_ROWS: Final = 40
 """A tree opens as far as this many rows are seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The heading of one column."""
-
-    label: str
-    is_number: bool
-    is_sortable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CellView:
-    """One cell.
-
-    Attributes:
-        text: as in the terminal, padded so that decimal points stand below each other.
-        value: the raw number to sort by; ``None`` for text and for what was not measured.
-        bar: share of the cell that is filled, 0..1; ``None`` without a bar.
-        is_number: whether it belongs to the right.
-        is_missing: whether it is the dash of what was not measured.
-        full: the whole name where ``text`` is cut; ``""`` otherwise.
-    """
-
-    text: str
-    value: float | None
-    bar: float | None
-    is_number: bool
-    is_missing: bool
-    full: str
-
-
 @dataclass(slots=True)
 class RowView:
-    """One row; in a tree with its depth, whether it has rows below it, and whether they are open."""
+    """One row; in a tree with its depth, whether it has rows below it, and whether they are open.
+
+    ``raw_name`` is the name with the unit of the raw numbers, where that changes by row; ``""`` elsewhere.
+    """
 
     name: CellView
+    raw_name: str
     cells: list[CellView]
     depth: int
     is_parent: bool
@@ -66,7 +41,10 @@ class RowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableView:
-    """What the template needs of a table; ``groups`` are headings above them and how many they span."""
+    """What the template needs of a table; ``groups`` are headings above them and how many they span.
+
+    ``groupings`` are the ways to put rows together that a reader can choose from.
+    """
 
     id: str
     title: str
@@ -76,7 +54,7 @@ class TableView:
     rows: tuple[RowView, ...]
     limit: int
     is_tree: bool
-    is_detail: bool
+    groupings: tuple[Grouping, ...]
     notes: tuple[str, ...]
 
 
@@ -89,20 +67,23 @@ def table_view(table: Table) -> TableView:
     limit = FIRST_ROWS if table.row_limit is None else table.row_limit
     as_shown = build_grid(table, max_rows=limit)
     grid = build_grid(replace(table, time_unit=as_shown.time_unit, row_limit=None), max_rows=MAX_ROWS)
-    values = _raw_rows(table, grid)
-    is_tree = any(grid.depths)
+    places = shown_rows(table, MAX_ROWS)
+    values = [table.rows[place] for place in places]
     blocks = [_Strips(block, start) for block, start in _starts(grid.blocks)]
     names = _names(grid, [row[0] for row in values])
     columns = [cells for block in blocks for cells in block.cells(values)]
     rows = [
-        RowView(name, list(cells), depth, False, True, False)
-        for name, depth, *cells in zip(names, grid.depths, *columns, strict=True)
+        RowView(name, raw_name, list(cells), depth, False, True, False)
+        for name, raw_name, depth, *cells in zip(
+            names, _raw_names(table, places), grid.depths, *columns, strict=True
+        )
     ]
     _open(rows, limit)
-    headers = [Header(grid.names.label, False, len(rows) > 1)]
+    has_order = len(rows) > 1
+    headers = [write_header(grid.names, "", "", grid.time_unit, has_order=has_order)]
     for block in blocks:
-        headers += block.headers(len(rows) > 1)
-    groups = [("", 1), *((block.group, len(block.headers(False))) for block in blocks)]
+        headers += block.headers(headers[-1].label, grid.time_unit, has_order=has_order)
+    groups = [("", 1), *((block.group, len(block.columns())) for block in blocks)]
     return TableView(
         id=table.id,
         title=one_line(table.title),
@@ -111,17 +92,19 @@ def table_view(table: Table) -> TableView:
         groups=tuple(groups) if any(label for label, _ in groups) else (),
         rows=tuple(rows),
         limit=limit,
-        is_tree=is_tree and len(rows) > _OPEN_ROWS,
-        is_detail=table.is_detail,
+        is_tree=any(grid.depths) and len(rows) > _OPEN_ROWS,
+        groupings=groupings(
+            table, values, [column for block in blocks for column in block.columns()], grid.time_unit
+        ),
         notes=tuple(text for note in grid.notes if (text := one_line(" ".join(note.split())))),
     )
 
 
-def _raw_rows(table: Table, grid: Grid) -> list[tuple[Cell, ...]]:
-    """The raw cells of the rows of ``grid``."""
-    rows = [table.rows[row] for row in shown_rows(table, MAX_ROWS)]
-    assert len(rows) == len(grid.depths)
-    return rows
+def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
+    """The names with the units of the raw numbers, where these change by row."""
+    if not table.row_units or all(column.unit is not Unit.BY_ROW for column in table.columns):
+        return [""] * len(places)
+    return [with_raw_unit(one_line(str(table.rows[place][0])), table.row_units[place]) for place in places]
 
 
 def _starts(blocks: Sequence[Block]) -> list[tuple[Block, int]]:
@@ -143,37 +126,40 @@ class _Strips:
         self._strips = block.strips[:1] if block.is_empty_group else block.strips
         self._start = start
 
-    def headers(self, has_order: bool) -> list[Header]:
-        if self._is_empty:
-            return [Header("", True, False)]
+    def columns(self) -> list[ShownColumn]:
+        """The columns with their places in the table's rows."""
+        places = range(self._start, self._start + len(self._strips))
         return [
-            Header(strip.label, strip.is_number, has_order and strip.unit is not Unit.BY_ROW)
-            for strip in self._strips
+            ShownColumn(None if self._is_empty else place, strip, self.group)
+            for place, strip in zip(places, self._strips, strict=True)
+        ]
+
+    def headers(self, before: str, time_unit: TimeUnit | None, *, has_order: bool) -> list[Header]:
+        """Their headings, behind a column that is called ``before``."""
+        if self._is_empty:
+            return [Header("", True, False, self.group, self.group)]
+        labels = [before, *(strip.label for strip in self._strips)]
+        return [
+            write_header(strip, self.group, label, time_unit, has_order=has_order)
+            for label, strip in zip(labels, self._strips, strict=False)
         ]
 
     def cells(self, rows: Sequence[tuple[Cell, ...]]) -> list[list[CellView]]:
+        """Their cells."""
         found = []
         for place, strip in enumerate(self._strips, self._start):
             texts = strip.aligned() if strip.is_number else strip.cells
             raw = [row[place] for row in rows]
-            found.append([_cell(text, value, strip.unit) for text, value in zip(texts, raw, strict=True)])
+            found.append(
+                [write_cell(text, value, strip.unit) for text, value in zip(texts, raw, strict=True)]
+            )
         return found
 
 
 def _names(grid: Grid, raw: Sequence[Cell]) -> list[CellView]:
-    return [_cell(text, value, grid.names.unit) for text, value in zip(grid.names.cells, raw, strict=True)]
-
-
-def _cell(text: str, raw: Cell, unit: Unit) -> CellView:
-    """A cell of a column of ``unit``; spaces at the left do nothing in a cell that belongs to the right."""
-    if isinstance(raw, str) or raw is None:
-        full = one_line(raw) if isinstance(raw, str) else ""
-        full = full if len(full) > len(text) else ""
-        shown = text if unit is Unit.TEXT else text.lstrip()
-        return CellView(shown, None, None, unit is not Unit.TEXT, text.strip() == DASH, full)
-    value = float(raw) if math.isfinite(raw) else None
-    bar = min(max(value, 0.0), 1.0) if unit is Unit.RATIO and value is not None else None
-    return CellView(text.lstrip(), value, bar, unit is not Unit.TEXT, False, "")
+    return [
+        write_cell(text, value, grid.names.unit) for text, value in zip(grid.names.cells, raw, strict=True)
+    ]
 
 
 def _open(rows: Sequence[RowView], limit: int) -> None:

@@ -41,7 +41,7 @@ def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, .
             columns=(
                 Column("callback", "Callback"),
                 Column("hook", "Hook"),
-                Column("calls", "Calls", Unit.COUNT),
+                Column("calls", "Calls", Unit.COUNT, adds_up=True),
                 Column("total_ns", "Total", Unit.DURATION_NS),
                 Column("ratio", "Ratio(%)", Unit.RATIO),
             ),

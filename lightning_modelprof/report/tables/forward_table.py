@@ -25,8 +25,8 @@ _COLUMNS: Final = (
 )
 _OPERATOR_COLUMNS: Final = (
     Column("operator", "Operator"),
-    Column("macs", "MACs", Unit.MACS),
-    Column("share", "MACs(%)", Unit.RATIO),
+    Column("macs", "MACs", Unit.MACS, adds_up=True),
+    Column("share", "MACs(%)", Unit.RATIO, adds_up=True),
 )
 _UNIT_NOTE: Final = (
     "fvcore, one forward pass on one batch. A MAC is one multiply-add: two FLOPs, and what fvcore calls a"

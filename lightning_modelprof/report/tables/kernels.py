@@ -14,12 +14,12 @@ from lightning_modelprof.report.row_order import row_order
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", adds_up=True),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU"),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
     Column("operator", "Operator"),
     Column("num_operators", "Operators", Unit.COUNT),
     Column("blocks_per_sm", "Blocks per SM", Unit.COUNT),

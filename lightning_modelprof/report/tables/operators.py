@@ -18,20 +18,20 @@ from lightning_modelprof.report.row_order import row_order
 _NAME: Final = Column("name", "Name")
 _SHAPE: Final = Column("input_shapes", "Input Shapes")
 _FIGURES: Final = (
-    Column("calls", "Calls", Unit.COUNT),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
     Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
-    Column("host_self_ns", "Self", Unit.DURATION_NS, "CPU"),
+    Column("host_self_ns", "Self", Unit.DURATION_NS, "CPU", adds_up=True),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
     Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True),
     Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
-    Column("device_self_ns", "Self", Unit.DURATION_NS, "GPU"),
+    Column("device_self_ns", "Self", Unit.DURATION_NS, "GPU", adds_up=True),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU"),
-    Column("flops", "FLOPs", Unit.FLOPS),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
+    Column("flops", "FLOPs", Unit.FLOPS, adds_up=True),
 )
 _MODULE: Final = Column("module", "Module")
 _CALLER: Final = Column("called_from", "Called from")

@@ -10,11 +10,11 @@ from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.run.loops import loop_of
 
 _COLUMNS: Final = (
-    Column("total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    Column("total_ns", "Total", Unit.DURATION_NS, "CPU", adds_up=True),
     Column("avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("max_ns", "Max", Unit.DURATION_NS, "CPU"),
     Column("min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "CPU"),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True),
 )
 _DEVICE_COLUMN: Final = Column("device_total_ns", "Device total", Unit.DURATION_NS)
 

@@ -16,14 +16,14 @@ _COLUMNS: Final = (
     Column("place", "Line"),
     Column("function", "Function"),
     Column("module", "Module"),
-    Column("share", "Time(%)", Unit.RATIO),
-    Column("samples", "Samples", Unit.COUNT),
-    Column("operators", "Operators", Unit.COUNT),
-    Column("backward_operators", "in backward", Unit.COUNT),
-    Column("waits", "Values read", Unit.COUNT),
-    Column("copies", "Copies", Unit.COUNT),
-    Column("host_tensors", "Host tensors", Unit.COUNT),
-    Column("num_bytes", "Bytes", Unit.BYTES),
+    Column("share", "Time(%)", Unit.RATIO, adds_up=True),
+    Column("samples", "Samples", Unit.COUNT, adds_up=True),
+    Column("operators", "Operators", Unit.COUNT, adds_up=True),
+    Column("backward_operators", "in backward", Unit.COUNT, adds_up=True),
+    Column("waits", "Values read", Unit.COUNT, adds_up=True),
+    Column("copies", "Copies", Unit.COUNT, adds_up=True),
+    Column("host_tensors", "Host tensors", Unit.COUNT, adds_up=True),
+    Column("num_bytes", "Bytes", Unit.BYTES, adds_up=True),
 )
 
 _SAMPLED: Final = (

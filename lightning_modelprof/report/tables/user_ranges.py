@@ -21,7 +21,7 @@ from lightning_modelprof.report.row_order import row_order
 _TITLE: Final = "UserDefined Summary"
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
     Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),

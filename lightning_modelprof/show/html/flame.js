@@ -1,25 +1,42 @@
-
 // Flame graphs. A click or Enter makes a box as wide as the graph; Escape, the button, or the box around all
 // of them shows the whole again. Only what the reader looks at changes: the graph is complete without this.
-class FlameGraph {
+
+/**
+ * @typedef {Object} Box
+ * @property {HTMLElement} element
+ * @property {number} x left edge as a share of the whole graph
+ * @property {number} width share of the whole graph
+ * @property {number} row 0 at the top
+ * @property {boolean} isShown
+ * @property {number} left edge as a share of what is seen
+ * @property {number} right
+ */
+
+export class FlameGraph {
   static roomForText = 24; // points
   static paperWidth = 1000;
 
+  /** @param {HTMLElement} figure */
   constructor(figure) {
-    this.frame = figure.querySelector(".boxes");
-    this.line = figure.querySelector(".about");
-    this.found = figure.querySelector("output");
-    this.reset = figure.querySelector("[data-do=reset]");
+    this.frame = /** @type {HTMLElement} */ (figure.querySelector(".boxes"));
+    this.line = /** @type {HTMLElement} */ (figure.querySelector(".about"));
+    this.found = /** @type {HTMLElement} */ (figure.querySelector("output"));
+    this.reset = /** @type {HTMLButtonElement} */ (figure.querySelector("[data-do=reset]"));
     this.search = figure.querySelector("input");
-    this.boxes = Array.from(this.frame.children, (element) => {
+    const elements = /** @type {HTMLElement[]} */ (Array.from(this.frame.children));
+    /** @type {Box[]} */
+    this.boxes = elements.map((element) => {
+      /** @param {string} name */
       const number = (name) => Number(element.style.getPropertyValue(name));
       element.setAttribute("role", "treeitem");
-      element.setAttribute("aria-level", 1 + number("--y"));
+      element.setAttribute("aria-level", String(1 + number("--y")));
       element.tabIndex = -1;
       const [x, width] = [number("--x"), number("--w")];
       return { element, x, width, row: number("--y"), isShown: true, left: x, right: Math.min(1, x + width) };
     });
+    /** @type {Map<Element | null, Box>} */
     this.boxOf = new Map(this.boxes.map((box) => [box.element, box]));
+    /** @type {Box | null} */
     this.zoomed = null;
     this.isOnPaper = false;
     this.current = this.boxes[0];
@@ -31,9 +48,14 @@ class FlameGraph {
   }
 
   listen() {
-    const boxOf = (event) => this.boxOf.get(event.target.closest(".box"));
+    /** @param {Event} event */
+    const boxOf = (event) => this.boxOf.get(/** @type {Element} */ (event.target).closest(".box"));
+    /** @param {Event} event */
     const look = (event) => this.tell(boxOf(event));
-    this.frame.addEventListener("click", (event) => boxOf(event) && this.zoom(boxOf(event)));
+    this.frame.addEventListener("click", (event) => {
+      const box = boxOf(event);
+      if (box) this.zoom(box);
+    });
     this.frame.addEventListener("pointerover", look);
     this.frame.addEventListener("focusin", look);
     this.frame.addEventListener("pointerleave", () => this.tell(this.boxOf.get(document.activeElement)));
@@ -41,21 +63,27 @@ class FlameGraph {
     this.frame.addEventListener("keydown", (event) => this.press(event));
     this.reset.addEventListener("click", () => this.zoom(null));
     this.search?.addEventListener("input", () => this.find());
-    const print = (isOnPaper) => {
-      this.isOnPaper = isOnPaper;
-      this.show();
-    };
-    addEventListener("beforeprint", () => print(true));
-    addEventListener("afterprint", () => print(false));
   }
 
+  /**
+   * Paper has the whole graph, and no room to look into it.
+   * @param {boolean} isOnPaper
+   */
+  print(isOnPaper) {
+    this.isOnPaper = isOnPaper;
+    this.show();
+  }
+
+  /** @param {Box | undefined} box */
   tell(box) {
+    /** @param {Box} one */
     const about = (one) => one.element.title.replace("\n", ": ");
     const hint = "Point at a box for its time; click it, or press Enter, to look into it.";
     this.line.textContent = box ? about(box) : this.zoomed ? `Zoomed: ${about(this.zoomed)}` : hint;
     this.line.classList.toggle("hint", !box && !this.zoomed);
   }
 
+  /** @param {Box | null} box null shows all */
   zoom(box) {
     this.zoomed = box && box.width < 1 ? box : null;
     this.reset.disabled = this.zoomed === null;
@@ -66,7 +94,7 @@ class FlameGraph {
 
   // Boxes beside the zoomed one vanish; those around it become as wide as the graph.
   show() {
-    const zoomed = this.isOnPaper ? null : this.zoomed; // paper has the whole
+    const zoomed = this.isOnPaper ? null : this.zoomed;
     const points = this.isOnPaper ? FlameGraph.paperWidth : this.frame.clientWidth;
     const { x, width } = zoomed ?? { x: 0, width: 1 };
     const noise = 1e-4; // what rounding leaves of boxes that only touch
@@ -78,8 +106,8 @@ class FlameGraph {
       element.hidden = !box.isShown;
       if (!box.isShown) continue;
       if (left !== box.left || right !== box.right) {
-        element.style.setProperty("--x", left);
-        element.style.setProperty("--w", right - left);
+        element.style.setProperty("--x", String(left));
+        element.style.setProperty("--w", String(right - left));
         Object.assign(box, { left, right });
       }
       element.classList.toggle("narrow", (right - left) * points < FlameGraph.roomForText);
@@ -89,7 +117,8 @@ class FlameGraph {
 
   // Words as in the tables. Boxes in boxes that were found do not count twice.
   find() {
-    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = (this.search?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+    /** @param {Box} box */
     const isFound = (box) => {
       const name = box.element.title.split("\n")[0].toLowerCase(); // and where it is, but no numbers
       return words.every((word) => name.includes(word));
@@ -109,6 +138,7 @@ class FlameGraph {
     this.found.textContent = words.length ? `${found.length.toLocaleString("en")} ${boxes}, ${percent} %` : "";
   }
 
+  /** @param {Box} box */
   choose(box) {
     this.current.element.tabIndex = -1;
     this.current = box;
@@ -117,9 +147,11 @@ class FlameGraph {
     box.element.scrollIntoView({ block: "nearest" });
   }
 
+  /** @param {KeyboardEvent} event */
   press(event) {
-    const box = this.boxOf.get(event.target);
+    const box = this.boxOf.get(/** @type {Element} */ (event.target));
     if (!box) return;
+    /** @type {Record<string, () => void>} */
     const actions = {
       Enter: () => this.zoom(box),
       " ": () => this.zoom(box),
@@ -135,10 +167,12 @@ class FlameGraph {
     actions[event.key]();
   }
 
+  /** @param {Box | undefined} box */
   move(box) {
     if (box) this.choose(box);
   }
 
+  /** @param {Box} box */
   around(box) {
     const middle = box.x + box.width / 2;
     return this.boxes.find(
@@ -146,16 +180,21 @@ class FlameGraph {
     );
   }
 
+  /** @param {Box} box */
   widestIn(box) {
     const inside = this.boxes.filter((other) => other.isShown && this.around(other) === box);
-    return inside.reduce((widest, other) => (widest && widest.width >= other.width ? widest : other), undefined);
+    const most = Math.max(...inside.map((other) => other.width));
+    return inside.find((other) => other.width === most);
   }
 
+  /**
+   * @param {Box} box
+   * @param {number} step
+   * @returns {Box | undefined}
+   */
   beside(box, step) {
     const row = this.boxes.filter((other) => other.isShown && other.row === box.row);
     row.sort((a, b) => a.x - b.x);
     return row[row.indexOf(box) + step];
   }
 }
-
-document.querySelectorAll("figure.flame").forEach((figure) => new FlameGraph(figure));

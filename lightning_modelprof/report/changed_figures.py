@@ -1,0 +1,181 @@
+"""Which figure of each table is compared row by row, and over how many steps it is a sum."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What is compared of a table.
+
+    Attributes:
+        keys: of columns; the first that has numbers on both sides is compared.
+        sum_over: what it is a sum over, which may be longer on one side than on the other; ``None`` for a
+            mean or a figure per step.
+        names: of the columns that say which row is which; ``None`` for the first column alone.
+    """
+
+    keys: tuple[str, ...]
+    sum_over: Literal["window", "run"] | None = None
+    names: tuple[str, ...] | None = None
+
+
+_HOST_SUM: Final = Figure(keys=("host_total_ns",), sum_over="window")
+_DEVICE_SUM: Final = Figure(keys=("device_total_ns",), sum_over="window")
+_OPERATOR_KEYS: Final = ("device_total_ns", "host_self_ns")
+
+FIGURES: Final = {
+    "perf_summary": Figure(keys=("avg",)),
+    "phases": Figure(keys=("avg_ns",)),
+    "callbacks": Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
+    "flops_by_operator": Figure(keys=("flops",)),
+    "model_size": Figure(keys=("bytes",), names=("kind", "dtype")),
+    "memory_by_phase": Figure(keys=("peak",)),
+    "forward_modules": Figure(keys=("macs",)),
+    "forward_operators": Figure(keys=("macs",)),
+    "device_usage": Figure(keys=("value",), names=("name", "figure")),
+    "overview": _HOST_SUM,
+    "model_summary": _HOST_SUM,
+    "distributed": Figure(keys=("step_mean_ns",)),
+    "collectives": Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
+    "operators": Figure(keys=_OPERATOR_KEYS, sum_over="window"),
+    "operators_by_shape": Figure(keys=_OPERATOR_KEYS, sum_over="window", names=("name", "input_shapes")),
+    "kernels": _DEVICE_SUM,
+    "copies": _DEVICE_SUM,
+    "user_ranges": _HOST_SUM,
+    "memory": Figure(keys=("allocated_bytes",), sum_over="window"),
+    "step_breakdown": Figure(keys=("mean",)),
+    "idle": Figure(keys=("total_ns",), sum_over="window"),
+    "host_waits": Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
+    "launches": Figure(keys=("avg_ns",)),
+    "runtime_calls": _HOST_SUM,
+    "dataloader": Figure(keys=("total",), sum_over="window"),
+}
+"""By id of the table, without the number of the window or trace. Others have their first figure compared."""
+
+_CALLS: Final = ("calls", "count", "gaps", "allocations", "num_steps")
+"""Keys of columns that count what the figure is of."""
+
+_NUMBER: Final = re.compile(r"_\d+$")
+
+
+def figure_of(table: Table) -> Figure:
+    """The figure of a table that is compared."""
+    known = FIGURES.get(_NUMBER.sub("", table.id))
+    if known is not None:
+        return known
+    position = first_figure(table)
+    return Figure(
+        keys=() if position is None else (table.columns[position].key,),
+        names=tuple(column.key for column in table.columns if column.unit is Unit.TEXT),
+    )
+
+
+def first_figure(table: Table) -> int | None:
+    """Position of the first average, else the first time, else the first number.
+
+    Totals depend on how long a run was, so they come last.
+    """
+    numbers = [
+        position
+        for position, column in enumerate(table.columns)
+        if column.unit is not Unit.TEXT and any(is_number(row[position]) for row in table.rows)
+    ]
+    averages = [position for position in numbers if "avg" in table.columns[position].key]
+    times = [position for position in numbers if table.columns[position].unit is Unit.DURATION_NS]
+    return next(iter((*averages, *times, *numbers)), None)
+
+
+def calls_column(table: Table) -> Column | None:
+    """The column that counts what the figure is of."""
+    return next((column for key in _CALLS for column in table.columns if column.key == key), None)
+
+
+def is_number(cell: Cell) -> bool:
+    """Whether there is a figure in the cell."""
+    return isinstance(cell, int | float)
+
+
+def num_steps(report: Report, table: Table) -> int | None:
+    """Over how many steps, of all ranks, the compared figure of a table is a sum.
+
+    Args:
+        report: that has the table.
+        table: one of its tables.
+
+    Returns:
+        ``None`` if the figure is no sum, or if the report does not tell.
+    """
+    over = figure_of(table).sum_over
+    if over == "run":
+        steps: int | None = report.sections.get("run", {}).get("num_steps")
+        return steps or None
+    if over is None:
+        return None
+    if table.id.startswith("model_summary"):  # a run has one for each of its windows
+        return _calls_of_step(table)
+    number = _NUMBER.search(table.id)
+    suffix = number.group() if number else ""
+    traces = [one for one in report.sections.get("traces", ()) if one["tables_suffix"] == suffix]
+    if traces:
+        numbers = [len(one["steps"]) for one in traces]
+        return sum(numbers) if all(numbers) else None
+    overview = next((one for one in report.tables if one.id == f"overview{suffix}"), None)
+    return None if overview is None else _calls_of_step(overview)
+
+
+def _calls_of_step(table: Table) -> int | None:
+    """Calls of ProfileStep, the first row."""
+    position = column_position(table, "calls")
+    calls = None if position is None or not table.rows else table.rows[0][position]
+    return calls if isinstance(calls, int) and calls > 0 else None
+
+
+def column_position(table: Table, key: str) -> int | None:
+    """Where a column is; ``None`` without it."""
+    return next((index for index, column in enumerate(table.columns) if column.key == key), None)
+
+
+def heading_of(column: Column) -> str:
+    """What a column is called outside of its table, with its group."""
+    return f"{column.group} {column.label}" if column.group else column.label
+
+
+def comparable(table: Table) -> Table:
+    """The same table with one figure in a row, where a row has several that are worth a comparison.
+
+    Those are the Device Summary and the step time breakdown, of which the mean step is left.
+    """
+    base = _NUMBER.sub("", table.id)
+    if not table.rows or base not in ("device_usage", "step_breakdown"):
+        return table
+    if base == "device_usage":
+        return _one_figure_a_row(table)
+    total, *parts = zip(table.columns[1:], table.rows[0][1:], strict=True)  # the first row is the mean
+    return replace(
+        table,
+        columns=(Column("name", "Part of the step"), Column("mean", "Mean", Unit.DURATION_NS)),
+        rows=(("Step", total[1]), *((column.label, cell) for column, cell in parts)),
+        depths=(0, *[1] * len(parts)),
+        row_units=(),
+    )
+
+
+def _one_figure_a_row(table: Table) -> Table:
+    figures: Sequence[int] = [
+        position for position, column in enumerate(table.columns) if column.unit is not Unit.TEXT
+    ]
+    places = [(row, position) for row in table.rows for position in figures]
+    labels = [table.columns[position].label.removesuffix(" (%)") for _, position in places]
+    return replace(
+        table,
+        columns=(table.columns[0], Column("figure", "Figure"), Column("value", "", Unit.BY_ROW)),
+        rows=tuple((row[0], label, row[at]) for (row, at), label in zip(places, labels, strict=True)),
+        row_units=tuple(table.columns[position].unit for _, position in places),
+    )

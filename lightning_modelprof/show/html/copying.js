@@ -1,0 +1,153 @@
+// Copies of a table for a spreadsheet and for Markdown: the rows that are seen, in the order in which they are.
+
+/**
+ * Make the copy buttons of a table work.
+ * @param {HTMLTableElement} table
+ */
+export function connectCopying(table) {
+  const tools = table.closest(".table")?.querySelector(".tools");
+  const said = tools?.querySelector("output");
+  /** @type {(name: string, write: (table: HTMLTableElement) => {text: string, count: number}) => void} */
+  const on = (name, write) => {
+    tools?.querySelector(`[data-do=${name}]`)?.addEventListener("click", async () => {
+      const { text, count } = write(table);
+      const isDone = await copyText(text);
+      const rows = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
+      if (said) said.textContent = isDone ? `Copied ${rows}` : "The browser does not let this page copy";
+    });
+  };
+  on("csv", tableAsCsv);
+  on("markdown", tableAsMarkdown);
+}
+
+/**
+ * Without navigator.clipboard, as in frames and on pages without TLS, the selection is copied.
+ * @param {string} text
+ * @returns {Promise<boolean>} whether it is in the clipboard
+ */
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copySelection(text);
+  }
+}
+
+/** @param {string} text */
+function copySelection(text) {
+  const focused = document.activeElement;
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.style.cssText = "position:fixed;left:-99rem;top:0";
+  document.body.append(area);
+  area.select();
+  try {
+    return document.execCommand("copy");
+  } catch {
+    return false;
+  } finally {
+    area.remove();
+    if (focused instanceof HTMLElement) focused.focus({ preventScroll: true });
+  }
+}
+
+/**
+ * Quoted as in RFC 4180. Numbers are raw: in the unit that their heading says, ratios as fractions. A tree has
+ * its depth in the first column, grouped rows their group; a heading stands for the rows that are folded into
+ * it, so that nothing is there twice.
+ * @param {HTMLTableElement} table
+ */
+function tableAsCsv(table) {
+  const rows = seenRows(table);
+  const isTree = rows.some((row) => row.dataset.depth);
+  const isGrouped = rows.some(isGroup);
+  const first = isTree ? ["Depth"] : isGrouped ? ["Group"] : [];
+  const lines = [[...first, ...headersOf(table).map((header) => csvText(header.dataset.raw ?? ""))].join(",")];
+  let group = "";
+  for (const row of rows) {
+    const cells = Array.from(row.cells, csvCell);
+    if (isGroup(row)) {
+      group = csvText(row.cells[0].dataset.group ?? "");
+      if (row.querySelector(".twist[aria-expanded=true]")) continue;
+      cells[0] = "";
+    }
+    const before = isTree ? [row.dataset.depth ?? "0"] : isGrouped ? [group] : [];
+    lines.push([...before, ...cells].join(","));
+  }
+  return { text: lines.map((line) => `${line}\n`).join(""), count: lines.length - 1 };
+}
+
+/** @param {HTMLTableCellElement} cell */
+function csvCell(cell) {
+  if (cell.dataset.v !== undefined) return String(Number(cell.dataset.v));
+  if (cell.classList.contains("none")) return ""; // not measured
+  return csvText(cell.dataset.raw ?? wholeText(cell));
+}
+
+/**
+ * A spreadsheet would run a text that begins like a formula; the apostrophe makes it a text.
+ * @param {string} text
+ */
+function csvText(text) {
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]|^\s|\s$/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+/**
+ * The name, where the cell shows a part of it.
+ * @param {HTMLElement} cell
+ */
+function wholeText(cell) {
+  /** @type {HTMLElement | null} */
+  const cut = cell.querySelector(":scope > [title]");
+  return cut?.title || cell.textContent.trim();
+}
+
+/** @param {HTMLTableElement} table */
+function tableAsMarkdown(table) {
+  const headers = headersOf(table);
+  const rule = headers.map((header) => (header.classList.contains("n") ? "---:" : ":---"));
+  const rows = seenRows(table).map((row) => Array.from(row.cells, (cell, place) => markdownCell(row, cell, place)));
+  const lines = [headers.map((header) => markdownText(header.dataset.full ?? "")), rule, ...rows];
+  return { text: lines.map((cells) => `| ${cells.join(" | ")} |\n`).join(""), count: rows.length };
+}
+
+/**
+ * @param {HTMLTableRowElement} row
+ * @param {HTMLTableCellElement} cell
+ * @param {number} place
+ */
+function markdownCell(row, cell, place) {
+  const { group } = cell.dataset;
+  const text = markdownText(cell.textContent.trim());
+  if (place > 0) return text;
+  if (group === undefined) return "&nbsp;&nbsp;".repeat(Number(row.dataset.depth ?? 0)) + text;
+  return `**${markdownText(group)}** (${cell.querySelector(".count")?.textContent})`;
+}
+
+/**
+ * As the report's own Markdown escapes names.
+ * @param {string} text
+ */
+function markdownText(text) {
+  /** @type {Record<string, string>} */
+  const entities = { "&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;" };
+  return text.replace(/[\\`*_{}[\]#|]/g, "\\$&").replace(/[&<>~]/g, (char) => entities[char]);
+}
+
+/** @param {HTMLTableElement} table */
+function seenRows(table) {
+  return Array.from(table.tBodies[0].rows).filter((row) => !row.hidden);
+}
+
+/** @param {HTMLTableElement} table */
+function headersOf(table) {
+  const head = /** @type {HTMLTableSectionElement} */ (table.tHead);
+  return Array.from(head.rows[head.rows.length - 1].cells);
+}
+
+/** @param {HTMLTableRowElement} row */
+function isGroup(row) {
+  return row.classList.contains("group");
+}

@@ -1,0 +1,170 @@
+"""The head of a report as the page shows it: verdict, findings, key figures, notes and files as texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lightning_modelprof.report.model import (
+    Finding,
+    Location,
+    Report,
+    Severity,
+    Status,
+    Table,
+    Unit,
+    Verdict,
+)
+from lightning_modelprof.show.findings import place_of
+from lightning_modelprof.show.format import DASH, format_amount, format_cell, format_duration, one_line
+from lightning_modelprof.show.grid import part_absent
+
+_SEVERITIES: Final = {
+    Severity.CRITICAL: ("critical", "■", "Critical"),
+    Severity.WARNING: ("warning", "▲", "Warning"),
+    Severity.INFO: ("info", "●", "Info"),
+    None: ("unjudged", "○", "Not judged"),
+}
+"""Class, symbol and word, so that neither colour nor sight is needed to tell them apart."""
+
+
+def note_lines(notes: tuple[str, ...]) -> list[str]:
+    """Notes on one line each, without the empty ones."""
+    return [text for note in notes if (text := one_line(" ".join(note.split())))]
+
+
+def fact_lines(report: Report) -> list[tuple[str, str]]:
+    """Label and value of each fact."""
+    return [(one_line(label), one_line(value)) for label, value in report.facts]
+
+
+def absent_lines(tables: Sequence[Table]) -> list[tuple[str, str]]:
+    """Title and reason of the tables without rows; one line without a title where many share a reason."""
+    kept, shared = part_absent([table for table in tables if not table.rows])
+    return [
+        *((one_line(table.title), absent_sentence(table)) for table in kept),
+        *(("", one_line(sentence)) for sentence in shared),
+    ]
+
+
+def absent_sentence(table: Table) -> str:
+    """Why a table has no rows."""
+    return " ".join([f"{one_line(table.absent_reason or '')}.", *note_lines(table.notes)])
+
+
+def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
+    """The first line: its word, its sentence, and how much of the time is accounted for."""
+    if verdict is None:
+        return None
+    accounted = verdict.accounted_ratio
+    return {
+        "kind": one_line(verdict.kind),
+        "word": one_line(verdict.kind).upper().replace("_BOUND", "-BOUND").replace("_", " "),
+        "summary": one_line(verdict.summary),
+        "accounted": ""
+        if accounted is None
+        else f"{format_cell(accounted, Unit.RATIO)} % of the wall time is in named phases.",
+    }
+
+
+def found_views(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """What was found, all texts written."""
+    return [_finding(finding) for finding in findings if finding.status is Status.FOUND]
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    severity, symbol, word = _SEVERITIES[finding.severity]
+    saving = finding.saving_ns_per_step
+    return {
+        "kind": one_line(finding.kind),
+        "severity": severity,
+        "symbol": symbol,
+        "word": word,
+        "title": one_line(finding.title),
+        "summary": one_line(finding.summary),
+        "action": one_line(finding.action),
+        "saving": "" if saving is None else format_duration(saving),
+        "locations": [_location(location) for location in finding.locations],
+        "evidence": [
+            (one_line(item.label), format_amount(item.value, item.unit)) for item in finding.evidence
+        ],
+    }
+
+
+def _location(location: Location) -> dict[str, Any]:
+    """``file:line``, as editors understand it, and where that is."""
+    where = place_of(location)
+    inner = None if location.inner is None else place_of(location.inner)
+    return {"file": where.file, "where": where.where, "inner": inner}
+
+
+def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The rules that found nothing and those that could not say, each with its sentence."""
+    groups = []
+    for status, label in ((Status.CLEAN, "Clean"), (Status.NOT_EVALUATED, "Not evaluated")):
+        rules = [
+            (one_line(finding.title), one_line(finding.summary))
+            for finding in findings
+            if finding.status is status
+        ]
+        if rules:
+            groups.append({"label": label, "rules": rules})
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the numbers at the top."""
+
+    label: str
+    value: str
+    unit: str
+    detail: str
+
+
+def key_figures(sections: Mapping[str, Any]) -> list[Figure]:
+    """The figures that a reader looks for first; those that were not measured are not there."""
+    benchmark = sections.get("benchmark") or {}
+    cost, ips = benchmark.get("batch_cost_ns") or {}, benchmark.get("ips") or {}
+    samples, flops = benchmark.get("samples_per_s") or {}, sections.get("flops") or {}
+    figures = []
+    if "avg" in cost:
+        value, _, unit = format_duration(cost["avg"]).partition(" ")
+        spread = f"p50 {format_duration(cost.get('p50'))}, p99 {format_duration(cost.get('p99'))}"
+        figures.append(Figure("batch_cost", value, unit, spread))
+    if "avg" in ips:
+        rate = f"{format_cell(samples['avg'], Unit.RATE)} {samples['unit']}" if "avg" in samples else ""
+        figures.append(
+            Figure("ips", format_cell(ips["avg"], Unit.RATE), one_line(ips["unit"]), one_line(rate))
+        )
+    if benchmark.get("reader_ratio") is not None:
+        waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} wait for a batch"
+        share = format_cell(benchmark["reader_ratio"], Unit.RATIO)
+        figures.append(Figure("Reader Ratio", share, "%", "" if waiting.startswith(DASH) else waiting))
+    if flops.get("flops_per_s") is not None:
+        value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
+        mfu, matmul = flops.get("mfu"), flops.get("share_of_matmul_rate")
+        detail = f"MFU {format_cell(mfu, Unit.RATIO)} %" if mfu is not None else ""
+        if not detail and matmul is not None:
+            detail = f"{format_cell(matmul, Unit.RATIO)} % of the measured matmul rate"
+        figures.append(Figure("FLOP/s", value, unit, detail))
+    return figures
+
+
+def file_lines(sections: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What lies in the run's folder, or which traces were read, and what each is for."""
+    traces = sections.get("traces") or ()
+    files = [(one_line(str(trace["source"])), "the trace that was analyzed") for trace in traces]
+    if "windows" not in sections:
+        return files
+    files += [
+        ("report.json", "every figure of this page, not rounded, for scripts"),
+        ("report.txt", "the tables as plain text"),
+        ("run.json", "what was measured; lightning-modelprof report derives everything from it again"),
+    ]
+    for window in sections["windows"]:
+        if window.get("trace_file"):
+            what = f"profiler window {window.get('index')}, for Perfetto or chrome://tracing"
+            files.append((one_line(window["trace_file"]), what))
+    return files

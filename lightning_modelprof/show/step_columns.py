@@ -1,0 +1,134 @@
+"""The steps of a run packed for a browser, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.report.profile import StepColumns
+from lightning_modelprof.show.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.html_chart import chart_view
+
+MAX_STEPS: Final = 1_000_000
+"""A browser draws as many without a pause; each takes about 30 bytes."""
+
+MAX_LAYERS: Final = 7
+"""Phases with a layer and a colour of their own, as in the charts of report.html."""
+
+TAG_WORDS: Final = {
+    1: "first of an epoch or dataloader",
+    2: "skip_first",
+    4: "profiler warm-up",
+    8: "recorded by torch.profiler",
+    16: "window closed or archive saved",
+    32: "validation inside",
+    64: "no optimizer step",
+    128: "prefetched while the profiler worked",
+    256: "FLOPs counted or modules timed",
+}
+"""Bit of ``run.records.StepTag`` → what it says of a step."""
+
+_FIRST_OF: Final = ("first of an epoch", "first of a dataloader")
+"""What the benchmark calls the first tag, in a fit and in evaluation loops."""
+
+_DELTAS: Final = frozenset({"step"})
+
+
+def pack_steps(columns: StepColumns) -> bytes:
+    """Pack the newest ``MAX_STEPS`` steps.
+
+    The description holds ``phases`` ([key, label] of each), ``exclusions``, ``tags`` (``TAG_WORDS``),
+    ``layers`` ({label, color, phases}: which phases a layer of the stacked chart is made of, by position, and
+    its colour number, as in report.html), ``unmeasured`` (positions of the phases that some step has no time
+    of) and ``notes``, which says how many older steps are left out.
+    """
+    left_out = max(len(columns.step) - MAX_STEPS, 0)
+    newest = slice(left_out, None)
+    meta: dict[str, Any] = {
+        "phases": [list(phase) for phase in columns.phases],
+        "exclusions": list(columns.exclusions),
+        "tags": {str(bit): word for bit, word in _tag_words(columns).items()},
+        "layers": _layers(columns),
+        "unmeasured": [place for place in range(len(columns.phases)) if not _is_measured(columns, place)],
+        "notes": [f"The newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out."]
+        if left_out
+        else [],
+    }
+    packed = {
+        "step": columns.step[newest],
+        "duration": columns.duration_ns[newest],
+        "samples": columns.samples[newest],
+        "tags": columns.tags[newest],
+        "exclusion": columns.exclusion[newest],
+    }
+    for place in range(len(columns.phases)):
+        packed[f"phase_{place}"] = columns.phases_ns[newest, place]
+    return pack_columns(meta, packed, _DELTAS)
+
+
+def unpack_steps(packed: bytes) -> StepColumns:
+    """The steps that :func:`pack_steps` packed.
+
+    Raises:
+        ValueError: when the bytes are nothing that it made.
+    """
+    meta, columns = unpack_columns(packed)
+    try:
+        phases = tuple((key, label) for key, label in meta["phases"])
+        times = [columns[f"phase_{place}"] for place in range(len(phases))]
+        return StepColumns(
+            step=columns["step"],
+            duration_ns=columns["duration"],
+            samples=columns["samples"],
+            tags=columns["tags"],
+            exclusion=columns["exclusion"],
+            exclusions=tuple(meta["exclusions"]),
+            phases=phases,
+            phases_ns=np.stack(times, axis=1) if times else np.zeros((len(columns["step"]), 0), np.int64),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"these columns hold no steps: {error}") from error
+
+
+def _tag_words(columns: StepColumns) -> dict[int, str]:
+    """The benchmark's own word where it has used one, so that a reason is not said twice in two words."""
+    used = next((word for word in _FIRST_OF if word in columns.exclusions), TAG_WORDS[1])
+    return TAG_WORDS | {1: used}
+
+
+def _is_measured(columns: StepColumns, place: int) -> bool:
+    return bool((columns.phases_ns[:, place] >= 0).all())
+
+
+def _layers(columns: StepColumns) -> list[dict[str, Any]]:
+    """The layers of the chart of all phases: the same ones, with the same colours, as in report.html."""
+    totals = columns.phases_ns.sum(axis=0).tolist()
+    measured = [place for place in range(len(totals)) if _is_measured(columns, place) and totals[place]]
+    largest = sorted(measured, key=lambda place: -totals[place])[:MAX_LAYERS]
+    shown = [[place] for place in measured if place in largest]
+    rest = [place for place in measured if place not in largest]
+    series = [_series(*columns.phases[place], totals[place]) for (place,) in shown]
+    if rest:
+        shown.append(rest)
+        series.append(_series("rest", "Other phases", sum(totals[place] for place in rest)))
+    chart = Chart(
+        id="phases",
+        title="",
+        kind="stacked",
+        x_label="",
+        x=(0.0,),
+        unit=Unit.DURATION_NS,
+        series=tuple(series),
+    )
+    view = chart_view(chart)
+    drawn = () if view is None else view.layers
+    return [
+        {"label": one.label, "color": layer.color, "phases": places}
+        for one, layer, places in zip(series, drawn, shown, strict=True)
+    ]
+
+
+def _series(key: str, label: str, total: float) -> Series:
+    return Series(key=key, label=label, values=(float(total),))

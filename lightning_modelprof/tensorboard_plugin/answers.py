@@ -1,0 +1,149 @@
+"""What the plugin's routes send: lists, views, comparisons and columns, from the stored profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.report.step_columns import timings_of
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.records import StepTimings
+from lightning_modelprof.show.format import one_line
+from lightning_modelprof.show.profile_blob import STEPS, ColumnsBlob, StoredProfile
+from lightning_modelprof.show.step_columns import unpack_steps
+from lightning_modelprof.tensorboard_plugin.comparison import Side, compare_sides
+from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
+from lightning_modelprof.tensorboard_plugin.selection import Selection
+from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
+from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
+
+_NOTHING_TO_COMPARE = (
+    "Both sides are the same, or one has only a window and the other only a run. Choose another run or window"
+    " for Before."
+)
+
+_BEFORE = "before_"
+"""What the arguments of the first selection of a comparison begin with."""
+
+
+class Answers:
+    """Each method answers one route with plain JSON values, or bytes.
+
+    Methods take TensorBoard's request context, the experiment's id and the arguments of the request:
+    ``run``, ``profile`` and ``window`` (tags), ``rank``.
+
+    Args:
+        provider: TensorBoard's ``DataProvider``.
+
+    Raises:
+        ArchiveError: when what was asked for is not there or cannot be read.
+    """
+
+    def __init__(self, provider: Any) -> None:
+        self._profiles = StoredProfiles(provider)
+
+    def profiles(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
+        """All profiles by run, and the views there are."""
+        runs = self._profiles.list(context, experiment)
+        return {
+            "runs": [
+                {"name": run, "profiles": [_entry(entry) for entry in entries]}
+                for run, entries in runs.items()
+            ],
+            "views": [{"key": view.key, "title": view.title} for view in VIEWS],
+        }
+
+    def view(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """One view of a selection as HTML, and the columns that belong to it."""
+        wanted = arguments.get("view", VIEWS[0].key)
+        view = next((view for view in VIEWS if view.key == wanted), None)
+        if view is None:
+            known = ", ".join(view.key for view in VIEWS)
+            raise ArchiveError(f"expected one of the views {known}, got {wanted!r}.")
+        selection = self._select(context, experiment, arguments)
+        columns = selection.columns(view.columns) if view.columns else []
+        return {
+            "title": view.title,
+            "html": render(view, selection),
+            "empty": view.empty,
+            "columns": [{"tag": tag, "kind": blob.kind, "rank": blob.rank} for tag, blob in columns],
+            "words": _words(selection),
+        }
+
+    def compare(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Two selections side by side as HTML; those of the first have the prefix ``before_``."""
+        before = {
+            name.removeprefix(_BEFORE): value for name, value in arguments.items() if name.startswith(_BEFORE)
+        }
+        sides = [self._side(context, experiment, chosen) for chosen in (before, arguments)]
+        reports = compare_sides(*sides)
+        return {
+            "title": "Compare",
+            "html": "".join(render_comparison(report) for report in reports),
+            "empty": _NOTHING_TO_COMPARE,
+        }
+
+    def columns(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
+        """Packed columns of one profile, as they are stored."""
+        wanted = ColumnsBlob(kind=arguments.get("kind", ""), rank=_rank(arguments))
+        run, tag = arguments.get("run", ""), arguments.get("tag", "")
+        return self._profiles.read_columns(context, experiment, run, tag, wanted)
+
+    def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
+        """What every figure means."""
+        return definitions_document()
+
+    def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> Side:
+        selection = self._select(context, experiment, arguments)
+        run = arguments.get("run", "")
+
+        def read_steps() -> StepTimings:
+            wanted = ColumnsBlob(kind=STEPS)
+            packed = self._profiles.read_columns(context, experiment, run, selection.run_tag, wanted)
+            try:
+                return timings_of(unpack_steps(packed))
+            except ValueError as error:
+                raise ArchiveError(f"{run}: its steps cannot be read: {error}.") from error
+
+        return Side(run_name=run, selection=selection, read_steps=read_steps)
+
+    def _select(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> Selection:
+        tags = [arguments.get(name, "") for name in ("profile", "window")]
+        run, window = (self._read(context, experiment, arguments.get("run", ""), tag) for tag in tags)
+        if run is None and window is None:
+            raise ArchiveError("expected a profile of a run or of a window, got none: choose one.")
+        return Selection(run=run, run_tag=tags[0], window=window, window_tag=tags[1], rank=_rank(arguments))
+
+    def _read(self, context: Any, experiment: str, run: str, tag: str) -> StoredProfile | None:
+        return self._profiles.read(context, experiment, run, tag) if tag else None
+
+
+def _rank(arguments: Mapping[str, str]) -> int | None:
+    text = arguments.get("rank", "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise ArchiveError(f"expected the number of a rank, got {text!r}.")
+    return int(text)
+
+
+def _words(selection: Selection) -> dict[str, str]:
+    """What a step and its samples are called in this run."""
+    info = {} if selection.run is None else selection.run.report.sections.get("run", {})
+    loop = loop_of(info.get("loop", ""))
+    return {"step": loop.step, "steps": loop.steps, "samples": one_line(info.get("sample_unit", "samples"))}
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    head = entry.head
+    described = {"tag": entry.tag, "wall_time": entry.wall_time, "problem": entry.problem}
+    if head is None:
+        return described
+    return described | {
+        "kind": head.kind,
+        "loop": head.loop,
+        "window": head.window,
+        "label": one_line(head.label),
+        "ranks": list(head.ranks),
+    }

@@ -1,0 +1,92 @@
+"""The plugin that TensorBoard loads: its routes, each of which answers from what the event files hold.
+
+TensorBoard imports this file at its start, whether there is a profile or not. So what takes time to import is
+imported with the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorboard import plugin_util
+from tensorboard.backend.http_util import Respond
+from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
+from werkzeug.wrappers import Request
+
+from lightning_modelprof.errors import ModelProfError
+
+if TYPE_CHECKING:
+    from lightning_modelprof.tensorboard_plugin.answers import Answers
+
+PLUGIN_NAME: Final = "modelprof"
+"""As in ``show/event_file.py``, which is not imported here."""
+
+_TAB_NAME: Final = "Model Profile"
+_JSON: Final = "application/json"
+_BINARY: Final = "application/octet-stream"
+
+Answer = Callable[[Any, str, Mapping[str, str]], Any]
+"""From TensorBoard's context, the experiment and the request's arguments to what is sent."""
+
+
+class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
+    """Shows the profiles of lightning-modelprof in a tab of TensorBoard.
+
+    Args:
+        context: what TensorBoard gives every plugin.
+    """
+
+    plugin_name = PLUGIN_NAME
+
+    def __init__(self, context: TBContext) -> None:
+        self._provider = context.data_provider
+
+    def get_plugin_apps(self) -> dict[str, Any]:
+        """Route → application."""
+        return {
+            "/static/*": Request.application(_send_static),
+            "/profiles": self._json(lambda: self._answers.profiles),
+            "/view": self._json(lambda: self._answers.view),
+            "/compare": self._json(lambda: self._answers.compare),
+            "/definitions": self._json(lambda: self._answers.definitions),
+            "/columns": self._json(lambda: self._answers.columns, media_type=_BINARY),
+        }
+
+    def is_active(self) -> bool:
+        """Never by itself: TensorBoard turns the tab on when it finds summaries of this plugin."""
+        return False
+
+    def frontend_metadata(self) -> FrontendMetadata:
+        """What TensorBoard needs to show the tab."""
+        return FrontendMetadata(es_module_path="/static/index.js", tab_name=_TAB_NAME)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        from lightning_modelprof.tensorboard_plugin.answers import Answers  # noqa: PLC0415
+
+        return Answers(self._provider)
+
+    def _json(self, find: Callable[[], Answer], media_type: str = _JSON) -> Any:
+        """An application that sends what an answer gives, or in its place what is wrong."""
+
+        @Request.application
+        def application(request: Request) -> Any:
+            context = plugin_util.context(request.environ)
+            experiment = plugin_util.experiment_id(request.environ)
+            try:
+                return Respond(request, find()(context, experiment, request.args), media_type)
+            except ModelProfError as error:
+                return Respond(request, {"error": str(error)}, _JSON, code=404)
+
+        return application
+
+
+def _send_static(request: Request) -> Any:
+    from lightning_modelprof.tensorboard_plugin.static_files import static_files  # noqa: PLC0415
+
+    file = static_files().get(request.path.partition("/static/")[2])
+    if file is None:
+        return Respond(request, "There is no such file.", "text/plain", code=404)
+    return Respond(request, file.content, file.media_type)

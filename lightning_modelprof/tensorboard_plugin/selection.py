@@ -1,0 +1,92 @@
+"""What the reader of the dashboard has chosen, and where each part of a view comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
+from lightning_modelprof.show.profile_blob import ColumnsBlob, StoredProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A run, one of its windows, and perhaps a rank.
+
+    Attributes:
+        run: the profile of a whole loop; ``None`` when only traces are there.
+        run_tag: its name.
+        window: the profile of one profiler window; ``None`` when there is none.
+        window_tag: its name.
+        rank: the rank to show alone; ``None`` for all together.
+    """
+
+    run: StoredProfile | None = None
+    run_tag: str = ""
+    window: StoredProfile | None = None
+    window_tag: str = ""
+    rank: int | None = None
+
+    @property
+    def run_report(self) -> Report | None:
+        """Of the run, or of the chosen rank of it."""
+        return _of_rank(self.run, self.rank)
+
+    @property
+    def window_report(self) -> Report | None:
+        """Of the window, or of the chosen rank of it."""
+        return _of_rank(self.window, self.rank)
+
+    @property
+    def main_report(self) -> Report:
+        """Whose verdict, facts and notes are shown: the run's if there is one.
+
+        Raises:
+            ValueError: when nothing is chosen.
+        """
+        report = self.run_report or self.window_report
+        if report is None:
+            raise ValueError("a selection of nothing")
+        return report
+
+    def tables(self, ids: Iterable[str]) -> list[Table]:
+        """The tables of these ids, as far as there are any; the window's rather than the run's."""
+        return [table for one in ids if (table := self.table(one)) is not None]
+
+    def table(self, id: str) -> Table | None:  # noqa: A002  # it is called so in a report
+        """The table of this id; one with rows rather than one without."""
+        found = [table for report in self._reports() for table in report.tables if table.id == id]
+        return next((table for table in found if table.rows), found[0] if found else None)
+
+    def chart(self, id: str) -> Chart | None:  # noqa: A002
+        """The chart of this id."""
+        charts = (chart for report in self._reports() for chart in report.charts)
+        return next((chart for chart in charts if chart.id == id), None)
+
+    def flame(self, id: str) -> FlameGraph | None:  # noqa: A002
+        """The flame graph of this id."""
+        flames = (flame for report in self._reports() for flame in report.flames)
+        return next((flame for flame in flames if flame.id == id), None)
+
+    def columns(self, kind: str) -> list[tuple[str, ColumnsBlob]]:
+        """Tag and description of the packed columns of a kind, of the chosen rank if there are several."""
+        places = ((self.run_tag, self.run), (self.window_tag, self.window))
+        found = [
+            (tag, blob)
+            for tag, profile in places
+            if profile is not None
+            for blob in profile.columns
+            if blob.kind == kind
+        ]
+        of_rank = [(tag, blob) for tag, blob in found if blob.rank == self.rank]
+        return of_rank or found
+
+    def _reports(self) -> list[Report]:
+        """Where parts are looked for: what was recorded of a window first, as it is more of a window."""
+        return [report for report in (self.window_report, self.run_report) if report is not None]
+
+
+def _of_rank(profile: StoredProfile | None, rank: int | None) -> Report | None:
+    if profile is None:
+        return None
+    return profile.report if rank is None else profile.rank_reports.get(rank, profile.report)

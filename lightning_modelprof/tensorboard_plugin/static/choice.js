@@ -1,0 +1,98 @@
+// From what stands in the address to what is shown: a choice that is missing or gone becomes the nearest sensible one.
+
+/** @typedef {import("./link.js").Choice} Choice */
+/** @typedef {import("./server.js").Contents} Contents */
+/** @typedef {import("./server.js").Profile} Profile */
+/** @typedef {import("./server.js").Run} Run */
+
+/** Names in the address of what is compared with. */
+export const BEFORE = "before_";
+
+/**
+ * Profiles of a run of one kind, the newest last.
+ * @param {Run | undefined} run
+ * @param {"run" | "window"} kind
+ */
+export function profilesOf(run, kind) {
+  return run?.profiles.filter((profile) => profile.kind === kind) ?? [];
+}
+
+/**
+ * Windows that belong to a loop: those whose tag begins as the run's does.
+ * @param {Run | undefined} run
+ * @param {string} profile tag of the chosen loop; "" for all
+ */
+export function windowsOf(run, profile) {
+  const folder = profile.slice(0, profile.lastIndexOf("/") + 1);
+  const windows = profilesOf(run, "window");
+  return profile === "" ? windows : windows.filter(({ tag }) => tag.slice(0, tag.lastIndexOf("/") + 1) === folder);
+}
+
+/**
+ * The same choice with nothing missing and nothing that is not there.
+ * @param {Choice} choice
+ * @param {Contents} contents
+ * @param {string} prefix of the names: "" or BEFORE
+ * @returns {Choice}
+ */
+export function complete(choice, contents, prefix = "") {
+  const wanted = (/** @type {string} */ name) => choice[prefix + name] ?? "";
+  const run = contents.runs.find(({ name }) => name === wanted("run")) ?? defaultRun(contents.runs, choice, prefix);
+  const loops = profilesOf(run, "run");
+  const profile = nearest(loops, wanted("profile"));
+  const windows = windowsOf(run, profile?.tag ?? "");
+  const isSameRun = prefix === BEFORE && run?.name === choice.run;
+  const window = nearest(windows, wanted("window") || (isSameRun ? (windowBefore(windows, choice.window) ?? "") : ""));
+  const ranks = (window ?? profile)?.ranks ?? [];
+  const rank = ranks.some((one) => String(one) === wanted("rank")) ? wanted("rank") : "";
+  return {
+    ...choice,
+    [`${prefix}run`]: run?.name ?? "",
+    [`${prefix}profile`]: profile?.tag ?? "",
+    [`${prefix}window`]: window?.tag ?? "",
+    [`${prefix}rank`]: rank,
+  };
+}
+
+/**
+ * To look at the newest run; to compare with, the newest of the others, if there is one.
+ * @param {Run[]} runs
+ * @param {Choice} choice
+ * @param {string} prefix
+ */
+function defaultRun(runs, choice, prefix) {
+  const others = prefix === BEFORE ? runs.filter(({ name }) => name !== choice.run) : [];
+  return newestRun(others.length ? others : runs);
+}
+
+/**
+ * @param {Profile[]} windows
+ * @param {string | undefined} tag
+ */
+function windowBefore(windows, tag) {
+  return windows[windows.findIndex((window) => window.tag === tag) - 1]?.tag;
+}
+
+/**
+ * The run that was written to last: what somebody who has just trained wants to see.
+ * @param {Run[]} runs
+ * @returns {Run | undefined}
+ */
+function newestRun(runs) {
+  const time = (/** @type {Run} */ run) => Math.max(...run.profiles.map((profile) => profile.wall_time));
+  return runs.reduce(
+    (best, run) => (best === undefined || time(run) >= time(best) ? run : best),
+    /** @type {Run | undefined} */ (undefined),
+  );
+}
+
+/**
+ * The wanted one, else the newest: of a fit, if there is one, since the validation after it is shorter.
+ * @param {Profile[]} profiles
+ * @param {string} tag
+ * @returns {Profile | undefined}
+ */
+function nearest(profiles, tag) {
+  const fits = profiles.filter(({ loop }) => loop === "fit");
+  return profiles.find((profile) => profile.tag === tag) ?? (fits.length ? fits : profiles).at(-1);
+}

@@ -1,0 +1,55 @@
+// The drawings that need the packed columns: the steps of a run and the timeline of a trace.
+
+import { unpackColumns } from "./columns.js";
+import { make } from "./dom.js";
+import { askColumns } from "./server.js";
+import { mountSteps } from "./steps/steps.js";
+import { mountTimeline } from "./timeline/view.js";
+
+/** @typedef {import("./link.js").Choice} Choice */
+/** @typedef {{destroy: () => void}} Drawing */
+/** @typedef {{tag: string, kind: string, rank: number | null}} Columns */
+
+const DRAWINGS = {
+  steps: { mount: mountSteps, name: "at_steps" },
+  timeline: { mount: mountTimeline, name: "at_time" },
+};
+
+/**
+ * Fetch columns and draw them.
+ * @param {HTMLElement} container
+ * @param {Columns} columns
+ * @param {import("./steps/readout.js").Words} words what a step and its samples are called
+ * @param {Choice} choice what is drawn, and which part of it the reader looks at
+ * @param {(changes: Choice) => void} remember
+ * @param {() => boolean} isWanted whether the reader still waits for it
+ * @returns {Promise<Drawing | null>}
+ */
+export async function draw(container, columns, words, choice, remember, isWanted) {
+  const { mount, name } = DRAWINGS[/** @type {"steps" | "timeline"} */ (columns.kind)];
+  container.append(make("p", { class: "waiting", role: "status" }, "Loading…"));
+  const packed = await askColumns({
+    run: choice.run,
+    tag: columns.tag,
+    kind: columns.kind,
+    rank: columns.rank === null ? "" : String(columns.rank),
+  });
+  const unpacked = await unpackColumns(packed);
+  if (!isWanted()) return null;
+  container.replaceChildren();
+  return mount(container, unpacked, {
+    initial: parse(choice[name]),
+    onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
+    title: `${choice.run} ${columns.tag}`,
+    words,
+  });
+}
+
+/** @param {string | undefined} text */
+function parse(text) {
+  try {
+    return text ? JSON.parse(text) : undefined;
+  } catch {
+    return undefined; // a link that somebody mistyped
+  }
+}

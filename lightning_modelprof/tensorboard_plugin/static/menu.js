@@ -1,0 +1,96 @@
+// The bar at the side: which run, which window, which rank, and which view.
+
+import { profilesOf, windowsOf } from "./choice.js";
+import { chooser, make } from "./dom.js";
+
+/** @typedef {import("./link.js").Choice} Choice */
+/** @typedef {import("./server.js").Contents} Contents */
+/** @typedef {import("./server.js").Profile} Profile */
+
+/**
+ * The lists to choose a run, a loop, a window and a rank from; a list of one is left out.
+ * @param {Choice} choice complete
+ * @param {Contents} contents
+ * @param {string} prefix of the names: "" or BEFORE
+ * @param {(changes: Choice) => void} change
+ * @returns {HTMLElement[]}
+ */
+export function makeChoosers(choice, contents, prefix, change) {
+  const run = contents.runs.find(({ name }) => name === choice[`${prefix}run`]);
+  const loops = profilesOf(run, "run");
+  const windows = windowsOf(run, choice[`${prefix}profile`]);
+  const shown = [...windows, ...loops].find(
+    ({ tag }) => tag === (choice[`${prefix}window`] || choice[`${prefix}profile`]),
+  );
+  const ranks = (shown?.ranks ?? []).map((rank) => ({ value: String(rank), text: `rank ${rank}` }));
+  const lists = [
+    { label: "Run", name: "run", options: contents.runs.map(({ name }) => ({ value: name, text: name })) },
+    { label: "Loop", name: "profile", options: loops.map((one) => option(one, loopName(one))) },
+    { label: "Window", name: "window", options: windows.map((one) => option(one, `${one.window}: ${one.label}`)) },
+    { label: "Rank", name: "rank", options: ranks.length ? [{ value: "", text: "all together" }, ...ranks] : [] },
+  ];
+  return lists
+    .filter(({ name, options }) => options.length > (name === "profile" ? 1 : 0))
+    .map(({ label, name, options }) =>
+      chooser(label, options, choice[prefix + name], (value) => change({ [prefix + name]: value })),
+    );
+}
+
+/**
+ * @param {Profile} profile
+ * @param {string} text
+ */
+function option(profile, text) {
+  return { value: profile.tag, text };
+}
+
+/** @param {Profile} profile */
+function loopName(profile) {
+  const folder = profile.tag.split("/")[0]; // a second fit with the same logger has a folder of its own
+  return `${profile.loop}: ${profile.label}${folder === "modelprof" ? "" : ` (${folder})`}`;
+}
+
+/**
+ * Which profiles of a run cannot be read, and why.
+ * @param {Choice} choice
+ * @param {Contents} contents
+ * @returns {HTMLElement[]}
+ */
+export function makeProblems(choice, contents) {
+  const run = contents.runs.find(({ name }) => name === choice.run);
+  const broken = run?.profiles.filter(({ problem }) => problem) ?? [];
+  return broken.map(({ tag, problem }) => make("p", { class: "problem", role: "status" }, `${tag}: ${problem}`));
+}
+
+/**
+ * The list of views.
+ * @param {Contents} contents
+ * @param {string} shown key of the view that is shown
+ * @param {(key: string) => void} choose
+ */
+export function makeViewList(contents, shown, choose) {
+  const items = contents.views.map(({ key, title }, place) => {
+    const button = make(
+      "button",
+      { type: "button", title: place < 10 ? `${title} (key ${(place + 1) % 10})` : title, onclick: () => choose(key) },
+      title,
+    );
+    if (key === shown) button.setAttribute("aria-current", "page");
+    return make("li", {}, button);
+  });
+  return make("nav", { "aria-label": "Views" }, make("ul", {}, ...items));
+}
+
+/**
+ * The digits choose a view, unless the reader is writing.
+ * @param {Contents} contents
+ * @param {(key: string) => void} choose
+ */
+export function listenToDigits(contents, choose) {
+  document.addEventListener("keydown", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (event.ctrlKey || event.altKey || event.metaKey || target.closest("input, select, textarea")) return;
+    const place = "1234567890".indexOf(event.key);
+    if (place >= 0 && place < contents.views.length) choose(contents.views[place].key);
+  });
+}

@@ -1,0 +1,69 @@
+// Questions to the plugin's own routes. Nothing else is ever asked.
+
+/**
+ * @typedef {Object} Profile one entry of a run: the whole of a loop, or one window of it
+ * @property {string} tag
+ * @property {number} wall_time seconds since 1970
+ * @property {string} problem why it cannot be read; "" if it can
+ * @property {"run" | "window"} [kind]
+ * @property {string} [loop]
+ * @property {number | null} [window]
+ * @property {string} [label]
+ * @property {number[]} [ranks]
+ */
+
+/**
+ * @typedef {Object} Run
+ * @property {string} name
+ * @property {Profile[]} profiles
+ */
+
+/**
+ * @typedef {Object} Contents
+ * @property {Run[]} runs
+ * @property {{key: string, title: string}[]} views
+ */
+
+/**
+ * @typedef {Object} ViewAnswer
+ * @property {string} title
+ * @property {string} html
+ * @property {string} empty what to do when there is nothing
+ * @property {{tag: string, kind: string, rank: number | null}[]} [columns]
+ * @property {import("./steps/readout.js").Words} words what a step and its samples are called
+ */
+
+/**
+ * @param {string} route
+ * @param {Record<string, string>} parameters those that are "" are left out
+ */
+async function ask(route, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "");
+  let response;
+  try {
+    response = await fetch(`./${route}?${new URLSearchParams(given)}`);
+  } catch {
+    throw new Error("TensorBoard does not answer. Is it still running?");
+  }
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => ({}));
+  throw new Error(answer.error ?? `TensorBoard answered with the status ${response.status}.`);
+}
+
+/**
+ * A JSON answer.
+ * @param {string} route
+ * @param {Record<string, string>} [parameters]
+ */
+export async function askJson(route, parameters = {}) {
+  return (await ask(route, parameters)).json();
+}
+
+/**
+ * Packed columns.
+ * @param {Record<string, string>} parameters
+ * @returns {Promise<ArrayBuffer>}
+ */
+export async function askColumns(parameters) {
+  return (await ask("columns", parameters)).arrayBuffer();
+}

@@ -1,0 +1,112 @@
+// What is said of the steps of a range: figures, histogram and tables.
+
+import { DASH, formatCount, formatDuration } from "../format.js";
+import { make } from "../dom.js";
+import { Histogram } from "./histogram.js";
+import { causesOfSlowness, rangeFigures, slowestSteps } from "./statistics.js";
+import { causesTable, slowestTable } from "./tables.js";
+import { formatRate, formatShare } from "./words.js";
+
+/** @typedef {import("./data.js").Steps} Steps */
+/** @typedef {import("./readout.js").Words} Words */
+/** @typedef {import("./statistics.js").Figures} Figures */
+
+const MOST_ROWS = 20;
+const FEW = 10;
+
+/** Everything below the charts of a run. */
+export class RangePanel {
+  /**
+   * @param {Steps} steps
+   * @param {Words} words
+   * @param {() => import("./palette.js").Palette} palette
+   * @param {(step: number) => void} onChoose
+   */
+  constructor(steps, words, palette, onChoose) {
+    this.steps = steps;
+    this.words = words;
+    this.onChoose = onChoose;
+    this.histogram = new Histogram(palette, words);
+    this.figures = make("dl", { class: "figures" });
+    this.about = make("p", { class: "note" });
+    this.causes = make("section", { class: "table steps-causes" });
+    this.slowest = make("section", { class: "table steps-slowest" });
+    const pair = make("div", { class: "steps-pair" }, this.histogram.element, this.causes);
+    this.element = make("div", { class: "steps-range", "aria-busy": "false" }, this.figures, this.about, pair, this.slowest);
+  }
+
+  /**
+   * @param {number} first
+   * @param {number} last inclusive
+   * @param {boolean} onlyClean whether the slowest steps are clean ones
+   */
+  draw(first, last, onlyClean) {
+    const figures = rangeFigures(this.steps, first, last);
+    this.drawFigures(figures);
+    this.histogram.draw(figures);
+    this.drawCauses(figures, first, last);
+    this.drawSlowest(figures, first, last, onlyClean);
+  }
+
+  /** @param {Figures} figures */
+  drawFigures(figures) {
+    const { words, steps } = this;
+    const wanted = [
+      [words.steps, formatCount(figures.steps)],
+      ["clean", formatCount(figures.clean)],
+      ["mean", formatDuration(figures.mean)],
+      ["p50", formatDuration(figures.p50)],
+      ["p99", formatDuration(figures.p99)],
+      [`${words.steps}/s`, formatRate(figures.stepsPerS)],
+      [`${words.samples}/s`, formatRate(figures.samplesPerS)],
+      ["Reader Ratio", formatShare(figures.readerRatio)],
+    ];
+    this.figures.replaceChildren(
+      ...wanted.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, text)))),
+    );
+    const few = figures.clean < FEW ? ` With fewer than ${FEW} of them they are of little worth.` : "";
+    const unknown = figures.clean && figures.samplesPerS === null
+      ? ` ${words.samples}/s is ${DASH}: the number of ${words.samples} of some clean ${words.step} is not known.`
+      : "";
+    const place = figures.steps === steps.count ? "the run" : "the range";
+    this.about.textContent =
+      `Times, rates and Reader Ratio are of the clean ${words.steps} of ${place}, as in the Perf Summary.${few}${unknown}`;
+  }
+
+  /**
+   * @param {Figures} figures
+   * @param {number} first
+   * @param {number} last
+   */
+  drawCauses({ p90, clean }, first, last) {
+    const { words } = this;
+    const causes = p90 === null ? null : causesOfSlowness(this.steps, first, last, p90);
+    const title = make("h2", {}, `What makes slow ${words.steps} slow`);
+    if (!causes) {
+      const why = clean ? `No clean ${words.step} took longer than p90.` : `No clean ${words.step} in this range.`;
+      this.causes.replaceChildren(title, make("p", { class: "note" }, why));
+      return;
+    }
+    const [slow, others] = [causes.slow, causes.others].map(formatCount);
+    const about =
+      `Means of a phase over the ${slow} clean ${words.steps} that took longer than p90 (${formatDuration(p90)}) and over the ${others} others.`;
+    this.causes.replaceChildren(title, make("p", { class: "note" }, about), causesTable(causes, words));
+  }
+
+  /**
+   * @param {Figures} figures
+   * @param {number} first
+   * @param {number} last
+   * @param {boolean} onlyClean
+   */
+  drawSlowest({ p50 }, first, last, onlyClean) {
+    const { words } = this;
+    const slowest = slowestSteps(this.steps, first, last, MOST_ROWS, onlyClean);
+    const title = make("h2", {}, `Slowest ${onlyClean ? "clean " : ""}${words.steps}`);
+    const about = slowest.length
+      ? `The ${slowest.length} slowest of the range; click one to zoom to it. The median is that of the clean ${words.steps}.`
+      : `No clean ${words.step} in this range.`;
+    this.slowest.replaceChildren(title, make("p", { class: "note" }, about));
+    if (slowest.length) this.slowest.append(slowestTable(this.steps, slowest, p50, words, this.onChoose));
+  }
+}

@@ -1,0 +1,111 @@
+// The stacked chart: bars of the layers, pale where steps were left out of the benchmark.
+
+/** @typedef {import("./bins.js").Points} Points */
+/** @typedef {import("./plot.js").Plot} Plot */
+
+/**
+ * @typedef {Object} Stack
+ * @property {Points} points
+ * @property {Float64Array} center place of each point on the x axis
+ * @property {Float64Array[]} layers those that are shown, the lowest first
+ * @property {string[]} colors of them
+ * @property {string} page colour of the background
+ * @property {string} shade colour of the shading
+ */
+
+const WIDE = 6; // pixels from which on bars have a gap between them
+const GAP = 0.12;
+const SHADE = 0.16;
+const FADE = 0.5;
+
+/**
+ * Heights of all shown layers together.
+ * @param {Points} points
+ * @param {Float64Array[]} layers
+ */
+export function stackHeights(points, layers) {
+  const heights = new Float64Array(points.count.length);
+  for (const layer of layers) {
+    for (let point = 0; point < heights.length; point += 1) heights[point] += layer[point];
+  }
+  return heights;
+}
+
+/**
+ * Paint the stacks into a chart.
+ * @param {Plot} plot
+ * @param {Stack} stack
+ */
+export function paintStack({ chart }, { points, center, layers, colors, page, shade }) {
+  const { ctx, bbox } = chart;
+  const edges = edgesOf(chart, points, center);
+  const [top, bottom] = [bbox.top, bbox.top + bbox.height];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.fillStyle = shade;
+  shadeLeftOut(ctx, points, edges, top, bottom, SHADE);
+  const floor = new Float64Array(center.length);
+  layers.forEach((layer, place) => {
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = colors[place];
+    for (let point = 0; point < floor.length; point += 1) {
+      if (!(layer[point] > 0)) continue;
+      const low = Math.round(chart.valToPos(floor[point], "y", true));
+      floor[point] += layer[point];
+      const high = Math.round(chart.valToPos(floor[point], "y", true));
+      const [left, width] = bar(edges, point);
+      ctx.fillRect(left, high, width, low - high);
+    }
+  });
+  ctx.fillStyle = page;
+  shadeLeftOut(ctx, points, edges, top, bottom, FADE);
+  ctx.restore();
+}
+
+/**
+ * Cover points by how many of their steps were left out.
+ * @param {CanvasRenderingContext2D} ctx
+ * @param {Points} points
+ * @param {Float64Array} edges
+ * @param {number} top
+ * @param {number} bottom
+ * @param {number} alpha where all were left out
+ */
+function shadeLeftOut(ctx, { leftOut }, edges, top, bottom, alpha) {
+  for (let point = 0; point < leftOut.length; point += 1) {
+    if (!leftOut[point]) continue;
+    // One left-out step of very many must still be seen.
+    ctx.globalAlpha = alpha * (0.4 + 0.6 * leftOut[point]);
+    ctx.fillRect(edges[point], top, Math.max(1, edges[point + 1] - edges[point]), bottom - top);
+  }
+}
+
+/**
+ * Where points begin, and at last where the last one ends, in pixels of the canvas.
+ * @param {uPlot} chart
+ * @param {Points} points
+ * @param {Float64Array} center
+ */
+function edgesOf(chart, points, center) {
+  const edges = new Float64Array(center.length + 1);
+  for (let point = 0; point < center.length; point += 1) {
+    const half = (points.end[point] - points.start[point]) / 2;
+    edges[point] = Math.round(chart.valToPos(center[point] - half, "x", true));
+    edges[point + 1] = Math.round(chart.valToPos(center[point] + half, "x", true));
+  }
+  return edges;
+}
+
+/**
+ * Left edge and width of a bar.
+ * @param {Float64Array} edges
+ * @param {number} point
+ * @returns {[number, number]}
+ */
+function bar(edges, point) {
+  const place = edges[point + 1] - edges[point];
+  const gap = place >= WIDE * devicePixelRatio ? Math.max(1, Math.round((GAP * place) / 2)) : 0;
+  return [edges[point] + gap, Math.max(1, place - 2 * gap)];
+}

@@ -1,0 +1,290 @@
+// The view Steps: every step of a run, to zoom into.
+
+import { StepCharts } from "./charts.js";
+import { Steps } from "./data.js";
+import { make } from "../dom.js";
+import { Legend } from "./legend.js";
+import { readPalette } from "./palette.js";
+import { RangePanel } from "./range_panel.js";
+import { describePoint } from "./readout.js";
+import { Zoom } from "./zoom.js";
+
+/** @typedef {import("./readout.js").Words} Words */
+
+/**
+ * @typedef {Object} State what a link to this view holds
+ * @property {[number, number] | null} range numbers of the first and last step; null for all
+ * @property {boolean} clean whether only clean steps are shown
+ * @property {string[]} hidden keys of the layers that are not shown
+ */
+
+/**
+ * @typedef {Object} Options
+ * @property {(state: State) => void} [onChange]
+ * @property {Partial<State>} [initial] what a link says
+ * @property {Words} [words] what a step and its samples are called; an evaluation loop has batches
+ */
+
+const AROUND = 15; // steps shown on either side of one that was clicked
+const PAUSE = 80; // ms without a change after which the figures are worked out anew
+
+const KEYS = "Arrow keys move the cursor, with Shift they pan; plus and minus zoom; Escape shows all.";
+
+/**
+ * Show the steps of a run.
+ * @param {HTMLElement} container
+ * @param {import("../columns.js").Unpacked} unpacked what show/step_columns.py packed
+ * @param {Options} [options]
+ * @returns {{destroy: () => void, state: () => State}}
+ */
+export function mountSteps(container, unpacked, options = {}) {
+  const steps = new Steps(unpacked);
+  const words = options.words ?? { step: "step", steps: "steps", samples: "samples" };
+  if (!steps.count) {
+    const text = `No ${words.step} ran to its end, so there is nothing to draw. Let the loop run for longer, or see in the notes of the Overview why it ended.`;
+    const empty = make("p", { class: "note steps-empty" }, text);
+    container.append(empty);
+    return { destroy: () => empty.remove(), state: () => ({ range: null, clean: false, hidden: [] }) };
+  }
+  const view = new StepsView(container, steps, words, options);
+  return { destroy: () => view.destroy(), state: () => view.state() };
+}
+
+/**
+ * The state of a link, which anybody may have mistyped.
+ * @param {any} initial
+ * @returns {State}
+ */
+function readState(initial) {
+  const { range, clean, hidden } = initial ?? {};
+  const isRange = Array.isArray(range) && range.length === 2 && range.every(Number.isFinite);
+  return {
+    range: isRange ? /** @type {[number, number]} */ (range) : null,
+    clean: clean === true,
+    hidden: Array.isArray(hidden) ? hidden : [],
+  };
+}
+
+class StepsView {
+  /**
+   * @param {HTMLElement} container
+   * @param {Steps} steps
+   * @param {Words} words
+   * @param {Options} options
+   */
+  constructor(container, steps, words, { onChange, initial }) {
+    this.steps = steps;
+    this.words = words;
+    this.onChange = onChange;
+    this.zoom = new Zoom(steps.count);
+    const { range, clean, hidden } = readState(initial);
+    if (range) this.zoom.set(steps.placeOf(range[0]), steps.placeOf(range[1]));
+    /** @type {number | null} */
+    this.cursor = null;
+    const palette = () => this.palette;
+    this.legend = new Legend(steps.layers, hidden, () => this.changed());
+    this.charts = new StepCharts(steps, words, palette, {
+      onCursor: (point) => this.look(point),
+      onSelect: (first, last) => this.show(first, last),
+      onReset: () => this.reset(),
+    });
+    this.panel = new RangePanel(steps, words, palette, (step) => this.showStep(step));
+    this.clean = make("input", { type: "checkbox" });
+    this.clean.checked = clean;
+    this.all = make("button", { type: "button" }, `Show all ${words.steps}`);
+    this.place = make("output");
+    this.readout = make("p", { class: "steps-readout", "aria-live": "polite" });
+    this.root = this.build();
+    container.append(this.root);
+    this.palette = readPalette(this.root);
+    this.charts.mount();
+    this.panel.histogram.mount();
+    this.listen();
+    this.draw();
+  }
+
+  build() {
+    const { charts, words, steps, legend } = this;
+    const label = `Phases of each ${words.step} and throughput. ${KEYS}`;
+    this.field = make(
+      "div",
+      { class: "steps-field", tabindex: "0", role: "application", "aria-label": label },
+      charts.stackHost,
+      make("h2", {}, `Throughput (${charts.rateName})`),
+      charts.rateNote,
+      charts.rateHost,
+    );
+    const unmeasured = steps.phases.filter((phase) => !phase.isMeasured).map((phase) => phase.label);
+    const notes = [...steps.notes];
+    if (unmeasured.length) notes.push(`Not measured, and in no layer: ${unmeasured.join(", ")}.`);
+    const rest = steps.layers.find((layer) => layer.key === "rest");
+    if (rest) notes.push(`Other phases: ${rest.phases.map((phase) => steps.phases[phase].label).join(", ")}.`);
+    return make(
+      "div",
+      { class: "steps" },
+      make(
+        "div",
+        { class: "tools" },
+        make("label", {}, this.clean, ` clean ${words.steps} only`),
+        this.all,
+        this.place,
+        make("span", { class: "steps-keys" }, `Drag to zoom, double click for all. ${KEYS}`),
+      ),
+      make(
+        "section",
+        { class: "steps-chart" },
+        make("h2", {}, `Phases of each ${words.step}`),
+        charts.note,
+        ...notes.map((note) => make("p", { class: "note" }, note)),
+        legend.element,
+        this.readout,
+        this.field,
+      ),
+      this.panel.element,
+    );
+  }
+
+  listen() {
+    this.clean.addEventListener("change", () => this.changed());
+    this.all.addEventListener("click", () => this.reset());
+    this.field?.addEventListener("keydown", (event) => this.press(event));
+    this.repaint = () => {
+      this.palette = readPalette(this.root);
+      this.charts.repaint();
+      this.panel.histogram.plot?.repaint();
+    };
+    document.addEventListener("themechange", this.repaint);
+    let width = this.root.clientWidth;
+    this.observer = new ResizeObserver(() => {
+      if (this.root.clientWidth === width || !this.root.clientWidth) return;
+      width = this.root.clientWidth;
+      this.charts.resize();
+      this.panel.histogram.plot?.resize();
+      this.draw();
+    });
+    this.observer.observe(this.root);
+  }
+
+  /** @param {KeyboardEvent} event */
+  press(event) {
+    const action = this.actionOf(event);
+    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    action();
+  }
+
+  /**
+   * @param {KeyboardEvent} event
+   * @returns {(() => void) | null}
+   */
+  actionOf({ key, shiftKey }) {
+    const direction = key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0;
+    if (direction) return shiftKey ? () => this.move(() => this.zoom.pan(direction / 4)) : () => this.moveCursor(direction);
+    if (key === "Home") return () => this.moveCursor(-Infinity);
+    if (key === "End") return () => this.moveCursor(Infinity);
+    if (key === "+" || key === "=") return () => this.move(() => this.zoom.scale(0.5, this.center()));
+    if (key === "-" || key === "_") return () => this.move(() => this.zoom.scale(2, this.center()));
+    return key === "Escape" ? () => this.reset() : null;
+  }
+
+  /** The step that keeps its place when the range grows or shrinks. */
+  center() {
+    const { points } = this.charts;
+    if (this.cursor === null) return (this.zoom.first + this.zoom.last) / 2;
+    return (points.start[this.cursor] + points.end[this.cursor] - 1) / 2;
+  }
+
+  /** @param {number} by */
+  moveCursor(by) {
+    const most = this.charts.points.count.length - 1;
+    const from = this.cursor ?? (by > 0 ? -1 : most + 1);
+    this.charts.setCursor(Math.max(0, Math.min(most, from + by)));
+  }
+
+  /** @param {number | null} point */
+  look(point) {
+    const { points } = this.charts;
+    this.cursor = point === null || point >= points.count.length ? null : point;
+    const at = this.cursor;
+    this.readout.textContent = at === null ? "" : describePoint(this.steps, points, at, this.words);
+    this.legend.show(at === null ? null : points.layers.map((layer) => layer[at]));
+  }
+
+  /**
+   * Zoom to one step and stay at it.
+   * @param {number} step
+   */
+  showStep(step) {
+    this.zoom.set(step - AROUND, step + AROUND);
+    this.changed();
+    const point = Math.floor((step - this.zoom.first) / this.charts.points.size);
+    queueMicrotask(() => this.charts.setCursor(point)); // uPlot sets its scales in a microtask of its own
+    this.field?.focus({ preventScroll: true });
+    this.root.scrollIntoView({ block: "start" });
+  }
+
+  /**
+   * @param {number} first
+   * @param {number} last
+   */
+  show(first, last) {
+    this.move(() => this.zoom.set(Math.max(0, first), Math.min(this.steps.count - 1, last)));
+  }
+
+  reset() {
+    this.move(() => this.zoom.reset());
+  }
+
+  /**
+   * Change the range; the cursor stays at its step.
+   * @param {() => void} change
+   */
+  move(change) {
+    const step = this.cursor === null ? null : Math.floor(this.center());
+    change();
+    this.changed();
+    if (step === null) return;
+    const { first, last } = this.zoom;
+    const isSeen = step >= first && step <= last;
+    const point = isSeen ? Math.floor((step - first) / this.charts.points.size) : null;
+    queueMicrotask(() => this.charts.setCursor(point));
+  }
+
+  changed() {
+    this.draw();
+    this.onChange?.(this.state());
+  }
+
+  /** Draw the charts now, and work out the figures when nothing changed for a moment. */
+  draw() {
+    const { zoom, steps } = this;
+    this.charts.draw(zoom, this.legend.shown(), this.clean.checked);
+    this.all.disabled = zoom.isWhole;
+    this.place.value = `${this.words.steps} ${steps.number[zoom.first]} to ${steps.number[zoom.last]}`;
+    this.panel.element.setAttribute("aria-busy", "true");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      this.panel.draw(zoom.first, zoom.last, this.clean.checked);
+      this.panel.element.setAttribute("aria-busy", "false");
+    }, PAUSE);
+  }
+
+  /** @returns {State} */
+  state() {
+    const { zoom, steps } = this;
+    return {
+      range: zoom.isWhole ? null : [steps.number[zoom.first], steps.number[zoom.last]],
+      clean: this.clean.checked,
+      hidden: Array.from(this.legend.hidden),
+    };
+  }
+
+  destroy() {
+    clearTimeout(this.timer);
+    if (this.repaint) document.removeEventListener("themechange", this.repaint);
+    this.observer?.disconnect();
+    this.charts.destroy();
+    this.panel.histogram.plot?.destroy();
+    this.root.remove();
+  }
+}

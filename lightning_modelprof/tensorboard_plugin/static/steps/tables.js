@@ -1,0 +1,82 @@
+// The tables of a range: its slowest steps, and what slow steps spend their time on.
+
+import { DASH, formatDuration } from "../format.js";
+import { make } from "../dom.js";
+import { formatShare } from "./words.js";
+
+/** @typedef {import("./data.js").Steps} Steps */
+/** @typedef {import("./statistics.js").Cause} Cause */
+/** @typedef {import("./readout.js").Words} Words */
+
+/**
+ * @param {string[]} names of the columns; the first heads the rows
+ * @param {string} textColumn name of the one that holds no numbers
+ * @param {Node[]} rows
+ */
+function table(names, textColumn, rows) {
+  const heads = names.map((name, place) =>
+    make("th", { scope: "col", ...(place && name !== textColumn ? { class: "n" } : {}) }, name),
+  );
+  const head = make("thead", {}, make("tr", {}, ...heads));
+  return make("div", { class: "scroll", tabindex: "0" }, make("table", {}, head, make("tbody", {}, ...rows)));
+}
+
+/**
+ * @param {string} text
+ */
+function numberCell(text) {
+  return make("td", { class: text === DASH ? "n none" : "n" }, text);
+}
+
+/**
+ * The slowest steps with their phases.
+ * @param {Steps} steps
+ * @param {number[]} slowest
+ * @param {number | null} median time of a clean step of the range, in ns
+ * @param {Words} words
+ * @param {(step: number) => void} onChoose
+ */
+export function slowestTable(steps, slowest, median, words, onChoose) {
+  const totals = steps.phases.map((_, phase) => slowest.reduce((sum, step) => sum + (steps.time(phase, step) ?? 0), 0));
+  const shown = totals.map((_, phase) => phase).filter((phase) => totals[phase]);
+  shown.sort((a, b) => totals[b] - totals[a]); // what made them slow stands first
+  const rows = slowest.map((step) => {
+    const button = make("button", { type: "button", class: "link" }, String(steps.number[step]));
+    const row = make(
+      "tr",
+      { class: "steps-row" },
+      make("th", { scope: "row" }, button),
+      numberCell(formatDuration(steps.duration[step])),
+      numberCell(median ? `${(steps.duration[step] / median).toFixed(2)} ×` : DASH),
+      make("td", {}, steps.reason(step)),
+      ...shown.map((phase) => numberCell(formatDuration(steps.time(phase, step)))),
+    );
+    row.addEventListener("click", () => onChoose(step)); // a press of the button is a click on its row
+    return row;
+  });
+  const names = [words.step, "time", "times the median", LEFT_OUT, ...shown.map((phase) => steps.phases[phase].label)];
+  return table(names, LEFT_OUT, rows);
+}
+
+const LEFT_OUT = "left out because";
+
+/**
+ * What makes slow steps slow.
+ * @param {{step: Cause, phases: Cause[]}} causes
+ * @param {Words} words
+ */
+export function causesTable({ step, phases }, words) {
+  const rows = [...phases, { ...step, label: `The whole ${words.step}` }].map((cause) =>
+    make(
+      "tr",
+      cause.key === "step" ? { class: "steps-sum" } : {},
+      make("th", { scope: "row" }, cause.label),
+      numberCell(formatDuration(cause.slow)),
+      numberCell(formatDuration(cause.others)),
+      numberCell(cause.more !== null && cause.more > 0 ? `+${formatDuration(cause.more)}` : formatDuration(cause.more)),
+      numberCell(formatShare(cause.share)),
+    ),
+  );
+  const names = ["phase", "slow", "others", "difference", "share of it"];
+  return table(names, "", rows);
+}

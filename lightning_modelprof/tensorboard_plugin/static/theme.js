@@ -1,0 +1,24 @@
+// Light or dark, as TensorBoard is; alone, as the system says.
+
+const DARK = "dark-mode"; // a class of TensorBoard's body
+
+/** @returns {HTMLElement | null} */
+function outerBody() {
+  try {
+    return window.parent === window ? null : window.parent.document.body;
+  } catch {
+    return null; // embedded in a page from elsewhere
+  }
+}
+
+/** Follow the theme from now on; drawings hear of a change by the event "themechange". */
+export function followTheme() {
+  const body = outerBody();
+  const follow = () => {
+    document.documentElement.dataset.theme = body ? (body.classList.contains(DARK) ? "dark" : "light") : "auto";
+    document.dispatchEvent(new CustomEvent("themechange"));
+  };
+  if (body) new MutationObserver(follow).observe(body, { attributeFilter: ["class"] });
+  else matchMedia("(prefers-color-scheme: dark)").addEventListener("change", follow);
+  follow();
+}

@@ -1,0 +1,37 @@
+// Where the time axis has its marks, and what they say.
+
+/** @type {[number, string][]} nanoseconds, name */
+const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]];
+const ROOM = 95; // pixels from mark to mark
+const MOST_DIGITS = 5;
+
+/** @typedef {{base: string, marks: {time: number, label: string}[]}} Axis `base`: what the marks count from, or "" */
+
+/**
+ * @param {import("./viewport.js").Viewport} viewport
+ * @returns {Axis}
+ */
+export function axisOf({ begin, end, first, perPixel }) {
+  const step = niceStep(ROOM * perPixel);
+  const [scale, unit] = UNITS.find(([ns]) => step >= ns) ?? [1, "ns"];
+  // Far from the trace's begin the digits of all marks would be the same but the last ones.
+  const isLong = (end - first) / scale >= 10 ** MOST_DIGITS;
+  const block = scale * 1000;
+  const base = isLong ? Math.floor((begin - first) / block) * block : 0;
+  const marks = [];
+  for (let at = Math.ceil((begin - first) / step); first + at * step <= end; at += 1) {
+    const value = Math.round((at * step - base) / scale);
+    marks.push({ time: first + at * step, label: `${isLong ? "+" : ""}${value.toLocaleString("en")} ${unit}` });
+  }
+  const decimals = Math.max(0, 9 - Math.round(Math.log10(block)));
+  return { base: isLong ? `${(base / 1e9).toFixed(decimals)} s` : "", marks };
+}
+
+/**
+ * The least of 1, 2, 5, 10, 20, ... that is not below.
+ * @param {number} ns
+ */
+function niceStep(ns) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, ns)));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= ns - 1e-9 * power) ?? 10 * power;
+}

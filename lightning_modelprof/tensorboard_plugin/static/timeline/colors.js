@@ -1,0 +1,154 @@
+// Colours of slices: the category's, in a shade that the name decides.
+
+const SHADES = [-0.18, 0.18, 0, 0.34, -0.3, 0.1, 0.26, -0.09]; // towards black or white
+const LEVELS = 16; // of paleness, by how much of a pixel is busy
+const PALEST = 0.3;
+const DIMMED = 0.16;
+
+/** @type {Record<string, number>} which --c of the page; any other category gets one by its name */
+const BASES = {
+  operator: 3, "runtime call": 1, kernel: 4, communication: 5, memcpy: 7, memset: 7, synchronization: 6,
+  module: 2, "python function": 2, phase: 6, "data loading": 5,
+  step: 0, "user range": 0, "device range": 0, "profiler overhead": 0, other: 0,
+};
+
+/** @typedef {[number, number, number]} Rgb 0 to 255 */
+
+export class Palette {
+  /**
+   * @param {HTMLElement} element whose theme counts
+   * @param {string[]} categories
+   * @param {string[]} names
+   */
+  constructor(element, categories, names) {
+    this.shades = Uint8Array.from(names, (name) => hash(name) % SHADES.length);
+    this.bases = categories.map(baseOf);
+    this.page = this.raised = this.counterLine = this.counterArea = 0;
+    this.pixels = new Uint32Array(this.bases.length * SHADES.length * LEVELS);
+    this.dimmed = new Uint32Array(this.pixels.length); // what was not searched for
+    /** @type {string[]} by colour: black or white */
+    this.texts = [];
+    /** @type {Record<string, string>} */
+    this.css = {};
+    this.read(element);
+  }
+
+  /**
+   * Take the colours of the page as they are now.
+   * @param {HTMLElement} element
+   */
+  read(element) {
+    const probe = document.createElement("span");
+    element.append(probe);
+    /** @param {string} name */
+    const css = (name) => {
+      probe.style.color = `var(${name})`;
+      return numbers(getComputedStyle(probe).color);
+    };
+    const page = css("--page");
+    this.page = packed(page);
+    this.raised = packed(css("--raised"));
+    this.counterLine = packed(css("--c2"));
+    this.counterArea = packed(mixed(page, css("--c2"), 0.35));
+    this.css = Object.fromEntries(
+      ["page", "raised", "line", "text", "dim", "link", "bar"].map((name) => [name, text(css(`--${name}`))])
+    );
+    this.texts = [];
+    this.bases.forEach((base, category) => {
+      const color = css(`--c${base}`);
+      SHADES.forEach((shade, place) => {
+        const full = mixed(color, shade < 0 ? [0, 0, 0] : [255, 255, 255], Math.abs(shade));
+        this.texts.push(textOn(full));
+        for (let level = 0; level < LEVELS; level += 1) {
+          const share = PALEST + ((1 - PALEST) * level) / (LEVELS - 1);
+          const at = (category * SHADES.length + place) * LEVELS + level;
+          this.pixels[at] = packed(mixed(page, full, share));
+          this.dimmed[at] = packed(mixed(page, full, share * DIMMED));
+        }
+      });
+    });
+    probe.remove();
+  }
+
+  /**
+   * The colour of a slice, as a number of this palette.
+   * @param {number} category
+   * @param {number} name
+   */
+  colorOf(category, name) {
+    return category * SHADES.length + this.shades[name];
+  }
+
+  /**
+   * Where in `pixels` a colour stands that fills such a share of a pixel.
+   * @param {number} color
+   * @param {number} share 0 to 1
+   */
+  pixelOf(color, share) {
+    return color * LEVELS + Math.round(Math.min(1, Math.max(0, share)) * (LEVELS - 1));
+  }
+}
+
+/** @param {string} category */
+function baseOf(category) {
+  return Object.hasOwn(BASES, category) ? BASES[category] : 1 + (hash(category) % 7);
+}
+
+/**
+ * FNV-1a.
+ * @param {string} name
+ */
+function hash(name) {
+  let value = 0x811c9dc5;
+  for (let place = 0; place < name.length; place += 1) {
+    value = Math.imul(value ^ name.charCodeAt(place), 0x01000193);
+  }
+  return (value ^ (value >>> 15)) >>> 0;
+}
+
+/**
+ * @param {string} color as browsers write computed colours
+ * @returns {Rgb}
+ */
+function numbers(color) {
+  const found = color.match(/[\d.]+/g)?.map(Number) ?? [];
+  const scale = color.startsWith("color(") ? 255 : 1;
+  return [(found[0] ?? 0) * scale, (found[1] ?? 0) * scale, (found[2] ?? 0) * scale];
+}
+
+/**
+ * @param {Rgb} color
+ * @param {Rgb} other
+ * @param {number} share of the other
+ * @returns {Rgb}
+ */
+function mixed(color, other, share) {
+  const [red, green, blue] = color.map((value, place) => value + (other[place] - value) * share);
+  return [red, green, blue];
+}
+
+/** @param {Rgb} color */
+function text([red, green, blue]) {
+  return `rgb(${Math.round(red)} ${Math.round(green)} ${Math.round(blue)})`;
+}
+
+/**
+ * As ImageData holds it on a little-endian machine, which all that run browsers are.
+ * @param {Rgb} color
+ */
+function packed([red, green, blue]) {
+  return ((255 << 24) | (Math.round(blue) << 16) | (Math.round(green) << 8) | Math.round(red)) >>> 0;
+}
+
+/**
+ * Black or white, whichever has more contrast (WCAG); one of them always has at least 4.5.
+ * @param {Rgb} color
+ */
+export function textOn(color) {
+  const [red, green, blue] = color.map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000" : "#fff";
+}

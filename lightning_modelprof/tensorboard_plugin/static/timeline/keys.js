@@ -1,0 +1,167 @@
+// The keyboard: everything that the pointer can do.
+
+import { button, element } from "./dom.js";
+import { firstFrom } from "./range_max.js";
+
+/** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
+
+const ZOOM = 1.4;
+const PAN = 0.12; // of the width
+
+const HELP = [
+  ["W, S", "zoom in, out at the pointer (also Ctrl or ⌘ with the wheel)"],
+  ["A, D", "earlier, later (also drag, or Shift with the wheel)"],
+  ["← → ↑ ↓", "select the slice before, after, around, inside"],
+  ["Enter, F", "zoom to the selected slice (also double click)"],
+  ["L", "from a kernel to what launched it, and back"],
+  ["R", "select the time of the selected slice, without one the time in view"],
+  ["Z", "zoom to the selected time"],
+  ["[ ]", "zoom to the step before, after"],
+  ["0", "the whole trace"],
+  ["/", "search; Enter and Shift+Enter go through the matches"],
+  ["N, P", "next, previous match"],
+  ["Escape", "select nothing"],
+  ["?", "this list"],
+];
+
+/**
+ * @param {TimelineView} view
+ * @param {AbortSignal} signal
+ */
+export function listenToKeys(view, signal) {
+  const { canvas, help } = view.parts;
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = actions(view)[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }, { signal });
+  const rows = HELP.map(([keys, text]) => element("div", {}, element("dt", { text: keys }), element("dd", { text })));
+  help.append(element("h3", { text: "Keys" }), element("dl", {}, ...rows), button("Close", () => help.close()));
+}
+
+/**
+ * @param {TimelineView} view
+ * @returns {Record<string, () => void>}
+ */
+function actions(view) {
+  const { viewport, selected, slices, parts } = view;
+  /** @type {[number, number]} */
+  const time = selected >= 0 ? [slices.begin[selected], slices.end[selected]] : [viewport.begin, viewport.end];
+  const still = view.pointed ?? (selected >= 0 ? time[0] : (time[0] + time[1]) / 2); // stays where it is in a zoom
+  const at = Math.min(viewport.width, Math.max(0, viewport.xOf(still)));
+  /** @param {number} factor */
+  const zoom = (factor) => {
+    viewport.zoom(factor, at);
+    view.changed();
+  };
+  /** @param {number} share */
+  const pan = (share) => {
+    viewport.pan(Math.round(share * viewport.width));
+    view.changed();
+  };
+  return {
+    w: () => zoom(1 / ZOOM), s: () => zoom(ZOOM), "+": () => zoom(1 / ZOOM), "-": () => zoom(ZOOM),
+    a: () => pan(-PAN), d: () => pan(PAN),
+    ArrowLeft: () => move(view, beside(view, -1)), ArrowRight: () => move(view, beside(view, 1)),
+    ArrowUp: () => move(view, above(view)), ArrowDown: () => move(view, below(view)),
+    Enter: () => view.zoomToSlice(selected), f: () => view.zoomToSlice(selected),
+    l: () => selected >= 0 && move(view, linked(view)),
+    r: () => view.setRange(time),
+    z: () => view.range && view.zoomTo(...view.range),
+    "[": () => toStep(view, -1), "]": () => toStep(view, 1),
+    "0": () => view.showAll(), Home: () => view.showAll(),
+    "/": () => parts.search.focus(),
+    n: () => view.nextFound(1), p: () => view.nextFound(-1),
+    Escape: () => {
+      view.setRange(null);
+      view.select(-1);
+    },
+    "?": () => parts.help.showModal(),
+  };
+}
+
+/**
+ * @param {TimelineView} view
+ * @param {number} index -1 stays
+ */
+function move(view, index) {
+  if (index >= 0) view.jumpTo(index);
+}
+
+/**
+ * @param {TimelineView} view
+ * @param {number} direction
+ */
+function beside(view, direction) {
+  const { slices, selected } = view;
+  if (selected < 0) return first(view);
+  const row = slices.rowOf(selected);
+  const index = selected + direction;
+  return index >= row.first && index < row.last ? index : -1;
+}
+
+/**
+ * Where to begin: the first slice in view.
+ * @param {TimelineView} view
+ */
+function first({ layout, slices, viewport }) {
+  for (const { row } of layout.rows) {
+    const index = slices.mostIn(row, viewport.begin, viewport.end);
+    if (index >= 0) return firstFrom(slices.begin, row.first, index, viewport.begin);
+  }
+  return -1;
+}
+
+/** @param {TimelineView} view */
+function above(view) {
+  const { slices, selected } = view;
+  if (selected < 0) return first(view);
+  const parent = slices.parentOf(selected);
+  return parent >= 0 ? parent : nearby(view, -1);
+}
+
+/** @param {TimelineView} view */
+function below(view) {
+  const { slices, selected } = view;
+  if (selected < 0) return first(view);
+  const [child, last] = slices.childrenOf(selected);
+  return child < last ? child : nearby(view, 1);
+}
+
+/**
+ * The slice of the next lane that is nearest in time.
+ * @param {TimelineView} view
+ * @param {1 | -1} direction
+ */
+function nearby({ slices, selected, layout }, direction) {
+  const { lane } = slices.rowOf(selected);
+  const tops = layout.rows.filter(({ row }) => row.depth === 0).map(({ row }) => row);
+  const row = tops[tops.findIndex((one) => one.lane === lane) + direction];
+  if (!row) return -1;
+  const time = slices.begin[selected];
+  const after = firstFrom(slices.begin, row.first, row.last, time);
+  const candidates = [after - 1, after].filter((index) => index >= row.first && index < row.last);
+  /** @param {number} index */
+  const distance = (index) => Math.max(slices.begin[index] - time, time - slices.end[index], 0);
+  return candidates.reduce((best, index) => (best < 0 || distance(index) < distance(best) ? index : best), -1);
+}
+
+/** @param {TimelineView} view */
+function linked({ slices, selected }) {
+  const launcher = slices.launch[selected];
+  return launcher >= 0 ? launcher : slices.launchesOf(selected)[0] ?? -1;
+}
+
+/**
+ * @param {TimelineView} view
+ * @param {1 | -1} direction
+ */
+function toStep(view, direction) {
+  const { steps } = view.slices;
+  const { begin, end } = view.viewport;
+  const middle = (begin + end) / 2;
+  const step = direction > 0 ? steps.find((one) => one.begin > middle) : steps.findLast((one) => one.end <= middle);
+  if (step) view.zoomTo(step.begin, step.end);
+}

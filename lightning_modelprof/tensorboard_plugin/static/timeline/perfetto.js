@@ -1,0 +1,71 @@
+// Hands a trace to Perfetto's page in a new tab, in the way that page documents. The trace goes from tab to tab in
+// this browser; nothing is asked of that host unless a reader presses the button.
+
+const ORIGIN = "https://ui.perfetto.dev";
+const EVERY_MS = 100;
+const PATIENCE_MS = 30_000;
+
+/**
+ * @param {() => Promise<Blob>} build makes the trace; called once the tab is open
+ * @param {string} title
+ * @param {(message: string) => void} say
+ * @param {number} patienceMs how long the other tab has to answer
+ * @returns {() => void} stops waiting
+ */
+export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
+  const opened = window.open(ORIGIN);
+  if (!opened) {
+    say("The browser did not open a new tab. Allow pop-ups for this page, or download the trace.");
+    return () => {};
+  }
+  const tab = opened;
+  say("Waiting for Perfetto…");
+  const built = build();
+  let isOver = false;
+  const asking = setInterval(() => tab.postMessage("PING", ORIGIN), EVERY_MS);
+  const patience = setTimeout(() => {
+    stop();
+    say(`${ORIGIN} did not answer. Download the trace and open it there.`);
+  }, patienceMs);
+
+  function stop() {
+    isOver = true;
+    clearInterval(asking);
+    clearTimeout(patience);
+    removeEventListener("message", hear);
+  }
+
+  /** @param {MessageEvent} event */
+  async function hear(event) {
+    if (event.source !== tab || event.origin !== ORIGIN || event.data !== "PONG" || isOver) return;
+    stop();
+    try {
+      const buffer = await (await built).arrayBuffer();
+      tab.postMessage({ perfetto: { buffer, title } }, ORIGIN, [buffer]);
+      say("The trace was handed to Perfetto.");
+    } catch (error) {
+      say(`The trace could not be made: ${error instanceof Error ? error.message : error}`);
+    }
+  }
+
+  addEventListener("message", hear);
+  built.catch((error) => {
+    if (isOver) return;
+    stop();
+    say(`The trace could not be made: ${error.message}`);
+  });
+  return stop;
+}
+
+/**
+ * Save a file as if it had been downloaded.
+ * @param {Blob} blob
+ * @param {string} name
+ */
+export function saveFile(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the browser may still be asking where to
+}

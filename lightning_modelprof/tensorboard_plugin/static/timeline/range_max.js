@@ -1,0 +1,101 @@
+// Which of some neighbouring numbers is the largest, without looking at all of them.
+
+const FANOUT = 16;
+
+export class RangeMax {
+  /** @param {ArrayLike<number>} values */
+  constructor(values) {
+    this.values = values;
+    /** @type {Int32Array[]} each: where the largest of every FANOUT of the level below stands */
+    this.levels = [];
+    let count = values.length;
+    while (count > FANOUT) {
+      const below = this.levels.at(-1);
+      const above = new Int32Array(Math.ceil(count / FANOUT));
+      for (let block = 0; block < above.length; block += 1) {
+        const to = Math.min(count, (block + 1) * FANOUT);
+        let best = below ? below[block * FANOUT] : block * FANOUT;
+        for (let place = block * FANOUT + 1; place < to; place += 1) {
+          const index = below ? below[place] : place;
+          if (values[index] > values[best]) best = index;
+        }
+        above[block] = best;
+      }
+      this.levels.push(above);
+      count = above.length;
+    }
+  }
+
+  /**
+   * Where the largest value of [from, to) stands; -1 when the range is empty.
+   * @param {number} from
+   * @param {number} to
+   */
+  largest(from, to) {
+    const { values, levels } = this;
+    let best = -1;
+    let largest = -Infinity;
+    for (let level = -1; from < to; level += 1) {
+      const below = level < 0 ? null : levels[level];
+      const isTop = level + 1 === levels.length;
+      const isShort = to - from < 2 * FANOUT;
+      // What does not fill a block is looked at here, the full blocks one level up.
+      const stop = isTop || isShort ? to : Math.ceil(from / FANOUT) * FANOUT;
+      for (; from < stop; from += 1) {
+        const index = below ? below[from] : from;
+        if (values[index] > largest) largest = values[(best = index)];
+      }
+      const restart = isTop || isShort ? to : Math.floor(to / FANOUT) * FANOUT;
+      for (let place = restart; place < to; place += 1) {
+        const index = below ? below[place] : place;
+        if (values[index] > largest) largest = values[(best = index)];
+      }
+      from = Math.ceil(from / FANOUT);
+      to = isTop || isShort ? from : restart / FANOUT;
+    }
+    return best;
+  }
+}
+
+/**
+ * The first place in [from, to) whose value is above the limit, else `to`. Looks near `from` first.
+ * @param {Float64Array} values ascending
+ * @param {number} from
+ * @param {number} to
+ * @param {number} limit
+ */
+export function firstAbove(values, from, to, limit) {
+  if (from >= to || values[from] > limit) return from;
+  let stride = 1;
+  while (from + stride < to && values[from + stride] <= limit) stride *= 2;
+  let low = from + stride / 2; // at most the limit, or `from`
+  let high = Math.min(to, from + stride);
+  low = Math.max(from, Math.floor(low));
+  while (high - low > 1) {
+    const middle = (low + high) >>> 1;
+    if (values[middle] > limit) high = middle;
+    else low = middle;
+  }
+  return high;
+}
+
+/**
+ * The first place in [from, to) whose value is at least the limit, else `to`. Looks near `from` first.
+ * @param {ArrayLike<number>} values ascending
+ * @param {number} from
+ * @param {number} to
+ * @param {number} limit
+ */
+export function firstFrom(values, from, to, limit) {
+  if (from >= to || values[from] >= limit) return from;
+  let stride = 1;
+  while (from + stride < to && values[from + stride] < limit) stride *= 2;
+  let low = Math.max(from, from + (stride >> 1));
+  let high = Math.min(to, from + stride);
+  while (high - low > 1) {
+    const middle = (low + high) >>> 1;
+    if (values[middle] >= limit) high = middle;
+    else low = middle;
+  }
+  return high;
+}

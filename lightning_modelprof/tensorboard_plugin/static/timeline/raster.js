@@ -1,0 +1,115 @@
+// Draws a row of slices as one line of pixels. What it costs is bounded by the pixels and by the slices in view,
+// whichever are fewer: neighbours that share a pixel are never looked at one by one.
+
+import { firstAbove, firstFrom } from "./range_max.js";
+
+/** @typedef {import("./slices.js").Slices} Slices */
+/** @typedef {import("./slices.js").Row} Row */
+/** @typedef {import("./colors.js").Palette} Palette */
+/** @typedef {{begin: number, perPixel: number}} Scale of device pixels */
+
+const WIDE = 4; // pixels; from here on a slice has an edge that parts it from one that it touches
+
+/**
+ * Each pixel has the colour of the slice that takes most of it, and is paler the less of it slices take.
+ * @param {Uint32Array} line the pixels; those without slices are left as they are
+ * @param {Slices} slices
+ * @param {Row} row
+ * @param {Scale} scale
+ * @param {Palette} palette
+ * @param {Uint32Array} colors of the palette: as they are, or dimmed
+ * @param {(index: number, x: number, stop: number) => void} onRun told of each slice that fills whole pixels
+ */
+export function drawRow(line, slices, row, { begin: origin, perPixel }, palette, colors, onRun) {
+  const { begin, end, category, name } = slices;
+  const width = line.length;
+  let index = firstAbove(end, row.first, row.last, origin);
+  for (let x = 0; x < width; ) {
+    const from = origin + x * perPixel;
+    const to = origin + (x + 1) * perPixel;
+    index = firstAbove(end, index, row.last, from);
+    if (index === row.last) return;
+    if (begin[index] >= to) {
+      x = Math.max(x + 1, Math.floor((begin[index] - origin) / perPixel));
+    } else if (begin[index] <= from && end[index] >= to) {
+      const stop = Math.min(width, Math.max(x + 1, Math.floor((end[index] - origin) / perPixel)));
+      const color = palette.colorOf(category[index], name[index]);
+      line.fill(colors[palette.pixelOf(color, 1)], x, stop);
+      const touches = index > row.first && begin[index] > from - perPixel && end[index - 1] > from - perPixel;
+      if (stop - x >= WIDE && touches) line[x] = colors[palette.pixelOf(color, 0)];
+      onRun(index, x, stop);
+      x = stop;
+    } else {
+      const last = firstFrom(begin, index, row.last, to);
+      const most = slices.mostOf(index, last, from, to);
+      const share = slices.busyIn(index, last, from, to) / perPixel;
+      line[x] = colors[palette.pixelOf(palette.colorOf(category[most], name[most]), share)];
+      x += 1;
+    }
+  }
+}
+
+/**
+ * Slices that are to be seen however short they are, as those that were searched for: a pixel at least.
+ * @param {Uint32Array} line
+ * @param {Slices} slices
+ * @param {Int32Array} found places of slices of one row, ascending
+ * @param {Scale} scale
+ * @param {Palette} palette
+ * @param {(index: number, x: number, stop: number) => void} onRun told of each slice that is drawn
+ */
+export function drawFound(line, slices, found, { begin: origin, perPixel }, palette, onRun) {
+  const { begin, end, category, name } = slices;
+  const width = line.length;
+  let place = firstWhere(found, 0, (index) => end[index] > origin);
+  while (place < found.length) {
+    const index = found[place];
+    const x = Math.max(0, Math.floor((begin[index] - origin) / perPixel));
+    if (x >= width) return;
+    const stop = Math.min(width, Math.max(x + 1, Math.floor((end[index] - origin) / perPixel)));
+    const color = palette.colorOf(category[index], name[index]);
+    line.fill(palette.pixels[palette.pixelOf(color, 1)], x, stop);
+    if (stop - x >= WIDE) line[x] = palette.pixels[palette.pixelOf(color, 0)];
+    onRun(index, x, stop);
+    const next = origin + stop * perPixel;
+    place = firstWhere(found, place + 1, (other) => end[other] > next);
+  }
+}
+
+/**
+ * The first place from `from` on for which it is true; it stays true once it is. Looks near `from` first.
+ * @param {Int32Array} found
+ * @param {number} from
+ * @param {(index: number) => boolean} isTrue
+ */
+function firstWhere(found, from, isTrue) {
+  if (from >= found.length || isTrue(found[from])) return from;
+  let stride = 1;
+  while (from + stride < found.length && !isTrue(found[from + stride])) stride *= 2;
+  let low = from + (stride >> 1);
+  let high = Math.min(found.length, from + stride);
+  while (high - low > 1) {
+    const middle = (low + high) >>> 1;
+    if (isTrue(found[middle])) high = middle;
+    else low = middle;
+  }
+  return high;
+}
+
+/**
+ * The highest value a counter has in each pixel, NaN before its first.
+ * @param {import("./slices.js").Counter} counter
+ * @param {number} width
+ * @param {Scale} scale
+ */
+export function counterHeights({ times, values, highest }, width, { begin: origin, perPixel }) {
+  const heights = new Float64Array(width).fill(NaN);
+  let next = firstAbove(times, 0, times.length, origin); // the first value after the pixel's begin
+  for (let x = 0; x < width; x += 1) {
+    const to = origin + (x + 1) * perPixel;
+    const first = Math.max(0, next - 1); // what holds at the pixel's begin
+    next = firstFrom(times, next, times.length, to);
+    if (next > first) heights[x] = values[highest.largest(first, next)];
+  }
+  return heights;
+}

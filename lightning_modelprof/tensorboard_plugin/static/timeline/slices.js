@@ -1,0 +1,195 @@
+// What a trace holds: slices in rows, and questions about them. Nothing here draws.
+//
+// All times are nanoseconds on the clock of the columns. Slices are known by their place in the columns.
+
+import { RangeMax, firstAbove, firstFrom } from "./range_max.js";
+
+/** @typedef {{lane: number, depth: number, first: number, last: number}} Row its slices are [first, last) */
+/** @typedef {{label: string, group: string, isDevice: boolean, rows: Row[]}} Lane */
+/** @typedef {{label: string, group: string, unit: string, times: Float64Array, values: Float64Array, highest: RangeMax, least: number, most: number}} Counter `least`, `most`: of its values and 0 */
+/** @typedef {{number: number, begin: number, end: number}} Step */
+
+export class Slices {
+  /** @param {import("../columns.js").Unpacked} unpacked */
+  constructor({ meta, columns }) {
+    /** @param {string} name */
+    const column = (name) => columns.get(name) ?? new Float64Array(0);
+    this.begin = column("begin");
+    this.duration = column("duration");
+    this.name = column("name");
+    this.category = column("category");
+    this.detail = column("detail");
+    this.launch = column("launch");
+    this.count = this.begin.length;
+    /** @type {string[]} */
+    this.names = meta.names;
+    /** @type {string[]} */
+    this.categories = meta.categories;
+    /** @type {string[]} */
+    this.details = meta.details;
+    this.traceBegin = /** @type {number} */ (meta.begin_ns);
+    this.traceEnd = /** @type {number} */ (Math.max(meta.end_ns, meta.begin_ns + 1));
+    /** @type {Step[]} */
+    this.steps = meta.steps.map((/** @type {number[]} */ [number, begin, end]) => ({ number, begin, end }));
+    this.end = new Float64Array(this.count);
+    this.busyBefore = new Float64Array(this.count + 1); // durations of all slices before, for sums of neighbours
+    for (let index = 0; index < this.count; index += 1) {
+      this.end[index] = this.begin[index] + this.duration[index];
+      this.busyBefore[index + 1] = this.busyBefore[index] + this.duration[index];
+    }
+    this.longest = new RangeMax(this.duration);
+    /** @type {Lane[]} */
+    this.lanes = meta.lanes.map((/** @type {any} */ lane) => ({
+      label: lane.label, group: lane.group, isDevice: lane.is_device, rows: [],
+    }));
+    /** @type {Row[]} */
+    this.rows = [];
+    let first = 0;
+    for (const [lane, depth, count] of meta.rows) {
+      const row = { lane, depth, first, last: first + count };
+      this.rows.push(row);
+      this.lanes[lane].rows[depth] = row;
+      first = row.last;
+    }
+    this.rowEnds = this.rows.map((row) => row.last);
+    /** @type {Counter[]} */
+    this.counters = meta.counters.map((/** @type {any} */ counter, /** @type {number} */ place) => {
+      const values = column(`counter_${place}_value`);
+      const { label, group, unit } = counter;
+      const least = values.reduce((low, value) => Math.min(low, value), 0);
+      const most = values.reduce((high, value) => Math.max(high, value), 0);
+      const times = column(`counter_${place}_time`);
+      return { label, group, unit, times, values, highest: new RangeMax(values), least, most };
+    });
+    /** @type {string[]} */
+    this.notes = meta.notes;
+    /** @type {{first: Int32Array, next: Int32Array} | null} of each slice the first it launched; the one after that */
+    this.launched = null;
+  }
+
+  /** @param {number} index */
+  nameOf(index) {
+    return this.names[this.name[index]];
+  }
+
+  /** @param {number} index */
+  categoryOf(index) {
+    return this.categories[this.category[index]] ?? "";
+  }
+
+  /** @param {number} index */
+  rowOf(index) {
+    return this.rows[firstFrom(this.rowEnds, 0, this.rowEnds.length, index + 1)];
+  }
+
+  /**
+   * The slice of a row that takes most of the time [from, to); -1 when there is none. Of slices that take the
+   * same, the first.
+   * @param {Row} row
+   * @param {number} from
+   * @param {number} to
+   */
+  mostIn(row, from, to) {
+    const first = firstAbove(this.end, row.first, row.last, from);
+    return this.mostOf(first, firstFrom(this.begin, first, row.last, to), from, to);
+  }
+
+  /**
+   * Of the neighbours [first, last), which all reach into the time [from, to), the one that takes most of it.
+   * @param {number} first
+   * @param {number} last
+   * @param {number} from
+   * @param {number} to
+   */
+  mostOf(first, last, from, to) {
+    if (last - first < 2) return last > first ? first : -1;
+    // Only the outer two can reach out of the time.
+    let best = first;
+    let most = this.end[first] - Math.max(from, this.begin[first]);
+    if (last - first > 2) {
+      const inner = this.longest.largest(first + 1, last - 1);
+      if (this.duration[inner] > most) most = this.duration[(best = inner)];
+    }
+    return Math.min(to, this.end[last - 1]) - this.begin[last - 1] > most ? last - 1 : best;
+  }
+
+  /**
+   * Time of a row within [from, to) that slices take, of the neighbours [first, last) that reach into it.
+   * @param {number} first
+   * @param {number} last
+   * @param {number} from
+   * @param {number} to
+   */
+  busyIn(first, last, from, to) {
+    if (first >= last) return 0;
+    const before = Math.max(0, from - this.begin[first]);
+    const after = Math.max(0, this.end[last - 1] - to);
+    return this.busyBefore[last] - this.busyBefore[first] - before - after;
+  }
+
+  /**
+   * The slice one level up that holds this one; -1 without one.
+   * @param {number} index
+   */
+  parentOf(index) {
+    const { lane, depth } = this.rowOf(index);
+    const row = this.lanes[lane].rows[depth - 1];
+    if (!row) return -1;
+    const parent = firstFrom(this.begin, row.first, row.last, this.begin[index] + 0.5) - 1;
+    return parent >= row.first && this.end[parent] >= this.end[index] ? parent : -1;
+  }
+
+  /**
+   * The slices one level down, [first, last).
+   * @param {number} index
+   * @returns {[number, number]}
+   */
+  childrenOf(index) {
+    const { lane, depth } = this.rowOf(index);
+    const row = this.lanes[lane].rows[depth + 1];
+    if (!row) return [0, 0];
+    const first = firstFrom(this.begin, row.first, row.last, this.begin[index]);
+    const last = firstFrom(this.begin, first, row.last, this.end[index]);
+    return [first, last];
+  }
+
+  /**
+   * Duration less that of the slices one level down.
+   * @param {number} index
+   */
+  selfTime(index) {
+    const [first, last] = this.childrenOf(index);
+    return this.duration[index] - (this.busyBefore[last] - this.busyBefore[first]);
+  }
+
+  /**
+   * The device slices that a host slice launched.
+   * @param {number} index
+   */
+  launchesOf(index) {
+    const { first, next } = (this.launched ??= this.linkLaunches());
+    const launches = [];
+    for (let device = first[index]; device >= 0; device = next[device]) launches.push(device);
+    return launches;
+  }
+
+  linkLaunches() {
+    const first = new Int32Array(this.count).fill(-1);
+    const next = new Int32Array(this.count);
+    for (let device = this.launch.length - 1; device >= 0; device -= 1) {
+      const host = this.launch[device];
+      if (host < 0) continue;
+      next[device] = first[host];
+      first[host] = device;
+    }
+    return { first, next };
+  }
+
+  /**
+   * The step that a time is in; undefined between steps.
+   * @param {number} time
+   */
+  stepAt(time) {
+    return this.steps.find((step) => step.begin <= time && time < step.end);
+  }
+}

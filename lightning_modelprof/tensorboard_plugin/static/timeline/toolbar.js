@@ -1,0 +1,80 @@
+// The line above the timeline: search, and what is done with the whole trace.
+
+import { button } from "./dom.js";
+import { chromeTrace, gzippedTrace } from "./chrome_trace.js";
+import { formatCount } from "../format.js";
+import { openInPerfetto, saveFile } from "./perfetto.js";
+
+/** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
+
+const AFTER_TYPING_MS = 120;
+
+/**
+ * @param {TimelineView} view
+ * @returns {() => void} stops what is under way
+ */
+export function fillToolbar(view) {
+  const { parts, slices, title } = view;
+  /** @param {string} text */
+  const say = (text) => (parts.message.textContent = text);
+  let stop = () => {};
+  const perfetto = () => {
+    stop();
+    stop = openInPerfetto(() => chromeTrace(slices), title, say);
+  };
+  const download = async () => {
+    say("Writing the trace…");
+    try {
+      saveFile(await gzippedTrace(slices), `${fileName(title)}.json.gz`);
+      say("");
+    } catch (error) {
+      say(`The trace could not be written: ${error instanceof Error ? error.message : error}`);
+    }
+  };
+  parts.buttons.append(
+    button("Previous", () => view.nextFound(-1), { title: "Previous match (Shift+Enter)", class: "tl-found" }),
+    button("Next", () => view.nextFound(1), { title: "Next match (Enter)", class: "tl-found" }),
+    button("Show all", () => view.showAll(), { title: "The whole trace (0)" }),
+    button("Open in Perfetto", perfetto, { title: "Opens ui.perfetto.dev in a new tab and hands it the trace" }),
+    button("Download .json.gz", download, { title: "As a Chrome trace" }),
+    button("?", () => parts.help.showModal(), { title: "Keys (?)", "aria-label": "Keys" })
+  );
+  parts.search.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") {
+      search();
+      view.nextFound(event.shiftKey ? -1 : 1);
+    } else if (event.key === "Escape") {
+      parts.search.value = "";
+      search();
+      parts.canvas.focus();
+    }
+  });
+  let timer = 0;
+  const search = () => {
+    clearTimeout(timer);
+    if (parts.search.value !== view.search) view.setSearch(parts.search.value);
+  };
+  parts.search.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = window.setTimeout(search, AFTER_TYPING_MS);
+  });
+  return () => {
+    clearTimeout(timer);
+    stop();
+  };
+}
+
+/** @param {TimelineView} view */
+export function showFound({ parts, found, selected }) {
+  const isAt = found.isActive && found.has(selected);
+  const place = isAt ? `${formatCount(found.placeOf(selected) + 1)} of ` : "";
+  parts.count.value = found.isActive ? `${place}${formatCount(found.count)}` : "";
+  for (const one of parts.buttons.querySelectorAll(".tl-found")) {
+    /** @type {HTMLButtonElement} */ (one).disabled = found.count === 0;
+  }
+}
+
+/** @param {string} title */
+function fileName(title) {
+  return title.replace(/[^\w.-]+/g, "_").replace(/^\.+|\.json(\.gz)?$/g, "") || "trace";
+}

@@ -1,0 +1,54 @@
+// What is under the pointer: a few words beside it, and the values of the counters at that time.
+
+import { element } from "./dom.js";
+import { firstAbove } from "./range_max.js";
+import { formatBytes, formatCount, formatDuration, formatRatio } from "../format.js";
+
+/** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
+
+const GAP = 14; // pixels from the pointer
+
+/**
+ * @param {TimelineView} view
+ * @param {number} x of the pointer, in the stage
+ * @param {number} y
+ * @param {number} index the slice, -1 for none
+ */
+export function showTooltip({ parts, slices }, x, y, index) {
+  const { tooltip, stage } = parts;
+  tooltip.hidden = index < 0;
+  if (index < 0) return;
+  const words = [formatDuration(slices.duration[index]), slices.categoryOf(index)];
+  tooltip.replaceChildren(
+    element("b", { text: slices.nameOf(index), dir: "auto" }),
+    element("span", { text: words.join(" · ") })
+  );
+  const left = x + GAP + tooltip.offsetWidth > stage.clientWidth ? x - GAP - tooltip.offsetWidth : x + GAP;
+  const top = y + GAP + tooltip.offsetHeight > stage.clientHeight ? y - GAP - tooltip.offsetHeight : y + GAP;
+  tooltip.style.left = `${Math.max(0, left)}px`;
+  tooltip.style.top = `${Math.max(0, top)}px`;
+}
+
+/**
+ * The value that each counter has at the pointer's time, beside its label.
+ * @param {TimelineView} view
+ */
+export function showValues({ parts, layout, slices, pointed }) {
+  layout.items.forEach((item, place) => {
+    if (item.kind !== "counter") return;
+    const value = parts.lanes.children[place]?.querySelector(".tl-value");
+    const { times, values, unit } = slices.counters[item.place];
+    const at = pointed === null ? -1 : firstAbove(times, 0, times.length, pointed) - 1;
+    if (value) value.textContent = at < 0 ? "" : amount(values[at], unit);
+  });
+}
+
+/**
+ * @param {number} value
+ * @param {string} unit a value of Python's report.model.Unit
+ */
+function amount(value, unit) {
+  if (unit === "bytes") return formatBytes(value);
+  if (unit === "ratio") return formatRatio(value);
+  return unit === "ns" ? formatDuration(value) : formatCount(value);
+}

@@ -1,0 +1,40 @@
+// The timeline of a trace: what it shows is in timeline.css and the modules beside this one.
+
+import { TimelineView } from "./timeline_view.js";
+import { element } from "./dom.js";
+
+/** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the clock of the columns */
+/** @typedef {{destroy: () => void, select: (index: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State}} Mounted */
+
+/**
+ * Show a timeline.
+ * @param {HTMLElement} container
+ * @param {import("../columns.js").Unpacked} unpacked what `unpackColumns` made of a timeline's columns
+ * @param {import("./timeline_view.js").Options} options `onChange` is told a moment after the reader changed the state
+ * @returns {Mounted}
+ */
+export function mountTimeline(container, unpacked, options = {}) {
+  if (!unpacked.columns.get("begin")?.length) return mountEmpty(container);
+  const view = new TimelineView(container, unpacked, options);
+  return {
+    destroy: () => view.destroy(),
+    select: (index) => (index >= 0 ? view.jumpTo(index) : view.select(-1)),
+    zoomTo: (begin, end) => view.zoomTo(begin, end),
+    state: () => view.state(),
+  };
+}
+
+/**
+ * @param {HTMLElement} container
+ * @returns {Mounted}
+ */
+function mountEmpty(container) {
+  const note = element("p", { class: "tl-empty", text: "This trace holds no slices." });
+  container.append(note);
+  return {
+    destroy: () => note.remove(),
+    select: () => {},
+    zoomTo: () => {},
+    state: () => ({ begin: 0, end: 0, selected: -1, search: "", range: null }),
+  };
+}

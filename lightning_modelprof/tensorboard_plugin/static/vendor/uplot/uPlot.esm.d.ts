@@ -1,0 +1,2 @@
+import uPlot from "./uPlot";
+export default uPlot;

@@ -1,0 +1,124 @@
+"""The profiles in a log directory, read through TensorBoard's data provider and nothing else."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final
+
+from tensorboard.data.provider import RunTagFilter
+
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.show.event_file import PLUGIN_NAME
+from lightning_modelprof.show.profile_blob import (
+    ColumnsBlob,
+    ProfileHead,
+    StoredProfile,
+    unpack_head,
+    unpack_profile,
+)
+
+_MOST_KEPT: Final = 16
+"""Decoded profiles that are kept: those that a reader goes to and fro between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One profile of a list.
+
+    Attributes:
+        tag: its name within the run.
+        wall_time: when it was written, seconds since 1970.
+        head: what it is; ``None`` if that cannot be read.
+        problem: why it cannot be read; ``""`` if it can.
+    """
+
+    tag: str
+    wall_time: float
+    head: ProfileHead | None
+    problem: str = ""
+
+
+class StoredProfiles:
+    """Lists and reads profiles; what was decoded is kept for a while.
+
+    Args:
+        provider: TensorBoard's ``DataProvider``.
+    """
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._kept: OrderedDict[tuple[str, ...], StoredProfile] = OrderedDict()
+        self._lock = Lock()  # TensorBoard answers each request on a thread of its own
+
+    def list(self, context: Any, experiment: str) -> dict[str, list[Entry]]:
+        """Run → its profiles, in order of time; no blob is read."""
+        series = self._provider.list_blob_sequences(
+            context, experiment_id=experiment, plugin_name=PLUGIN_NAME
+        )
+        return {
+            run: sorted((_entry(tag, one) for tag, one in tags.items()), key=lambda entry: entry.wall_time)
+            for run, tags in sorted(series.items())
+            if tags
+        }
+
+    def read(self, context: Any, experiment: str, run: str, tag: str) -> StoredProfile:
+        """One profile.
+
+        Raises:
+            ArchiveError: when there is none of this name, or it cannot be read.
+        """
+        datum = self._newest(context, experiment, run, tag)
+        key = (experiment, run, tag, str(datum.step), str(datum.wall_time))
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        profile = unpack_profile(self._blob(context, datum, 0))
+        with self._lock:
+            self._kept[key] = profile
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return profile
+
+    def read_columns(self, context: Any, experiment: str, run: str, tag: str, wanted: ColumnsBlob) -> bytes:
+        """Packed columns of a profile, as they are stored.
+
+        Raises:
+            ArchiveError: when the profile has none of that kind.
+        """
+        columns = self.read(context, experiment, run, tag).columns
+        if wanted not in columns:
+            rank = "" if wanted.rank is None else f" of rank {wanted.rank}"
+            raise ArchiveError(f"{run}, {tag}: expected {wanted.kind}{rank} in this profile, got none.")
+        return self._blob(context, self._newest(context, experiment, run, tag), 1 + columns.index(wanted))
+
+    def _newest(self, context: Any, experiment: str, run: str, tag: str) -> Any:
+        found = self._provider.read_blob_sequences(
+            context,
+            experiment_id=experiment,
+            plugin_name=PLUGIN_NAME,
+            downsample=1,  # the last one is always in a sample
+            run_tag_filter=RunTagFilter([run], [tag]),
+        )
+        data = found.get(run, {}).get(tag)
+        if not data or not data[-1].values:
+            raise ArchiveError(
+                f"expected a profile {tag!r} in the run {run!r}, got none. It may be gone: reload."
+            )
+        return data[-1]
+
+    def _blob(self, context: Any, datum: Any, number: int) -> bytes:
+        if number >= len(datum.values):
+            raise ArchiveError(f"expected {number + 1} parts of this profile, got {len(datum.values)}.")
+        blob: bytes = self._provider.read_blob(context, blob_key=datum.values[number].blob_key)
+        return blob
+
+
+def _entry(tag: str, series: Any) -> Entry:
+    try:
+        head, problem = unpack_head(series.plugin_content), ""
+    except ArchiveError as error:
+        head, problem = None, str(error)
+    return Entry(tag=tag, wall_time=series.max_wall_time, head=head, problem=problem)
