@@ -1,7 +1,7 @@
 """Profiles in TensorBoard's event files, where the dashboard finds them.
 
-TensorBoard turns the dashboard on by itself when a run has a summary of this plugin, and its own loaders bring
-the blobs, from wherever the log directory is.
+TensorBoard turns the dashboard on by itself when a run has a summary of this plugin, and its own loaders
+bring the blobs, from wherever the log directory is.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from lightning_modelprof.show.html_head import (
     key_figures,
     note_lines,
     other_rules,
+    setting_lines,
     verdict_view,
 )
 from lightning_modelprof.show.html_table import table_view
@@ -66,6 +67,7 @@ def render_html(report: Report) -> bytes:
             others=other_rules(report.findings),
             figures=key_figures(report.sections),
             facts=fact_lines(report),
+            settings=setting_lines(report),
             charts=[view for chart in report.charts if (view := chart_view(chart)) is not None],
             flames=[drawn for flame in report.flames if (drawn := flame_view(flame)) is not None],
             tables=[(table_view(table), table.is_detail) for table in shown],

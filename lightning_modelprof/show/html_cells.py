@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,7 +97,12 @@ def with_raw_unit(name: str, unit: Unit) -> str:
     return f"{name} ({raw})"
 
 
-def write_cell(text: str, raw: Cell, unit: Unit) -> CellView:
+def is_share(unit: Unit, values: Iterable[Cell]) -> bool:
+    """Whether a column holds shares of something, which a bar shows well; a change may be below 0."""
+    return unit is Unit.RATIO and not any(isinstance(value, int | float) and value < 0 for value in values)
+
+
+def write_cell(text: str, raw: Cell, unit: Unit, *, has_bar: bool) -> CellView:
     """A cell of a column of ``unit``; spaces at the left do nothing in a cell that belongs to the right."""
     if isinstance(raw, str) or raw is None:
         full = one_line(raw) if isinstance(raw, str) else ""
@@ -104,5 +110,5 @@ def write_cell(text: str, raw: Cell, unit: Unit) -> CellView:
         shown = text if unit is Unit.TEXT else text.lstrip()
         return CellView(shown, None, None, unit is not Unit.TEXT, text.strip() == DASH, full)
     value = float(raw) if math.isfinite(raw) else None
-    bar = min(max(value, 0.0), 1.0) if unit is Unit.RATIO and value is not None else None
+    bar = min(max(value, 0.0), 1.0) if has_bar and value is not None else None
     return CellView(text.lstrip(), value, bar, unit is not Unit.TEXT, False, "")

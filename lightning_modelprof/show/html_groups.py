@@ -16,7 +16,7 @@ from typing import Any, Final
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.format import DASH, format_cell, one_line
 from lightning_modelprof.show.grid import Strip
-from lightning_modelprof.show.html_cells import CellView, write_cell
+from lightning_modelprof.show.html_cells import CellView, is_share, write_cell
 
 NAMESPACE: Final = "Namespace"
 NO_NAMESPACE: Final = "no namespace"
@@ -177,7 +177,9 @@ class _Sums:
         texts = [format_cell(total, strip.unit, time_unit=self._time_unit or "ms") for total in totals]
         aligned = Strip(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
         return [
-            None if total is None else write_cell(text, total, strip.unit)
+            None
+            if total is None
+            else write_cell(text, total, strip.unit, has_bar=is_share(strip.unit, totals))
             for text, total in zip(aligned, totals, strict=True)
         ]
 

@@ -39,6 +39,12 @@ def fact_lines(report: Report) -> list[tuple[str, str]]:
     return [(one_line(label), one_line(value)) for label, value in report.facts]
 
 
+def setting_lines(report: Report) -> list[tuple[str, str]]:
+    """Name and text of what the run was set to; empty for traces, which do not say it."""
+    settings = report.sections.get("settings") or {}
+    return [(one_line(str(name)), one_line(str(value))) for name, value in settings.items()]
+
+
 def absent_lines(tables: Sequence[Table]) -> list[tuple[str, str]]:
     """Title and reason of the tables without rows; one line without a title where many share a reason."""
     kept, shared = part_absent([table for table in tables if not table.rows])

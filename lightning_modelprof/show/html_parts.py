@@ -21,6 +21,7 @@ from lightning_modelprof.show.html_head import (
     key_figures,
     note_lines,
     other_rules,
+    setting_lines,
     verdict_view,
 )
 from lightning_modelprof.show.html_table import table_view
@@ -51,6 +52,11 @@ def figures_html(report: Report) -> str:
 def facts_html(report: Report) -> str:
     """What ran, where and how."""
     return str(part_macros().facts(fact_lines(report)))
+
+
+def settings_html(report: Report) -> str:
+    """What the run was set to, folded."""
+    return str(part_macros().settings(setting_lines(report)))
 
 
 def chart_html(chart: Chart, *, id_prefix: str = "") -> str:

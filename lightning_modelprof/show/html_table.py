@@ -10,7 +10,14 @@ from typing import Final
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import Block, Grid, build_grid, shown_rows
-from lightning_modelprof.show.html_cells import CellView, Header, with_raw_unit, write_cell, write_header
+from lightning_modelprof.show.html_cells import (
+    CellView,
+    Header,
+    is_share,
+    with_raw_unit,
+    write_cell,
+    write_header,
+)
 from lightning_modelprof.show.html_groups import Grouping, ShownColumn, groupings
 
 MAX_ROWS: Final = 10_000
@@ -150,15 +157,20 @@ class _Strips:
         for place, strip in enumerate(self._strips, self._start):
             texts = strip.aligned() if strip.is_number else strip.cells
             raw = [row[place] for row in rows]
+            has_bar = is_share(strip.unit, raw)
             found.append(
-                [write_cell(text, value, strip.unit) for text, value in zip(texts, raw, strict=True)]
+                [
+                    write_cell(text, value, strip.unit, has_bar=has_bar)
+                    for text, value in zip(texts, raw, strict=True)
+                ]
             )
         return found
 
 
 def _names(grid: Grid, raw: Sequence[Cell]) -> list[CellView]:
     return [
-        write_cell(text, value, grid.names.unit) for text, value in zip(grid.names.cells, raw, strict=True)
+        write_cell(text, value, grid.names.unit, has_bar=False)
+        for text, value in zip(grid.names.cells, raw, strict=True)
     ]
 
 

@@ -146,8 +146,8 @@ def _check_version(raw: bytes, what: str) -> None:
     version = (_decode(raw, _Versioned) if what == "head" else _decode(raw, _WithHead).head).schema_version
     if version > PROFILE_SCHEMA_VERSION:
         raise ArchiveError(
-            f"expected a profile of version {PROFILE_SCHEMA_VERSION} or lower, got {version}: it was written by"
-            " a newer lightning-modelprof. Update the one that TensorBoard runs with."
+            f"expected a profile of version {PROFILE_SCHEMA_VERSION} or lower, got {version}: it was written"
+            " by a newer lightning-modelprof. Update the one that TensorBoard runs with."
         )
 
 

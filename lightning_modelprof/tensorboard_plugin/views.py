@@ -21,6 +21,7 @@ from lightning_modelprof.show.html_parts import (
     findings_html,
     flame_html,
     notes_html,
+    settings_html,
     table_html,
     verdict_html,
 )
@@ -68,9 +69,9 @@ def render_comparison(report: Report) -> str:
 
 
 def _head(selection: Selection) -> str:
-    """Verdict, findings, key figures and what ran."""
-    report = selection.main_report
-    return "".join(part(report) for part in (verdict_html, figures_html, findings_html, facts_html))
+    """Verdict, key figures, findings and what ran."""
+    parts = (verdict_html, figures_html, findings_html, facts_html, settings_html)
+    return "".join(part(selection.main_report) for part in parts)
 
 
 def _notes(selection: Selection) -> str:
