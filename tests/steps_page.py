@@ -1,36 +1,12 @@
-"""The view Steps in a page of its own: a tiny server that sends TensorBoard's security policy."""
+"""A page with nothing but the view Steps, and runs to show in it."""
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
 import numpy as np
 
-import lightning_modelprof
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import NOT_MEASURED, StepTag, StepTimings
-
-PACKAGE = Path(lightning_modelprof.__file__).parent
-FOLDERS = (PACKAGE / "tensorboard_plugin" / "static", PACKAGE / "show")
-
-# What TensorBoard 2.21 sends with every page of a plugin.
-POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "font-src 'self' data:",
-        "frame-src 'self' https://ui.perfetto.dev",
-        "img-src 'self' data: blob:",
-        "object-src 'none'",
-        "style-src 'self' https://www.gstatic.com data: 'unsafe-inline'",
-        "connect-src 'self'",
-        "script-src 'self' 'unsafe-eval'",
-    )
-)
-TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+from tests.dashboard_page import BYTES, HTML, SCRIPT, Files
 
 PAGE = """<!doctype html>
 <html lang="en" data-theme="light">
@@ -45,65 +21,30 @@ PAGE = """<!doctype html>
 <script type="module" src="page.js"></script>
 """
 
-SCRIPT = """
+START = """
 import { unpackColumns } from "./columns.js";
 import { mountSteps } from "./steps/steps.js";
 
 window.states = [];
-const options = JSON.parse(decodeURIComponent(location.hash.slice(1)) || "{}");
 const packed = await (await fetch("steps.bin")).arrayBuffer();
 window.unpacked = await unpackColumns(packed);
 const container = document.querySelector("main");
 const onChange = (state) => window.states.push(state);
-window.view = mountSteps(container, window.unpacked, { ...options, onChange });
+window.mount = (options) => {
+  window.view?.destroy();
+  window.view = mountSteps(container, window.unpacked, { ...options, onChange });
+};
+window.mount(JSON.parse(decodeURIComponent(location.hash.slice(1)) || "{}"));
 """
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Static files of the package, the page, and one blob of packed steps."""
-
-    def __init__(self, blob, *args):
-        self.blob = blob
-        super().__init__(*args)
-
-    def do_GET(self):
-        path = self.path.partition("?")[0].lstrip("/")
-        own = {
-            "": (PAGE.encode(), ".html"),
-            "page.js": (SCRIPT.encode(), ".js"),
-            "steps.bin": (self.blob(), ""),
-        }
-        files = [folder / path for folder in FOLDERS if path and (folder / path).is_file()]
-        if path in own:
-            data, suffix = own[path]
-        elif files:
-            data, suffix = files[0].read_bytes(), files[0].suffix
-        else:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", TYPES.get(suffix, "application/octet-stream"))
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments):
-        """Nothing: the tests' output is for failures."""
-
-
-@contextmanager
-def serve(blob):
-    """Address of the page; ``blob`` is called for the packed steps."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, blob))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def page_files(packed: bytes) -> Files:
+    """The page with such steps, for :func:`tests.dashboard_page.serve`."""
+    return {
+        "": (PAGE.encode(), HTML),
+        "page.js": (START.encode(), SCRIPT),
+        "steps.bin": (packed, BYTES),
+    }
 
 
 WEIGHTS = {

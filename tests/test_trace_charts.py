@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.bins import MAX_BINS
 from lightning_modelprof.report.charts.kernel_types import kernel_types
+from lightning_modelprof.report.charts.operator_shares import operator_shares
 from lightning_modelprof.report.charts.trace_steps import trace_steps
 from lightning_modelprof.show.html_chart import chart_view
 from tests.test_step_breakdown import NCCL, make, step
@@ -58,6 +59,33 @@ def test_many_steps_share_points():
     assert len(chart.x) == 268 <= MAX_BINS
     assert chart.x[:2] == (0.0, 3.0)
     assert {key: set(values) for key, values in layers_us(chart).items()} == {"cpu_exec": {8}, "rest": {2}}
+
+
+def test_operators_by_their_own_time_on_the_host():
+    """aten::linear takes 60 us, 40 of them in aten::addmm; six more operators take 1 to 6 us, and one 0.5."""
+    small = [("cpu_op", f"aten::op{n}", 100 + 10 * n, 100 + 10 * n + n) for n in range(1, 7)]
+    facts = analyze_trace(
+        make(
+            ("cpu_op", "aten::linear", 0, 60),
+            ("cpu_op", "aten::addmm", 10, 50),
+            *small,
+            ("cpu_op", "aten::tiny", 300, 300.5),
+        )
+    )
+    chart = operator_shares({0: facts})
+    assert layers_us(chart) == {
+        "operator aten::addmm": (40,),
+        "operator aten::linear": (20,),
+        **{f"operator aten::op{n}": (n,) for n in (6, 5, 4, 3, 2)},
+        "rest": (1.5,),
+    }
+    assert layers_us(operator_shares({0: facts, 1: facts}))["operator aten::linear"] == (40,)
+    assert "on the host" in chart.notes[0]
+
+
+def test_one_operator_is_no_chart():
+    assert operator_shares({0: analyze_trace(make(("cpu_op", "aten::mm", 0, 10)))}) is None
+    assert operator_shares({0: analyze_trace(make())}) is None
 
 
 def test_ranks_stand_side_by_side():

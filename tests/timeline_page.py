@@ -1,41 +1,24 @@
-"""A page with nothing but the timeline of the dashboard, and traces to show in it.
-
-The server sends what TensorBoard sends around a plugin, so that what its policy forbids fails here too.
-"""
+"""A page with nothing but the timeline of the dashboard, and traces to show in it."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import lightning_modelprof
 from lightning_modelprof.show.columns import pack_columns
+from tests.dashboard_page import BYTES, HTML, SCRIPT, Files
 
-PACKAGE = Path(lightning_modelprof.__file__).parent
-STATIC = PACKAGE / "tensorboard_plugin" / "static"
-LOOKS = PACKAGE / "show" / "html" / "parts.css"
-POLICY = (
-    "default-src 'self';font-src 'self' data:;frame-src 'self' https://ui.perfetto.dev;"
-    "img-src 'self' data: blob:;object-src 'none';"
-    "style-src 'self' https://www.gstatic.com data: 'unsafe-inline';connect-src 'self';"
-    "script-src 'self' 'unsafe-eval'"
-)
 PAGE = """<!doctype html><html data-theme="light"><meta charset="utf-8"><title>Timeline</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="/parts.css"><link rel="stylesheet" href="/static/timeline.css">
+<link rel="stylesheet" href="html/parts.css"><link rel="stylesheet" href="timeline.css">
 <style>body { margin: 8px; background: var(--page); color: var(--text); font: 14px/1.5 var(--sans); }</style>
-<div id="place" style="--timeline-height: 96vh"></div><script type="module" src="/page.js"></script></html>"""
-SCRIPT = """
-import { unpackColumns } from "./static/columns.js";
-import { mountTimeline } from "./static/timeline/view.js";
-import * as format from "./static/format.js";
+<div id="place" style="--timeline-height: 96vh"></div><script type="module" src="page.js"></script></html>"""
+START = """
+import { unpackColumns } from "./columns.js";
+import { mountTimeline } from "./timeline/view.js";
+import * as format from "./format.js";
 window.changes = [];
 window.format = format;
 const packed = await (await fetch("./data")).arrayBuffer();
@@ -54,51 +37,13 @@ await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))
 window.openMs = performance.now() - start;
 window.ready = true;
 """
-KINDS = {".js": "text/javascript", ".css": "text/css"}
-
 Meta = dict[str, Any]
 Columns = dict[str, NDArray[Any]]
 
 
-@contextmanager
-def serve(packed: bytes) -> Iterator[str]:
-    """Serve the page with such columns; yields its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            kind, body = self.answer()
-            self.send_response(200 if body is not None else 404)
-            self.send_header("Content-Type", kind)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Content-Security-Policy", POLICY)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def answer(self) -> tuple[str, bytes | None]:
-            texts = {
-                "/": ("text/html", PAGE.encode()),
-                "/page.js": ("text/javascript", SCRIPT.encode()),
-                "/data": ("application/octet-stream", packed),
-                "/parts.css": ("text/css", LOOKS.read_bytes()),
-            }
-            if self.path in texts:
-                return texts[self.path]
-            path = STATIC / self.path.removeprefix("/static/")
-            return KINDS.get(path.suffix, "text/plain"), path.read_bytes() if path.is_file() else None
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def page_files(packed: bytes) -> Files:
+    """The page with such columns, for :func:`tests.dashboard_page.serve`."""
+    return {"": (PAGE.encode(), HTML), "page.js": (START.encode(), SCRIPT), "data": (packed, BYTES)}
 
 
 def packed_trace(meta: Meta, columns: Columns) -> bytes:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.collectives import CollectiveTime, Source, find_collectives
 from lightning_modelprof.analysis.event_names import is_collective_call, is_communication_operator
 from lightning_modelprof.analysis.grouping import rows_named
-from lightning_modelprof.analysis.intervals import Intervals, intersect, length, union
+from lightning_modelprof.analysis.intervals import Intervals, intersect, length, partition, union
 from lightning_modelprof.analysis.timeline import Timeline
 from lightning_modelprof.run.trace import Category, Trace
 
@@ -52,6 +53,42 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepShares:
+    """What the kept steps of one rank consist of; the parts are disjoint and sum to ``total_ns`` exactly.
+
+    Attributes:
+        total_ns: length of the kept steps.
+        computation_ns: computation without communication at the same time; ``None`` without any kernel.
+        overlap_ns: computation and communication at the same time; ``None`` without any kernel.
+        exposed_ns: communication without computation; without any kernel all communication.
+        copies_ns: only copies and sets; ``None`` without any kernel.
+        other_ns: nothing of these.
+    """
+
+    total_ns: int
+    computation_ns: int | None
+    overlap_ns: int | None
+    exposed_ns: int
+    copies_ns: int | None
+    other_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationRows:
+    """Which events are a rank's communication.
+
+    Attributes:
+        rows: of the trace, in its order; at least one.
+        source: where communication was seen.
+        is_asynchronous: as in :class:`Distributed`.
+    """
+
+    rows: NDArray[np.int64]
+    source: Source
+    is_asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
     """Communication of one rank.
 
@@ -68,6 +105,8 @@ class Distributed:
             longer than this.
         collectives: longest total first.
         notes: caveats.
+        shares: what the kept steps consist of; ``None`` without steps, where they have no length, and where
+            ``is_asynchronous``, as communication itself was not recorded.
     """
 
     source: Source
@@ -79,6 +118,7 @@ class Distributed:
     base_ns: int | None
     collectives: tuple[CollectiveTime, ...]
     notes: tuple[str, ...]
+    shares: StepShares | None = None
 
 
 def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
@@ -88,39 +128,47 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
     none, it is the union of the backend's ranges on the host (``gloo:all_reduce``) on all threads; those of
     NCCL only where no kernels were recorded at all.
     """
-    trace = timeline.trace
+    found = find_communication_rows(timeline)
+    if isinstance(found, Absent):
+        return found
+    trace, rows = timeline.trace, found.rows
     is_kernel = trace.category == Category.KERNEL
-    has_kernels = bool(is_kernel.any())
-    communicating = np.flatnonzero(timeline.is_communication)
-    rows = communicating[is_kernel[communicating]]
-    source: Source = "device"
-    is_asynchronous = False
-    if not len(rows):
-        source = "host"
-        asking = rows_named(trace, communicating, _asks_a_device)
-        # Where kernels were recorded and none communicates, what was asked of the device took no time there.
-        is_asynchronous = len(asking) > 0 and not has_kernels
-        rows = communicating if is_asynchronous else np.setdiff1d(communicating, asking, assume_unique=True)
-        if not len(rows):
-            return _why_absent(trace, was_asked=len(asking) > 0)
     communication = union(trace.begin_ns[rows], trace.end_ns[rows])
     computation = None
-    if has_kernels:
+    if is_kernel.any():
         others = is_kernel & ~timeline.is_communication
         computation = union(trace.begin_ns[others], trace.end_ns[others])
     base, base_ns = _base(timeline)
     in_steps, num_steps = _in_steps(timeline, communication, computation)
     return Distributed(
-        source=source,
-        is_asynchronous=is_asynchronous,
+        source=found.source,
+        is_asynchronous=found.is_asynchronous,
         whole=_overlap(communication, computation),
         in_steps=in_steps,
         num_steps=num_steps,
         base=base,
         base_ns=base_ns,
-        collectives=find_collectives(timeline, rows, source),
+        collectives=find_collectives(timeline, rows, found.source),
         notes=() if timeline.bounds is None or base == "device" else timeline.bounds.notes,
+        shares=None if found.is_asynchronous else _shares(timeline, communication, computation),
     )
+
+
+def find_communication_rows(timeline: Timeline) -> CommunicationRows | Absent:
+    """The events that are a rank's communication: kernels, else the backend's ranges on the host."""
+    trace = timeline.trace
+    is_kernel = trace.category == Category.KERNEL
+    communicating = np.flatnonzero(timeline.is_communication)
+    rows = communicating[is_kernel[communicating]]
+    if len(rows):
+        return CommunicationRows(rows=rows, source="device", is_asynchronous=False)
+    asking = rows_named(trace, communicating, _asks_a_device)
+    # Where kernels were recorded and none communicates, what was asked of the device took no time there.
+    is_asynchronous = len(asking) > 0 and not is_kernel.any()
+    rows = communicating if is_asynchronous else np.setdiff1d(communicating, asking, assume_unique=True)
+    if not len(rows):
+        return _why_absent(trace, was_asked=len(asking) > 0)
+    return CommunicationRows(rows=rows, source="host", is_asynchronous=is_asynchronous)
 
 
 def _asks_a_device(name: str) -> bool:
@@ -162,9 +210,42 @@ def _in_steps(
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None or bounds is None or not steps.has_ranges or not len(bounds.intervals):
         return None, 0
-    filled = bounds.intervals[bounds.intervals[:, 0] < bounds.intervals[:, 1]]
+    filled = _filled(bounds.intervals)
     inside = None if computation is None else intersect(computation, filled)
     return _overlap(intersect(communication, filled), inside), len(bounds.intervals)
+
+
+def _filled(intervals: NDArray[np.int64]) -> Intervals:
+    """Without steps of length 0."""
+    filled: Intervals = intervals[intervals[:, 0] < intervals[:, 1]]
+    return filled
+
+
+def _shares(timeline: Timeline, communication: Intervals, computation: Intervals | None) -> StepShares | None:
+    """What the kept steps consist of."""
+    steps, bounds, trace = timeline.steps, timeline.bounds, timeline.trace
+    if steps is None or bounds is None or not steps.has_ranges:
+        return None
+    whole = _filled(bounds.intervals)
+    if not len(whole):
+        return None
+    copying = trace.is_category(Category.MEMCPY, Category.MEMSET)
+    copies = union(trace.begin_ns[copying], trace.end_ns[copying])
+    kernels = communication[:0] if computation is None else computation
+    layers = [intersect(kernels, communication), kernels, communication]
+    if computation is not None:
+        layers.append(copies)
+    parts_ns = [length(part) for part in partition(whole, layers)]
+    overlap_ns, computation_ns, exposed_ns = parts_ns[:3]
+    has_kernels = computation is not None
+    return StepShares(
+        total_ns=length(whole),
+        computation_ns=computation_ns if has_kernels else None,
+        overlap_ns=overlap_ns if has_kernels else None,
+        exposed_ns=exposed_ns,
+        copies_ns=parts_ns[3] if has_kernels else None,
+        other_ns=parts_ns[-1],
+    )
 
 
 def _base(timeline: Timeline) -> tuple[Base | None, int | None]:

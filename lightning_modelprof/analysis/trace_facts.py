@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.communication_calls import CommunicationCalls, list_communication_calls
 from lightning_modelprof.analysis.copies import Copies, summarize_copies
 from lightning_modelprof.analysis.dataloader import DataloaderTime, summarize_dataloader
 from lightning_modelprof.analysis.device_usage import DeviceUsage, summarize_device_usage
@@ -59,6 +60,7 @@ class TraceFacts:
     overview: Overview | Absent
     model_summary: ModelSummary | Absent
     distributed: Distributed | Absent
+    communication_calls: CommunicationCalls | Absent
     operators: Operators | Absent
     kernels: Kernels | Absent
     copies: Copies | Absent
@@ -88,6 +90,7 @@ def analyze_trace(trace: Trace) -> TraceFacts:
         overview=summarize_overview(timeline),
         model_summary=summarize_model(timeline),
         distributed=summarize_distributed(timeline),
+        communication_calls=list_communication_calls(timeline),
         operators=summarize_operators(timeline),
         kernels=summarize_kernels(timeline),
         copies=summarize_copies(timeline),

@@ -43,6 +43,7 @@ FIGURES: Final = {
     "overview": _HOST_SUM,
     "model_summary": _HOST_SUM,
     "distributed": Figure(keys=("step_mean_ns",)),
+    "rank_waits": Figure(keys=("waited_step_ns",)),
     "collectives": Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
     "operators": Figure(keys=_OPERATOR_KEYS, sum_over="window"),
     "operators_by_shape": Figure(keys=_OPERATOR_KEYS, sum_over="window", names=("name", "input_shapes")),

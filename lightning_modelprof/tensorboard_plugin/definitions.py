@@ -47,6 +47,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "overview": "Overview Summary",
         "model_summary": "Model Summary",
         "distributed": "Distributed Summary",
+        "rank_waits": "Waiting for other ranks",
         "collectives": "Collectives",
         "operators": "Operator Summary",
         "operators_by_shape": "Operator Summary#Operator Summary by input shapes",
@@ -77,6 +78,8 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "memory_curve": "Charts (report.html)#Memory over the steps",
         "step_breakdown": "Charts (report.html)#What each step of the trace waited for",
         "kernel_types": "Charts (report.html)#Time of the kernels",
+        "operator_shares": "Charts (report.html)#Operators by their own time",
+        "rank_shares": "Charts (report.html)#Ranks side by side",
     },
     "flame": {
         "call_stacks": "Flame graphs (report.html)#Where the training thread was",

@@ -152,6 +152,7 @@ VIEWS: Final = (
         empty=_NO_WINDOW,
         parts=(
             _needs_window,
+            _charts("operator_shares"),
             _tables("operators", "operators_by_shape", "user_ranges", "source_lines"),
         ),
     ),
@@ -198,7 +199,7 @@ VIEWS: Final = (
         key="distributed",
         title="Distributed",
         empty="This profile is of one process.",
-        parts=(_tables("all_ranks", "distributed", "collectives"),),
+        parts=(_charts("rank_shares"), _tables("all_ranks", "distributed", "rank_waits", "collectives"),),
     ),
     View(key="tables", title="All tables", empty="This profile holds no table.", parts=(_every_table,)),
 )

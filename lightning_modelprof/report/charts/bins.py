@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,19 @@ def bin_starts(num_steps: int, max_bins: int = MAX_BINS) -> NDArray[np.int64]:
 def bin_sizes(starts: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
     """Number of steps in each bin, int64, shape (bins,)."""
     return np.diff(np.append(starts, num_steps))
+
+
+def even_axis(numbers: Sequence[int], name: str, counted: str) -> tuple[int, str]:
+    """Where an even axis begins and its label; numbers with gaps between them are counted instead.
+
+    Args:
+        numbers: in ascending order, at least one.
+        name: what they number.
+        counted: what is counted where there are gaps.
+    """
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return numbers[0], name
+    return 1, f"{counted}, counted from 1"
 
 
 def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -> str:

@@ -8,13 +8,20 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.kernel_types import kernel_types
+from lightning_modelprof.report.charts.operator_shares import operator_shares
+from lightning_modelprof.report.charts.rank_shares import rank_shares
 from lightning_modelprof.report.charts.trace_steps import trace_steps
 from lightning_modelprof.report.model import Chart
 
 TraceChartBuilder = Callable[[Mapping[int, TraceFacts]], Chart | None]
 """From the facts of each rank of one job; ``None`` where there is nothing to draw."""
 
-TRACE_CHARTS: Final[tuple[TraceChartBuilder, ...]] = (trace_steps, kernel_types)
+TRACE_CHARTS: Final[tuple[TraceChartBuilder, ...]] = (
+    trace_steps,
+    rank_shares,
+    operator_shares,
+    kernel_types,
+)
 
 
 def trace_charts(

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace_facts import TraceFacts
-from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts
+from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts, even_axis
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.step_labels import STEP_LABELS
 
@@ -35,7 +35,7 @@ def _of_steps(fact: StepBreakdown) -> Chart:
     starts = bin_starts(len(fact.steps))
     sizes = bin_sizes(starts, len(fact.steps))
     parts_ns = np.array([step.parts_ns for step in fact.steps], np.float64)
-    first, x_label = _axis([step.number for step in fact.steps], "step", "steps of the trace")
+    first, x_label = even_axis([step.number for step in fact.steps], "step", "steps of the trace")
     return _chart(
         title="What each step of the trace waited for",
         x_label=x_label,
@@ -48,7 +48,7 @@ def _of_steps(fact: StepBreakdown) -> Chart:
 def _of_ranks(found: Mapping[int, StepBreakdown]) -> Chart:
     """A point for each rank that has steps."""
     ranks = sorted(found)
-    first, x_label = _axis(ranks, "rank", "ranks with steps")
+    first, x_label = even_axis(ranks, "rank", "ranks with steps")
     return _chart(
         title="What the steps of each rank waited for",
         x_label=x_label,
@@ -56,13 +56,6 @@ def _of_ranks(found: Mapping[int, StepBreakdown]) -> Chart:
         points_ns=[found[rank].mean_parts_ns for rank in ranks],
         note="One point is the mean of a rank's steps.",
     )
-
-
-def _axis(numbers: Sequence[int], name: str, counted: str) -> tuple[int, str]:
-    """Where an even axis begins and its label; numbers with gaps between them are counted instead."""
-    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
-        return numbers[0], name
-    return 1, f"{counted}, counted from 1"
 
 
 def _chart(

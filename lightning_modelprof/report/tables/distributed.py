@@ -55,12 +55,12 @@ _COLLECTIVE_COLUMNS: Final = (
     Column("name", "Name"),
     Column("group", "Process group"),
     Column("group_size", "Ranks", Unit.COUNT),
-    Column("calls", "Calls", Unit.COUNT),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Time"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("total_ns", "Total", Unit.DURATION_NS, "Time", adds_up=True),
     Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
     Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
     Column("min_ns", "Min", Unit.DURATION_NS, "Time"),
-    Column("size_bytes", "Size", Unit.BYTES),
+    Column("size_bytes", "Size", Unit.BYTES, adds_up=True),
 )
 _COLLECTIVE_NOTES: Final = (
     "Calls and times are those of the kernels, or of ranges on the host where no kernel communicates. They"

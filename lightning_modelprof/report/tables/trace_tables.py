@@ -21,6 +21,7 @@ from lightning_modelprof.report.tables.memory import memory_table
 from lightning_modelprof.report.tables.model_summary import model_summary_table
 from lightning_modelprof.report.tables.operators import operator_by_shape_table, operators_table
 from lightning_modelprof.report.tables.overview import overview_table
+from lightning_modelprof.report.tables.rank_waits import rank_waits_table
 from lightning_modelprof.report.tables.step_breakdown import step_breakdown_table
 from lightning_modelprof.report.tables.user_ranges import user_ranges_table
 
@@ -46,6 +47,7 @@ TRACE_TABLES: Final[tuple[TraceTable, ...]] = (
     TraceTable("model", "model_summary", model_summary_table),
     TraceTable("distributed", "distributed", distributed_table),
     TraceTable("distributed", "distributed", collectives_table),
+    TraceTable("distributed", "communication_calls", rank_waits_table),
     TraceTable("operator", "operators", operators_table),
     TraceTable("operator", "operators", operator_by_shape_table),
     TraceTable("kernel", "kernels", kernels_table),
