@@ -27,7 +27,8 @@ from typing import Any
 
 from selenium import webdriver
 
-from tests.timeline_page import make_trace, packed_trace, serve
+from tests.dashboard_page import serve
+from tests.timeline_page import make_trace, packed_trace, page_files
 
 PLACES = {"whole trace": 1.0, "one step": 0.1, "hundredth of a step": 0.001}
 MOVE = """
@@ -65,10 +66,10 @@ original(frame);
 ONCE = """
 const done = arguments[0];
 (async () => {
-  const { Slices } = await import("/static/timeline/slices.js");
-  const { Found } = await import("/static/timeline/search.js");
-  const { rangeSums } = await import("/static/timeline/range_sums.js");
-  const { chromeTrace } = await import("/static/timeline/chrome_trace.js");
+  const { Slices } = await import("/timeline/slices.js");
+  const { Found } = await import("/timeline/search.js");
+  const { rangeSums } = await import("/timeline/range_sums.js");
+  const { chromeTrace } = await import("/timeline/chrome_trace.js");
   const slices = new Slices(window.unpacked);
   const times = {};
   const time = async (name, call) => {
@@ -106,7 +107,7 @@ def measure(num_slices: int, num_levels: int, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
     driver = open_browser()
     try:
-        with serve(packed) as address:
+        with serve(page_files(packed)) as address:
             driver.get(address)
             while not driver.execute_script("return window.ready === true"):
                 time.sleep(0.1)

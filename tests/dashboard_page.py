@@ -34,7 +34,7 @@ Files = dict[str, tuple[bytes, str]]
 
 @contextmanager
 def serve(own: Files) -> Iterator[str]:
-    """Serve the dashboard's files, and before them ``own``, which may change meanwhile; yields the address."""
+    """Serve the dashboard's files, before them ``own``, which may change meanwhile; yields the address."""
     files = {name: (file.content, file.media_type) for name, file in static_files().items()}
 
     class Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,7 @@ PAGE = """<!doctype html>
 <title>Steps</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="html/parts.css">
-<link rel="stylesheet" href="html/report.css">
+<link rel="stylesheet" href="dashboard.css">
 <link rel="stylesheet" href="vendor/uplot/uPlot.min.css">
 <link rel="stylesheet" href="steps/steps.css">
 <body style="display: block"><main></main>

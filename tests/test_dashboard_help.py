@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import time
 
 import pytest
@@ -18,7 +16,7 @@ from lightning_modelprof.show.html_parts import (
     verdict_html,
 )
 from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
-from lightning_modelprof.tensorboard_plugin.static_files import static_files
+from tests.dashboard_page import HTML, SCRIPT, serve, watched
 from tests.fits import loader, run_fit
 
 ActionChains = pytest.importorskip(
@@ -26,10 +24,7 @@ ActionChains = pytest.importorskip(
 ).ActionChains
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
-POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'"
-"""What TensorBoard allows in a plugin's frame, without what we do not need."""
-
-PAGE = """<!DOCTYPE html><html lang="en" data-theme="{theme}"><meta charset="utf-8"><title>help</title>
+PAGE = """<!DOCTYPE html><html lang="en" data-theme="light"><meta charset="utf-8"><title>help</title>
 <link rel="icon" href="data:,"><link rel="stylesheet" href="html/parts.css">
 <link rel="stylesheet" href="help.css">
 <style>body {{ background: var(--page); color: var(--text); font: 14px/1.5 var(--sans) }}</style>
@@ -53,41 +48,28 @@ def size(browser):
     browser.set_window_size(1300, 900)
 
 
+@pytest.fixture(scope="module")
+def site():
+    """Address of the page, and its files."""
+    files = {}
+    with serve(files) as address:
+        yield address, files
+
+
 @pytest.fixture
-def show(browser):
-    """Opens a page with these parts; nothing may be said in the console."""
-    servers = []
+def show(browser, site):
+    """Opens a page with these parts."""
+    address, files = site
 
-    def opened(*parts, theme="light"):
-        files = {name: (file.content, file.media_type) for name, file in static_files().items()}
-        files[""] = (PAGE.format(theme=theme, body="".join(parts)).encode(), "text/html; charset=utf-8")
-        start = START.format(definitions=json.dumps(definitions_document()))
-        files["start.js"] = (start.encode(), "text/javascript")
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                content, media_type = files.get(self.path.strip("/"), (b"", ""))
-                self.send_response(200 if media_type else 404)
-                for name, value in (("Content-Type", media_type), ("Content-Security-Policy", POLICY)):
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *args):
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        browser.get_log("browser")
-        browser.get(f"http://127.0.0.1:{server.server_address[1]}/")
+    def opened(*parts):
+        files[""] = (PAGE.format(body="".join(parts)).encode(), HTML)
+        files["start.js"] = (START.format(definitions=json.dumps(definitions_document())).encode(), SCRIPT)
+        browser.get(address)
         wait(lambda: browser.execute_script("return typeof window.attach") == "function")
         return browser
 
-    yield opened
-    assert browser.get_log("browser") == []
-    for server in servers:
-        server.shutdown()
+    with watched(browser, address):
+        yield opened
 
 
 def wait(is_so, seconds=10):

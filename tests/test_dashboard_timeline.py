@@ -16,8 +16,9 @@ from lightning_modelprof.report.model import Unit
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.trace import Category
 from lightning_modelprof.show.format import format_amount, format_duration
+from tests.dashboard_page import serve, wait, watched
 from tests.sample_reports import HOSTILE_NAMES
-from tests.timeline_page import make_trace, packed_trace, serve
+from tests.timeline_page import make_trace, packed_trace, page_files
 
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
@@ -39,31 +40,16 @@ def size(browser):
 @contextmanager
 def opened(browser, meta, columns):
     """Show a trace; in the end nothing was said in the console and nobody else was asked for anything."""
-    with serve(packed_trace(meta, columns)) as address:
-        browser.get_log("performance")
-        browser.get_log("browser")
+    with serve(page_files(packed_trace(meta, columns))) as address, watched(browser, address):
         browser.get(address)
         wait(browser, "return window.ready === true")
         yield
-        assert browser.get_log("browser") == []
-        messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-        sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-        assert sent
-        assert [url for url in sent if not url.startswith((address, "data:", "blob:" + address))] == []
 
 
 @pytest.fixture
 def page(browser):
     with opened(browser, META, COLUMNS):
         yield browser
-
-
-def wait(browser, script, *arguments):
-    end = time.monotonic() + 20
-    while not (answer := browser.execute_script(script, *arguments)):
-        assert time.monotonic() < end, browser.get_log("browser")
-        time.sleep(0.02)
-    return answer
 
 
 def next_frame(browser):
@@ -175,8 +161,12 @@ def expected_at(row, begin, per_pixel, pixel):
     return {-1}
 
 
-@pytest.mark.parametrize("share", [1, 0.1, 0.003])
-def test_a_click_selects_the_slice_that_is_drawn_there(page, share):
+def test_a_click_selects_the_slice_that_is_drawn_there(page):
+    for share in (1, 0.1, 0.003):
+        check_clicks(page, share)
+
+
+def check_clicks(page, share):
     random = np.random.default_rng(int(1000 * share))
     length = META["end_ns"] - META["begin_ns"]
     begin = META["begin_ns"] if share == 1 else BEGIN[ROWS[3] + 40] - 0.2 * share * length  # many at once
@@ -198,8 +188,12 @@ def test_a_click_selects_the_slice_that_is_drawn_there(page, share):
     assert len(set(found)) > 6
 
 
-@pytest.mark.parametrize("share", [1, 0.02])
-def test_pixels_show_what_is_busy(page, share):
+def test_pixels_show_what_is_busy(page):
+    for share in (1, 0.02):
+        check_pixels(page, share)
+
+
+def check_pixels(page, share):
     length = META["end_ns"] - META["begin_ns"]
     begin = META["begin_ns"] + (1 - share) * 0.4 * length
     zoom(page, begin, begin + share * length)
@@ -253,8 +247,12 @@ def panel(browser):
     )
 
 
-@pytest.mark.parametrize("row", [1, 2, 4, 9])
-def test_what_is_known_of_a_slice(page, row):
+def test_what_is_known_of_a_slice(page):
+    for row in (1, 2, 4, 9):
+        check_panel(page, row)
+
+
+def check_panel(page, row):
     index = int(ROWS[row]) + 3
     select(page, index)
     lane, depth, _ = META["rows"][row]
@@ -309,8 +307,13 @@ def search(browser, text):
     field.send_keys(Keys.ENTER)
 
 
-@pytest.mark.parametrize("text", ["gemm", "OPERATOR_1", "aten _1", "no such name"])
-def test_search_counts_and_goes_through_matches_in_order_of_time(page, text):
+def test_search_counts_and_goes_through_matches_in_order_of_time(page):
+    for text in ("gemm", "OPERATOR_1", "aten _1", "no such name"):
+        page.execute_script("window.mount()")
+        check_search(page, text)
+
+
+def check_search(page, text):
     words = text.lower().split()
     matches = [index for index, name in enumerate(NAMES) if all(word in name.lower() for word in words)]
     in_order = sorted(matches, key=lambda index: (BEGIN[index], index))
@@ -441,18 +444,16 @@ def test_keys_move_among_neighbours(page):
     page.execute_script("document.querySelector('.tl-help').close()")
 
 
-@pytest.mark.parametrize("place", [7, 50, 51, 52, 300])
-def test_arrows_lead_to_the_slice_of_the_next_lane_that_is_nearest_in_time(page, place):
-    kernel = int(ROWS[9]) + place
-    select(page, kernel)
-    press(page, Keys.ARROW_DOWN)
-    below = state(page)["selected"]
+def test_arrows_lead_to_the_slice_of_the_next_lane_that_is_nearest_in_time(page):
     (row,) = (row for row, (lane, _, _) in enumerate(META["rows"]) if lane == 3)
     own = np.arange(ROWS[row], ROWS[row + 1])
-    away = np.maximum(0, np.maximum(BEGIN[own] - BEGIN[kernel], BEGIN[kernel] - END[own]))
-    assert below in own[away == away.min()]
-    press(page, Keys.ARROW_UP, Keys.ARROW_UP)
-    assert META["rows"][ROW_OF[state(page)["selected"]]][0] == 1
+    for kernel in (ROWS[9] + place for place in (7, 50, 51, 52, 300)):
+        select(page, kernel)
+        press(page, Keys.ARROW_DOWN)
+        away = np.maximum(0, np.maximum(BEGIN[own] - BEGIN[kernel], BEGIN[kernel] - END[own]))
+        assert state(page)["selected"] in own[away == away.min()]
+        press(page, Keys.ARROW_UP, Keys.ARROW_UP)
+        assert META["rows"][ROW_OF[state(page)["selected"]]][0] == 1
 
 
 def test_the_wheel_zooms_where_the_pointer_is(page):
@@ -549,8 +550,8 @@ def read_back(browser, tmp_path, function="chromeTrace"):
         """
         const [name, done] = arguments;
         (async () => {
-          const { Slices } = await import("/static/timeline/slices.js");
-          const trace = await import("/static/timeline/chrome_trace.js");
+          const { Slices } = await import("/timeline/slices.js");
+          const trace = await import("/timeline/chrome_trace.js");
           const bytes = new Uint8Array(await (await trace[name](new Slices(unpacked))).arrayBuffer());
           let text = "";
           for (let at = 0; at < bytes.length; at += 30000) {
@@ -656,7 +657,7 @@ def test_perfetto_may_not_open_or_not_answer(page):
     assert "pop-ups" in page.execute_script(MESSAGE)
     said = page.execute_async_script(
         "const done = arguments[0]; window.open = () => ({ postMessage: () => {} });"
-        "import('/static/timeline/perfetto.js').then(({ openInPerfetto }) =>"
+        "import('/timeline/perfetto.js').then(({ openInPerfetto }) =>"
         " openInPerfetto(async () => new Blob([]), 't',"
         " (text) => text.includes('did not') && done(text), 300))"
     )
@@ -760,7 +761,7 @@ def test_numbers_are_written_as_python_writes_them(page):
     values = [*whole, *halves, *parts, *(-value for value in parts[:200]), 0.5, 2.5, 0.125, 1e300, 5e-324]
     for name, unit in (
         ("formatDuration", Unit.DURATION_NS), ("formatBytes", Unit.BYTES), ("formatCount", Unit.COUNT),
-        ("formatRatio", Unit.RATIO),
+        ("formatRatio", Unit.RATIO), ("formatRate", Unit.RATE),
     ):  # fmt: skip
         script = f"return arguments[0].map((value) => format.{name}(value))"
         written = page.execute_script(script, values)
@@ -778,7 +779,8 @@ def test_the_largest_of_neighbours_is_found_without_looking_at_all(page):
         limits = random.integers(-1, size // 4 + 2, 200).tolist()
         script = """
             const [values, ranges, limits, done] = arguments;
-            import("/static/timeline/range_max.js").then(({ RangeMax, firstAbove, firstFrom }) => {
+            const modules = ["/timeline/range_max.js", "/sorted.js"].map((name) => import(name));
+            Promise.all(modules).then(([{ RangeMax }, { firstAbove, firstFrom }]) => {
               const tree = new RangeMax(values);
               const sorted = Float64Array.from(values).sort();
               done([

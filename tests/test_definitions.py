@@ -22,8 +22,8 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables import TRACE_TABLES
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.tensorboard_plugin import definitions, report_page
-from lightning_modelprof.tensorboard_plugin.definitions import definition_of, definitions_document
-from lightning_modelprof.tensorboard_plugin.report_page import key_of
+from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
+from lightning_modelprof.tensorboard_plugin.report_page import Definition, key_of
 from tests.fits import ROOT, loader, run_fit
 from tests.traces import FOLDER, load
 
@@ -66,6 +66,31 @@ def trace_table_ids():
         yield "table", entry.build({0: Absent("a test")}, DEFAULT_OPTIONS).id
 
 
+def definition_of(kind, name, label=""):
+    """What ``static/help.js`` finds for a figure; ``None`` if nothing.
+
+    Args:
+        kind: ``table``, ``chart``, ``flame``, ``figure``, ``phase``, ``rule`` or ``verdict``; ``column`` or
+            ``row`` of a table.
+        name: of a table, chart, flame graph, rule or verdict its id, of a phase or key figure its label.
+        label: of a column (after its group's) or a row.
+    """
+    document = definitions_document()
+    figures = document["figures"]
+    if kind in ("table", "column", "row"):  # one for each window, and one of changes for each table
+        name = "changes" if name.endswith("_changes") else re.sub(r"(?<=^model_summary)_\d+$", "", name)
+    if kind in ("column", "row"):
+        label = re.sub(r" \([^)]*\)$", "", label) if kind == "row" else label  # ips (steps/s)
+        words = label.split(" ")
+        # The group's label is a part of some terms and not of others: CPU Total, Latency.
+        keys = [f"{kind}:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words))]
+        keys += [f"column:*:{key_of(label)}", f"column:*:{key_of(words[-1])}"] if kind == "column" else []
+    else:
+        keys = [f"{kind}:{key_of(name) if kind in ('figure', 'phase') else name}"]
+    anchor = next((figures[key] for key in keys if key in figures), None)
+    return None if anchor is None else Definition(**document["sections"][anchor], anchor=anchor)
+
+
 IDS = sorted(built_ids() | set(trace_table_ids()))
 
 
@@ -91,7 +116,7 @@ def test_the_ids_are_found():
 @pytest.mark.parametrize(("kind", "name"), IDS)
 def test_everything_that_can_be_built_is_defined(kind, name):
     definition = definition_of(kind, name)
-    assert definition is not None, f"{kind} {name}: write it into docs/report.md, and into _SECTIONS"
+    assert definition is not None, f"{kind} {name}: write it into docs/report.md, and into SECTIONS"
     assert len(definition.html) > 40
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
-import subprocess
-import sys
 import time
 import urllib.request
 
@@ -17,6 +13,7 @@ from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings
+from tests.tensorboard_server import tensorboard
 
 GIB = 2**30
 
@@ -29,40 +26,28 @@ class WithHparams(Net):
         self.save_hyperparameters()
 
 
-@contextlib.contextmanager
-def tensorboard(folder, *arguments):
-    """A running TensorBoard; yields a function that posts to its HParams plugin."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            found = (re.search(r"http://\S+/", line) for line in process.stderr)
-            address = next(match.group(0) for match in found if match)
-
-            def post(route, **body):
-                request = urllib.request.Request(
-                    f"{address}data/plugin/hparams/{route}",
-                    json.dumps(body).encode(),
-                    {"Content-Type": "application/json"},
-                )
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    return json.load(answer)
-
-            yield post
-        finally:
-            process.terminate()
+def post(server, route, **body):
+    """An answer of TensorBoard's HParams plugin."""
+    request = urllib.request.Request(
+        f"{server.url}data/plugin/hparams/{route}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
-def tab_of(folder, num_rows, *arguments):
+def tab_of(folder, num_rows, *, is_fast=True):
     """What the tab shows: names of its columns, and name of the row → (hparams, metrics)."""
-    with tensorboard(folder, *arguments) as post:
+    with tensorboard(folder, is_fast=is_fast) as server:
         end = time.monotonic() + 60
         while True:
-            columns = post("experiment", experimentName="")
+            columns = post(server, "experiment", experimentName="")
             statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
-            groups = post("session_groups", allowedStatuses=statuses, startIndex=0, sliceSize=100)
+            groups = post(server, "session_groups", allowedStatuses=statuses, startIndex=0, sliceSize=100)
             if len(groups.get("sessionGroups", [])) >= num_rows or time.monotonic() > end:
                 break
-            time.sleep(0.3)
+            time.sleep(0.2)
     rows = {
         group["name"]: (
             group["hparams"],
@@ -81,10 +66,10 @@ def fit(folder, module, *, batch_size=2, logger=None, **kwargs):
     return callback
 
 
-@pytest.mark.parametrize("data_loader", ["true", "false"])
-def test_rows_of_two_fits(tmp_path, data_loader):
+@pytest.mark.parametrize("is_fast", [True, False])  # TensorBoard has two readers of event files
+def test_rows_of_two_fits(tmp_path, is_fast):
     callbacks = [fit(tmp_path, Net(), batch_size=size) for size in (2, 4)]
-    columns, rows = tab_of(tmp_path / "logs", 2, "--load_fast", data_loader)
+    columns, rows = tab_of(tmp_path / "logs", 2, is_fast=is_fast)
     assert set(rows) == {"version_0/modelprof", "version_1/modelprof"}
     assert {"batch_size", "num_workers", "precision", "optimizer", "model"} <= columns
     for version, callback in enumerate(callbacks):
@@ -188,11 +173,13 @@ def test_plain_hparams():
 
 def test_a_run_that_failed_says_so(tmp_path):
     write_hparams(str(tmp_path / "failed"), {"name": "<b>"}, {"m": 1.0}, 3, succeeded=False)
-    with tensorboard(tmp_path) as post:
+    with tensorboard(tmp_path) as server:
         end = time.monotonic() + 60
         groups = []
         while not groups and time.monotonic() < end:
-            groups = post("session_groups", allowedStatuses=["STATUS_FAILURE"], startIndex=0, sliceSize=9)
+            groups = post(
+                server, "session_groups", allowedStatuses=["STATUS_FAILURE"], startIndex=0, sliceSize=9
+            )
             groups = groups.get("sessionGroups", [])
     [group] = groups
     assert group["hparams"] == {"name": "<b>"}

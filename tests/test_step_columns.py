@@ -18,7 +18,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import NOT_MEASURED, RankRecord, Run, RunInfo, StepTag, StepTimings
 from lightning_modelprof.show.columns import pack_columns, unpack_columns
 from lightning_modelprof.show.html_chart import chart_view
-from lightning_modelprof.show.step_columns import MAX_STEPS, TAG_WORDS, pack_steps, unpack_steps
+from lightning_modelprof.show.step_columns import TAG_WORDS, pack_steps, unpack_steps
 
 # The order in which docs/report.md names what is not clean, by the tag that says so: the first one counts.
 DEFINITION = (
@@ -136,12 +136,12 @@ def test_layers_and_colours_are_those_of_the_report(steps):
             assert sum(series.values) == pytest.approx(total)
 
 
-def test_only_the_newest_steps_are_packed_and_a_note_says_so():
-    steps = make_run(MAX_STEPS + 5)
-    meta, packed = unpack_columns(pack_steps(step_columns(steps)))
-    assert meta["notes"] == ["The newest 1,000,000 steps; 5 older ones are left out."]
+def test_only_the_newest_steps_are_packed_and_a_note_says_so(monkeypatch):
+    monkeypatch.setattr("lightning_modelprof.show.step_columns.MAX_STEPS", 1_000)
+    meta, packed = unpack_columns(pack_steps(step_columns(make_run(1_005))))
+    assert meta["notes"] == ["The newest 1,000 steps; 5 older ones are left out."]
     assert packed["step"][0] == 5
-    assert {len(column) for column in packed.values()} == {MAX_STEPS}
+    assert {len(column) for column in packed.values()} == {1_000}
     assert unpack_columns(pack_steps(step_columns(make_run(3))))[0]["notes"] == []
 
 

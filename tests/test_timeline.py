@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter as Multiset
 from dataclasses import fields, replace
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import lightning_modelprof
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.report.model import Unit
@@ -30,6 +32,7 @@ from tests.traces import FOLDER, event, load, make_trace
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from generate_trace import generate_trace
 
+STATIC = Path(lightning_modelprof.__file__).parent / "tensorboard_plugin" / "static"
 REAL = sorted(path.name.removesuffix(".pt.trace.json.gz") for path in FOLDER.glob("*.pt.trace.json.gz"))
 needs_real_traces = pytest.mark.skipif(
     not REAL, reason="the real traces are not here; set MODELPROF_TRACES to their folder"
@@ -301,6 +304,19 @@ def test_kinds_in_plain_words():
     )
     assert kinds(found) == truth | {old_range[1]: "user range"}
     assert set(found.categories) == set(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("file", "table", "others"),
+    # A collective has a category of Kineto's by the side that it is on, and what is other keeps its word.
+    [("colors.js", "BASES", set()), ("chrome_trace.js", "KINETO", {"communication", "other"})],
+)
+def test_the_page_knows_every_kind(file, table, others):
+    source = (STATIC / "timeline" / file).read_text(encoding="utf-8")
+    body = re.search(rf"const {table} = {{(.*?)}};", source, re.DOTALL).group(1)
+    keys = {quoted or plain for quoted, plain in re.findall(r'(?:"([^"]+)"|(\w+)):', body)}
+    assert keys | others == set(WORDS)
+    assert PYTHON_FUNCTION in keys
 
 
 def test_details():

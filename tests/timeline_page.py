@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,26 @@ def packed_trace(meta: Meta, columns: Columns) -> bytes:
     return pack_columns(meta, columns, frozenset({"begin"}))
 
 
+CATEGORIES = ("step", "operator", "runtime call", "kernel", "memcpy")
+STEP, OPERATOR, RUNTIME_CALL, KERNEL, MEMCPY = range(5)
+NAMES = ("aten::operator", "cudaLaunchKernel", "void gemm_kernel", "Memcpy")  # of all categories but steps
+NUM_NAMES = 12  # of each, numbered
+
+
+@dataclass(eq=False, kw_only=True)
+class Row:
+    """Slices of one lane and depth; ``launched_by`` are places of others in the row ``launcher``."""
+
+    lane: int
+    depth: int
+    begin: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    category: int
+    num_names: int
+    launcher: Row | None = None
+    launched_by: NDArray[np.int64] | None = None
+
+
 def make_trace(
     num_operators: int = 60, num_steps: int = 10, num_levels: int = 3, begin_ns: int = 1_000_003
 ) -> tuple[Meta, Columns]:
@@ -66,29 +87,52 @@ def make_trace(
         The description and the columns of a timeline.
     """
     random = np.random.default_rng(0)
-    rows: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int, int]] = []
     step_ns = 12_000_003
     first = begin_ns + step_ns * np.arange(num_steps)
-    rows.append((0, 0, first, np.full(num_steps, step_ns - 70_001), 0, 1))
-    launches: list[tuple[NDArray[np.int64], int]] = []
+    in_steps = np.full(num_steps, step_ns - 70_001)
+    rows = [Row(lane=0, depth=0, begin=first, duration=in_steps, category=STEP, num_names=1)]
+    launches = []
     for lane in (0, 1):
         begin, length = _cut(first + 1_000, np.full(num_steps, step_ns - 80_000), num_operators, random)
-        depth = 1 - lane
-        for level, pieces in enumerate((3, 2, *(1,) * (num_levels - 2))):
-            rows.append((lane, depth + level, begin, length, 1, 12))
+        depth = 1 - lane  # below the steps
+        for pieces in (3, 2, *(1,) * (num_levels - 2)):
+            rows.append(
+                Row(
+                    lane=lane,
+                    depth=depth,
+                    begin=begin,
+                    duration=length,
+                    category=OPERATOR,
+                    num_names=NUM_NAMES,
+                )
+            )
+            depth += 1
             begin, length = _cut(begin, length, pieces, random)
-        rows.append((lane, depth + num_levels, begin, length, 2, 3))
-        launches.append((begin, len(rows) - 1))
-    kernel_rows = []
+        launches.append(
+            Row(lane=lane, depth=depth, begin=begin, duration=length, category=RUNTIME_CALL, num_names=3)
+        )
     for stream in range(3):
-        begins, source = launches[stream % 2]
-        chosen = np.arange(stream // 2, len(begins), 2)
+        launcher = launches[stream % 2]
+        chosen = np.arange(stream // 2, len(launcher.begin), 2)
         length = random.integers(1_000, 30_000, len(chosen))
+        # Each begins when it was launched, or when the one before has ended.
         total = np.cumsum(length)
-        end = total + np.maximum.accumulate(begins[chosen] + 4_321 - (total - length))
-        kernel_rows.append((len(rows), source, chosen))
-        rows.append((2 + stream, 0, end - length, length, 3 if stream < 2 else 4, 9))
-    return _columns(rows, kernel_rows, first, step_ns, begin_ns, random)
+        end = total + np.maximum.accumulate(launcher.begin[chosen] + 4_321 - (total - length))
+        rows.append(
+            Row(
+                lane=2 + stream,
+                depth=0,
+                begin=end - length,
+                duration=length,
+                category=KERNEL if stream < 2 else MEMCPY,
+                num_names=9,
+                launcher=launcher,
+                launched_by=chosen,
+            )
+        )
+    rows = sorted((*rows, *launches), key=lambda row: (row.lane, row.depth))
+    steps = [[number + 5, int(at), int(at) + step_ns] for number, at in enumerate(first)]
+    return _packed_form(rows, steps, random)
 
 
 def _cut(
@@ -103,34 +147,23 @@ def _cut(
     return inner.ravel(), np.maximum(used.astype(np.int64) - 2, 1).ravel()
 
 
-def _columns(rows, kernel_rows, first, step_ns, begin_ns, random):
-    names = ["ProfilerStep#"]
-    starts = {0: 0}
-    for kind, label in (
-        (1, "aten::operator"),
-        (2, "cudaLaunchKernel"),
-        (3, "void gemm_kernel"),
-        (4, "Memcpy"),
-    ):
-        starts[kind] = len(names)
-        names += [f"{label}_{number}" for number in range(12)]
-    order = sorted(range(len(rows)), key=lambda place: rows[place][:2])
-    offset = {}
-    count = 0
-    for place in order:
-        offset[place] = count
-        count += len(rows[place][2])
-    launch = np.full(count, -1, np.int64)
-    for place, source, chosen in kernel_rows:
-        launch[offset[place] : offset[place] + len(chosen)] = offset[source] + chosen
-    name, category = [], []
-    for place in order:
-        _, _, begin, _, kind, variety = rows[place]
-        name.append(starts[kind] + random.integers(0, variety, len(begin)))
-        category.append(np.full(len(begin), kind))
-    begin = np.concatenate([rows[place][2] for place in order])
-    duration = np.concatenate([rows[place][3] for place in order])
-    end_ns = int((begin + duration).max())
+def _packed_form(
+    rows: list[Row], steps: list[list[int]], random: np.random.Generator
+) -> tuple[Meta, Columns]:
+    """What is packed of such rows, in order of lane and depth."""
+    begin = np.concatenate([row.begin for row in rows])
+    duration = np.concatenate([row.duration for row in rows])
+    category = np.concatenate([np.full(len(row.begin), row.category) for row in rows])
+    first_name = [0, *(1 + NUM_NAMES * place for place in range(len(NAMES)))]
+    name = np.concatenate(
+        [first_name[row.category] + random.integers(0, row.num_names, len(row.begin)) for row in rows]
+    )
+    offset = np.cumsum([0, *(len(row.begin) for row in rows)])
+    launch = np.full(len(begin), -1, np.int64)
+    for place, row in enumerate(rows):
+        if row.launcher is not None:
+            launch[offset[place] : offset[place + 1]] = offset[rows.index(row.launcher)] + row.launched_by
+    begin_ns, end_ns = steps[0][1], int((begin + duration).max())
     times = np.sort(random.integers(begin_ns, end_ns, 500))
     host, device = "host", "GPU 0"
     meta = {
@@ -140,23 +173,22 @@ def _columns(rows, kernel_rows, first, step_ns, begin_ns, random):
             {"label": "autograd thread 2", "group": host, "is_device": False},
             *({"label": f"GPU 0 stream {n}", "group": device, "is_device": True} for n in (7, 13, 20)),
         ],
-        "names": names,
-        "categories": ["step", "operator", "runtime call", "kernel", "memcpy"],
+        "names": ["ProfilerStep#", *(f"{name}_{number}" for name in NAMES for number in range(NUM_NAMES))],
+        "categories": list(CATEGORIES),
         "details": ["shapes: [[64, 3], [3, 8]]\nmodel.py(12): forward"],
-        "steps": [[number + 5, int(at), int(at) + step_ns] for number, at in enumerate(first)],
+        "steps": steps,
         "notes": [],
-        "counters": [{"label": "GPU 0 memory", "group": device, "unit": "bytes", "count": 500}],
-        "rows": [[rows[place][0], rows[place][1], len(rows[place][2])] for place in order],
+        "counters": [{"label": "GPU 0 memory", "group": device, "unit": "bytes", "count": len(times)}],
+        "rows": [[row.lane, row.depth, len(row.begin)] for row in rows],
     }  # fmt: skip
-    category_column = np.concatenate(category)
     columns = {
         "begin": begin,
         "duration": duration,
-        "name": np.concatenate(name),
-        "category": category_column,
-        "detail": np.where(category_column == 1, 0, -1),
+        "name": name,
+        "category": category,
+        "detail": np.where(category == OPERATOR, 0, -1),
         "launch": launch,
         "counter_0_time": times,
-        "counter_0_value": np.cumsum(random.integers(-50, 60, 500)).clip(0) * 1_000_000.0,
+        "counter_0_value": np.cumsum(random.integers(-50, 60, len(times))).clip(0) * 1_000_000.0,
     }
     return meta, columns

@@ -44,7 +44,7 @@ def window_profile(
     """The profile of one window, or of traces of one job that somebody else recorded.
 
     Args:
-        traces: of each rank the trace and what it says; at least one.
+        traces: of each rank the trace and what it says; at least one, and no two of one rank.
         window: number of the window.
         loop: the Trainer's method.
         options: how the tables are cut and sorted.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from lightning_modelprof.report.changed_figures import (
@@ -19,7 +18,8 @@ from lightning_modelprof.report.changed_figures import (
     num_steps,
 )
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-from lightning_modelprof.report.row_paths import Path, row_paths
+from lightning_modelprof.report.row_pairs import RowPair, TableSide, name_positions, pair_rows, position_of
+from lightning_modelprof.report.row_paths import RowPath
 
 _STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
 
@@ -67,11 +67,8 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
     if key is None or reason is not None:
         return _table(before, after, key, figure, rows=(), absent_reason=reason)
     divisors = steps if figure.sum_over is not None else (None, None)
-    sides = [
-        _Side(table, key, figure, divisor) for table, divisor in zip((before, after), divisors, strict=True)
-    ]
-    rows = {path: _pair(path, sides[0], sides[1]) for path in (sides[0].at | sides[1].at)}
-    ordered = list(_in_order(rows))
+    sides = (TableSide(before, key, figure, divisors[0]), TableSide(after, key, figure, divisors[1]))
+    ordered = list(_in_order(pair_rows(*sides)))
     is_by_row = any(side.unit is Unit.BY_ROW for side in sides)
     return _table(
         before,
@@ -85,84 +82,7 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
     )
 
 
-class _Side:
-    """The rows of one table by their paths."""
-
-    def __init__(self, table: Table, key: str, figure: Figure, divisor: int | None) -> None:
-        self.table = table
-        self.names = _name_positions(table, figure)
-        self.at = dict(row_paths(table, self.names))
-        self.position = _position(table, key)
-        self.unit = table.columns[self.position].unit
-        counted = calls_column(table)
-        self.calls = None if counted is None else counted.key
-        self.divisor = divisor
-
-    def value(self, path: Path) -> float | None:
-        """The figure of a row, per step where it is a sum."""
-        return self._number(path, self.position)
-
-    def num_calls(self, path: Path) -> float | None:
-        """Its number of calls, per step where the figure is."""
-        return None if self.calls is None else self._number(path, _position(self.table, self.calls))
-
-    def row_unit(self, path: Path) -> Unit | None:
-        """The unit of a row's figure; ``None`` without the row."""
-        if path not in self.at:
-            return None
-        return self.table.row_units[self.at[path]] if self.unit is Unit.BY_ROW else self.unit
-
-    def name_cells(self, path: Path) -> tuple[Cell, ...]:
-        row = self.table.rows[self.at[path]]
-        return tuple(row[position] for position in self.names)
-
-    def _number(self, path: Path, position: int) -> float | None:
-        if path not in self.at:
-            return None
-        cell = self.table.rows[self.at[path]][position]
-        if not isinstance(cell, int | float):
-            return None
-        return cell if self.divisor is None else cell / self.divisor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pair:
-    """A row of both sides, or of one of them."""
-
-    names: tuple[Cell, ...]
-    unit: Unit
-    before: float | None
-    after: float | None
-    difference: float | None
-    calls: tuple[float | None, float | None]
-    state: str
-
-    @property
-    def weight(self) -> float:
-        """How far up the row belongs."""
-        if self.difference is not None:
-            return abs(self.difference)
-        return max((abs(value) for value in (self.before, self.after) if value is not None), default=-1.0)
-
-
-def _pair(path: Path, before: _Side, after: _Side) -> _Pair:
-    units = [side.row_unit(path) for side in (before, after)]
-    known = [unit for unit in units if unit is not None]
-    old, new = before.value(path), after.value(path)
-    if len(set(known)) > 1:  # the same name for two things
-        new = None
-    return _Pair(
-        names=(before if path in before.at else after).name_cells(path),
-        unit=known[0],
-        before=old,
-        after=new,
-        difference=None if old is None or new is None else new - old,
-        calls=(before.num_calls(path), after.num_calls(path)),
-        state="" if None not in units else "new" if units[0] is None else "gone",
-    )
-
-
-def _in_order(rows: Mapping[Path, _Pair]) -> Iterator[tuple[int, _Pair]]:
+def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[tuple[int, RowPair]]:
     """Depth and row: those in the same row by unit and weight, each followed by those in it.
 
     A row without a figure on either side is left out, unless one in it has one.
@@ -171,29 +91,36 @@ def _in_order(rows: Mapping[Path, _Pair]) -> Iterator[tuple[int, _Pair]]:
         path: next((path[:end] for end in range(len(path) - 1, 0, -1) if path[:end] in rows), ())
         for path in rows
     }
-    kept: set[Path] = set()
-    for path, row in rows.items():
-        while row.weight >= 0 and path and path not in kept:
-            kept.add(path)
-            path = parents[path]  # noqa: PLW2901  # up to the top
-    children: defaultdict[Path, list[Path]] = defaultdict(list)
+    kept = _with_those_above((path for path, row in rows.items() if row.weight >= 0), parents)
+    children: defaultdict[RowPath, list[RowPath]] = defaultdict(list)
     for path in rows:
         if path in kept:
             children[parents[path]].append(path)
     units = list(dict.fromkeys(row.unit for row in rows.values()))
 
-    def ordered(paths: Sequence[Path]) -> list[Path]:
+    def ordered(paths: Sequence[RowPath]) -> list[RowPath]:
         """Times and bytes cannot be told apart by size, so units come first."""
         return sorted(paths, key=lambda path: (units.index(rows[path].unit), -rows[path].weight))
 
-    waiting: list[tuple[int, Path]] = [(0, path) for path in reversed(ordered(children[()]))]
+    waiting: list[tuple[int, RowPath]] = [(0, path) for path in reversed(ordered(children[()]))]
     while waiting:
         depth, path = waiting.pop()
         yield depth, rows[path]
         waiting += [(depth + 1, child) for child in reversed(ordered(children[path]))]
 
 
-def _cells(row: _Pair, *, has_calls: bool) -> tuple[Cell, ...]:
+def _with_those_above(paths: Iterable[RowPath], parents: Mapping[RowPath, RowPath]) -> set[RowPath]:
+    """Some rows and the rows that they are in, up to the top, whose path is empty."""
+    found: set[RowPath] = set()
+    for path in paths:
+        above = path
+        while above and above not in found:
+            found.add(above)
+            above = parents[above]
+    return found
+
+
+def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
     ratio = row.difference / row.before if row.difference is not None and row.before else None
     calls = row.calls if has_calls else ()
     return (*row.names, row.before, row.after, row.difference, ratio, *calls, row.state)
@@ -211,8 +138,8 @@ def _table(
     notes: tuple[str, ...] = (),
     absent_reason: str | None = None,
 ) -> Table:
-    names = [before.columns[position] for position in _name_positions(before, figure)]
-    column = None if key is None else before.columns[_position(before, key)]
+    names = [before.columns[position] for position in name_positions(before, figure)]
+    column = None if key is None else before.columns[position_of(before, key)]
     unit = Unit.TEXT if column is None else column.unit
     per_step = " per step" if figure.sum_over is not None else ""
     counted = calls_column(before) or calls_column(after)
@@ -245,7 +172,7 @@ def _table(
     )
 
 
-def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[_Pair]) -> tuple[str, ...]:
+def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[RowPair]) -> tuple[str, ...]:
     notes = []
     if figure.sum_over == "window":
         notes.append(
@@ -272,18 +199,6 @@ def _why_not(key: str | None, figure: Figure, steps: tuple[int | None, int | Non
     return f"it is not known {' and '.join(unknown)} over how many steps the figures are sums"
 
 
-def _name_positions(table: Table, figure: Figure) -> list[int]:
-    if figure.names is None:
-        return [0]
-    return [position for key in figure.names if (position := column_position(table, key)) is not None]
-
-
-def _position(table: Table, key: str) -> int:
-    position = column_position(table, key)
-    assert position is not None
-    return position
-
-
 def _has_numbers(table: Table, key: str) -> bool:
     position = column_position(table, key)
     return position is not None and any(is_number(row[position]) for row in table.rows)
@@ -291,5 +206,5 @@ def _has_numbers(table: Table, key: str) -> bool:
 
 def _has_changed(changes: Table) -> bool:
     """Whether a row is new or gone, or has a difference."""
-    at, state = _position(changes, "difference"), _position(changes, "state")
+    at, state = position_of(changes, "difference"), position_of(changes, "state")
     return any(row[at] or row[state] for row in changes.rows)

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from lightning_modelprof.report.model import Table, Unit
 
-Path = tuple[str, ...]
+RowPath = tuple[str, ...]
 """The texts of a row after those of the rows that it is in."""
 
 
-def row_paths(table: Table, names: Sequence[int] | None = None) -> Mapping[Path, int]:
+def row_paths(table: Table, names: Sequence[int] | None = None) -> Mapping[RowPath, int]:
     """The path of each row → its position; a second such row gets a number.
 
     Args:
         table: any.
         names: positions of the columns that name a row; ``None`` for all texts.
     """
-    rows: dict[Path, int] = {}
+    rows: dict[RowPath, int] = {}
     path: list[str] = []
     if names is None:
         names = [position for position, column in enumerate(table.columns) if column.unit is Unit.TEXT]

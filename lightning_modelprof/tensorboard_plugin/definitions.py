@@ -113,36 +113,6 @@ _PHASE_ROWS: Final = frozenset(("phases", "model_summary", "comparison_phases"))
 """Tables whose rows are phases, where nothing else is said of them."""
 
 
-def definition_of(kind: str, name: str, label: str = "") -> Definition | None:
-    """What a figure means; ``None`` if the page does not say it, or is not installed.
-
-    Args:
-        kind: ``table``, ``chart``, ``flame``, ``figure``, ``phase``, ``rule`` or ``verdict``; ``column`` or
-            ``row`` of a table.
-        name: of a table, chart, flame graph, rule or verdict its id, of a phase or key figure its label.
-        label: of a column (after its group's) or a row.
-    """
-    document = definitions_document()
-    figures = document["figures"]
-    keys = [f"{kind}:{key_of(name) if kind in ('figure', 'phase') else table_of(name)}"]
-    if kind in ("column", "row"):
-        name = table_of(name)
-        label = re.sub(r" \([^)]*\)$", "", label) if kind == "row" else label  # ips (steps/s)
-        parts = label.split(" ")
-        # The group's label is a part of some terms and not of others: CPU Total, Latency.
-        keys = [f"{kind}:{name}:{key_of(' '.join(parts[start:]))}" for start in range(len(parts))]
-        keys += [f"column:*:{key_of(label)}", f"column:*:{key_of(parts[-1])}"] if kind == "column" else []
-    anchor = next((figures[key] for key in keys if key in figures), None)
-    if anchor is None:
-        return None
-    return Definition(**document["sections"][anchor], anchor=anchor)
-
-
-def table_of(name: str) -> str:
-    """The table that a table is one of: there is one for each window, and one of changes for each table."""
-    return "changes" if name.endswith("_changes") else re.sub(r"(?<=^model_summary)_\d+$", "", name)
-
-
 @cache
 def definitions_document() -> dict[str, Any]:
     """All definitions as plain JSON values.
@@ -157,32 +127,45 @@ def definitions_document() -> dict[str, Any]:
         return {"sections": {}, "figures": {}}
     render = renderer()
     sections = {section.heading: section for section in sections_of(page, render)}
-    shown = {
-        one.anchor: {"heading": one.heading, "html": render("\n".join(one.lines))}
-        for one in sections.values()
-        if any(one.lines)
+    whole = {
+        heading: Definition(heading, render("\n".join(section.lines)), section.anchor)
+        for heading, section in sections.items()
+        if any(section.lines)
     }
-    found: dict[str, Definition] = {}
-    for name, place in SECTIONS["table"].items():
-        found |= _of_table(name, sections.get(place.partition("#")[0]), render)
-    found |= _of_table("*", sections.get(_COMMON), render)
     listed = dict(_listed(sections, render))
+    defined = _phase_rows(listed) | _of_tables(sections, render) | listed | dict(_mapped(sections, whole))
+    shown = (*whole.values(), *defined.values())
+    return {
+        "sections": {one.anchor: {"heading": one.heading, "html": one.html} for one in shown},
+        "figures": {key: one.anchor for key, one in defined.items()},
+    }
+
+
+def _phase_rows(listed: dict[str, Definition]) -> dict[str, Definition]:
+    """The phases as rows of the tables that have them."""
     phases = {key.removeprefix("phase:"): one for key, one in listed.items() if key.startswith("phase:")}
-    found |= listed
-    for table in _PHASE_ROWS:
-        found = {f"row:{table}:{name}": one for name, one in phases.items()} | found
+    return {f"row:{table}:{name}": one for table in _PHASE_ROWS for name, one in phases.items()}
+
+
+def _of_tables(sections: dict[str, Section], render: Render) -> dict[str, Definition]:
+    """Columns and rows of every table; ``*`` for those of many tables."""
+    headings = {table: place.partition("#")[0] for table, place in SECTIONS["table"].items()}
+    found: dict[str, Definition] = {}
+    for table, heading in (headings | {"*": _COMMON}).items():
+        found |= _of_table(table, sections.get(heading), render)
+    return found
+
+
+def _mapped(sections: dict[str, Section], whole: dict[str, Definition]) -> Iterator[tuple[str, Definition]]:
+    """What has its section, or the term in it, by name: ``SECTIONS`` and ``_COLUMNS``."""
     places = {f"{kind}:{name}": place for kind, named in SECTIONS.items() for name, place in named.items()}
-    figures = {key: definition.anchor for key, definition in found.items()}
-    for key, place in (places | {f"column:{name}": place for name, place in _COLUMNS.items()}).items():
+    places |= {f"column:{name}": place for name, place in _COLUMNS.items()}
+    for key, place in places.items():
         heading, _, term = place.partition("#")
-        section = sections.get(heading)
-        if section is not None and not term:
-            figures[key] = section.anchor
-        elif section is not None and key_of(term) in section.terms:
-            found[key] = section.terms[key_of(term)]
-            figures[key] = found[key].anchor
-    shown |= {one.anchor: {"heading": one.heading, "html": one.html} for one in found.values()}
-    return {"sections": shown, "figures": figures}
+        if heading in whole and not term:
+            yield key, whole[heading]
+        elif heading in sections and key_of(term) in sections[heading].terms:
+            yield key, sections[heading].terms[key_of(term)]
 
 
 def _of_table(table: str, section: Section | None, render: Render) -> dict[str, Definition]:

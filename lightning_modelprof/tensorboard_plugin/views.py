@@ -199,7 +199,10 @@ VIEWS: Final = (
         key="distributed",
         title="Distributed",
         empty="This profile is of one process.",
-        parts=(_charts("rank_shares"), _tables("all_ranks", "distributed", "rank_waits", "collectives"),),
+        parts=(
+            _charts("rank_shares"),
+            _tables("all_ranks", "distributed", "rank_waits", "collectives"),
+        ),
     ),
     View(key="tables", title="All tables", empty="This profile holds no table.", parts=(_every_table,)),
 )

@@ -66,6 +66,19 @@ export function formatRatio(share) {
   return `${sign(share)}${measured({ up: up * 100n, down }, 2, 1)} %`;
 }
 
+/**
+ * A rate, whose unit stands beside it: "4,939", "12.3".
+ * @param {number | null} rate
+ */
+export function formatRate(rate) {
+  if (rate === null || !Number.isFinite(rate)) return withoutDigits(rate);
+  const { up, down } = fraction(rate);
+  const exponent = exponentOf({ up, down });
+  // The decimals of a large rate are noise.
+  const isLarge = exponent >= 3 && exponent < 15;
+  return sign(rate) + (isLarge ? withSeparators(rounded(up, down)) : measured({ up, down }, 2));
+}
+
 /** @param {number | null} value */
 function withoutDigits(value) {
   if (value === null) return DASH;
@@ -87,7 +100,15 @@ function count({ up, down }) {
     if (exponent >= power) return `${measured({ up, down: down * 10n ** BigInt(power) }, 2)} ${suffix}`;
   }
   if (up % down) return measured({ up, down }, 2);
-  return String(up / down).replace(/\B(?=(\d{3})+$)/g, ",");
+  return withSeparators(up / down);
+}
+
+/**
+ * With a comma after every three digits from the right.
+ * @param {bigint} whole
+ */
+function withSeparators(whole) {
+  return String(whole).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 /**

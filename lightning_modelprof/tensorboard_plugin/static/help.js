@@ -1,7 +1,7 @@
 // The definition beside each figure: a "?" at headings, and at columns and rows a card on hover or by the key "?".
 
 import { make } from "./dom.js";
-import { Card } from "./help_card.js";
+import { HelpCard } from "./help_card.js";
 
 /** @typedef {{heading: string, html: string}} Section written by the plugin, of its own words alone */
 /** @typedef {{sections: Record<string, Section>, figures: Record<string, string>}} Definitions */
@@ -15,7 +15,7 @@ const HOVER_MS = 600;
  * @param {Definitions} definitions
  */
 export function attachHelp(root, definitions) {
-  const card = Card.of(definitions);
+  const card = HelpCard.of(definitions);
   const { figures } = definitions;
   for (const table of all(root, "section.table[id]")) helpTable(table, figures, card);
   for (const kind of ["chart", "flame"]) {
@@ -46,7 +46,7 @@ export function keyOf(label) {
 /**
  * @param {HTMLElement} section
  * @param {Record<string, string>} figures
- * @param {Card} card
+ * @param {HelpCard} card
  */
 function helpTable(section, figures, card) {
   const found = nameIn(section.id, "table");
@@ -101,7 +101,7 @@ function rowKey(figures, table, label) {
 /**
  * @param {Element | null} heading
  * @param {string | undefined} anchor
- * @param {Card} card
+ * @param {HelpCard} card
  * @param {Topic[]} topics what else the card leads to
  */
 function helpHeading(heading, anchor, card, topics = []) {
@@ -119,7 +119,7 @@ function helpHeading(heading, anchor, card, topics = []) {
 /**
  * @param {HTMLElement} cell
  * @param {Topic} topic
- * @param {Card} card
+ * @param {HelpCard} card
  */
 function helpCell(cell, topic, card) {
   cell.classList.add("has-help");

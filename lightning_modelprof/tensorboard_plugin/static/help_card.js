@@ -1,7 +1,7 @@
 // The card with one definition, beside its figure.
 
 import { make } from "./dom.js";
-import { Page } from "./help_page.js";
+import { HelpPage } from "./help_page.js";
 
 /** @typedef {import("./help.js").Definitions} Definitions */
 /** @typedef {import("./help.js").Topic} Topic */
@@ -11,21 +11,21 @@ const MARGIN = 8; // pixels between the card and the edge of the page
 let numCards = 0;
 
 /** One card for all figures: what it means, where else to look. */
-export class Card {
-  /** @type {WeakMap<Definitions, Card>} */
+export class HelpCard {
+  /** @type {WeakMap<Definitions, HelpCard>} */
   static #known = new WeakMap();
 
   /** @param {Definitions} definitions */
   static of(definitions) {
-    const card = Card.#known.get(definitions) ?? new Card(definitions);
-    Card.#known.set(definitions, card);
+    const card = HelpCard.#known.get(definitions) ?? new HelpCard(definitions);
+    HelpCard.#known.set(definitions, card);
     return card;
   }
 
   /** @param {Definitions} definitions */
   constructor(definitions) {
     this.definitions = definitions;
-    this.page = new Page(definitions);
+    this.page = new HelpPage(definitions);
     this.isHovering = false;
     this.timer = 0;
     this.anchor = "";

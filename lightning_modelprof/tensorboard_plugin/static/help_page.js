@@ -3,7 +3,7 @@
 import { make } from "./dom.js";
 
 /** A dialog over the page. */
-export class Page {
+export class HelpPage {
   /** @param {import("./help.js").Definitions} definitions */
   constructor(definitions) {
     this.definitions = definitions;

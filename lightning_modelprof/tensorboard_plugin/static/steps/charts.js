@@ -1,11 +1,11 @@
 // The two charts over the steps: phases and throughput, with one cursor and one range.
 
-import { formatCount, formatDuration } from "../format.js";
+import { durationLabels, tickLabels } from "../axis_labels.js";
+import { formatCount, formatDuration, formatRate } from "../format.js";
 import { axisTop, joinSteps } from "./bins.js";
 import { make } from "../dom.js";
 import { Plot } from "./plot.js";
 import { paintStack, stackHeights } from "./stack.js";
-import { durationUnit, formatRate, tickLabels } from "./words.js";
 
 /** @typedef {import("./bins.js").Points} Points */
 /** @typedef {import("./data.js").Steps} Steps */
@@ -69,10 +69,7 @@ export class StepCharts {
       ...shared,
       height: STACK_HEIGHT,
       curves: [{ color: (palette) => palette.text, width: 1 }],
-      yLabels: (values) => {
-        const [scale, unit] = durationUnit(values[values.length - 1] ?? 0);
-        return tickLabels(values, scale).map((text) => `${text} ${unit}`);
-      },
+      yLabels: durationLabels,
       before: (plot) => this.paint(plot),
       onCursor: follow,
     });

@@ -1,5 +1,7 @@
 // The steps of a run as typed arrays, and questions about one of them.
 
+import { firstFrom } from "../sorted.js";
+
 const NOT_MEASURED = -1;
 
 /**
@@ -47,11 +49,6 @@ export class Steps {
     this.hasConsecutiveNumbers = this.count > 0 && this.number[this.count - 1] - this.number[0] === this.count - 1;
   }
 
-  /** @param {number} step */
-  isClean(step) {
-    return this.exclusion[step] === 0;
-  }
-
   /**
    * Why the benchmark leaves it out; "" of a clean step.
    * @param {number} step
@@ -83,13 +80,6 @@ export class Steps {
    * @param {number} number
    */
   placeOf(number) {
-    let low = 0;
-    let high = this.count - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.number[middle] < number) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+    return firstFrom(this.number, 0, this.count - 1, number);
   }
 }

@@ -1,10 +1,10 @@
 // How the times of the clean steps of a range are distributed, with p50, p90 and p99.
 
+import { durationLabels, tickLabels } from "../axis_labels.js";
 import { formatCount, formatDuration } from "../format.js";
 import { make } from "../dom.js";
 import { Plot } from "./plot.js";
 import { histogram } from "./statistics.js";
-import { durationUnit, tickLabels } from "./words.js";
 
 /** @typedef {import("./palette.js").Palette} Palette */
 /** @typedef {import("./statistics.js").Figures} Figures */
@@ -40,10 +40,7 @@ export class Histogram {
       height: HEIGHT,
       palette: this.palette,
       curves: [{ color: () => "transparent", width: 0 }],
-      xLabels: (values) => {
-        const [scale, unit] = durationUnit(values[values.length - 1] ?? 0);
-        return tickLabels(values, scale).map((text) => `${text} ${unit}`);
-      },
+      xLabels: durationLabels,
       yLabels: (values) => tickLabels(values),
       before: (plot) => this.paint(plot),
       onCursor: (point) => this.look(point),

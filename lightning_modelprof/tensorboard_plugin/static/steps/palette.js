@@ -1,4 +1,6 @@
-// The colours of the page, resolved for a canvas, which knows no CSS variables.
+// The colours of the charts.
+
+import { LAYER_COLORS, pageColors } from "../page_colors.js";
 
 /**
  * @typedef {Object} Palette
@@ -15,19 +17,6 @@
  * @returns {Palette}
  */
 export function readPalette(element) {
-  const probe = document.createElement("i");
-  element.append(probe);
-  const read = (/** @type {string} */ name) => {
-    probe.style.color = `var(--${name})`;
-    return getComputedStyle(probe).color;
-  };
-  const palette = {
-    page: read("page"),
-    line: read("line"),
-    text: read("text"),
-    dim: read("dim"),
-    layers: Array.from({ length: 8 }, (_, number) => read(`c${number}`)),
-  };
-  probe.remove();
-  return palette;
+  const { page, line, text, dim, ...layers } = pageColors(element, ["page", "line", "text", "dim", ...LAYER_COLORS]);
+  return { page, line, text, dim, layers: LAYER_COLORS.map((name) => layers[name]) };
 }

@@ -12,7 +12,6 @@ import uPlot from "../vendor/uplot/uPlot.esm.js";
  * @property {(values: number[]) => string[]} xLabels
  * @property {(values: number[]) => string[]} yLabels
  * @property {(plot: Plot) => void} [before] draws what is behind the curves
- * @property {(plot: Plot) => void} [after] draws what is before them
  * @property {(point: number | null, plot: Plot) => void} onCursor
  * @property {(from: number, to: number) => void} [onSelect] a range of x that was dragged
  * @property {() => void} [onReset] a double click
@@ -93,7 +92,6 @@ export class Plot {
       ],
       hooks: {
         drawAxes: [() => options.before?.(this)],
-        draw: [() => options.after?.(this)],
         setCursor: [() => options.onCursor(this.point(), this)],
         setSelect: [() => this.selected()],
       },

@@ -1,11 +1,10 @@
 // What is said of the steps of a range: figures, histogram and tables.
 
-import { DASH, formatCount, formatDuration } from "../format.js";
+import { DASH, formatCount, formatDuration, formatRate, formatRatio } from "../format.js";
 import { make } from "../dom.js";
 import { Histogram } from "./histogram.js";
 import { causesOfSlowness, rangeFigures, slowestSteps } from "./statistics.js";
 import { causesTable, slowestTable } from "./tables.js";
-import { formatRate, formatShare } from "./words.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./readout.js").Words} Words */
@@ -59,7 +58,7 @@ export class RangePanel {
       ["p99", formatDuration(figures.p99)],
       [`${words.steps}/s`, formatRate(figures.stepsPerS)],
       [`${words.samples}/s`, formatRate(figures.samplesPerS)],
-      ["Reader Ratio", formatShare(figures.readerRatio)],
+      ["Reader Ratio", formatRatio(figures.readerRatio)],
     ];
     this.figures.replaceChildren(
       ...wanted.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, text)))),

@@ -1,7 +1,6 @@
 // What is said of the point under the cursor.
 
-import { formatCount, formatDuration } from "../format.js";
-import { formatRate } from "./words.js";
+import { formatCount, formatDuration, formatRate } from "../format.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./bins.js").Points} Points */
@@ -68,7 +67,7 @@ function rateOf(steps, rate, words) {
  * @param {number} first
  * @param {number} last inclusive
  */
-export function reasonsOf(steps, first, last) {
+function reasonsOf(steps, first, last) {
   const counts = steps.exclusions.map(() => 0);
   for (let step = first; step <= last; step += 1) counts[steps.exclusion[step]] += 1;
   const found = steps.exclusions

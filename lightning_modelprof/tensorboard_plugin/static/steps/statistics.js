@@ -22,7 +22,7 @@
  * @param {number} percent
  * @returns {number | null}
  */
-export function percentile(sorted, percent) {
+function percentile(sorted, percent) {
   if (!sorted.length) return null;
   const place = (percent / 100) * (sorted.length - 1);
   const below = sorted[Math.floor(place)];

@@ -1,8 +1,7 @@
 // The tables of a range: its slowest steps, and what slow steps spend their time on.
 
-import { DASH, formatDuration } from "../format.js";
+import { DASH, formatDuration, formatRatio } from "../format.js";
 import { make } from "../dom.js";
-import { formatShare } from "./words.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./statistics.js").Cause} Cause */
@@ -74,7 +73,7 @@ export function causesTable({ step, phases }, words) {
       numberCell(formatDuration(cause.slow)),
       numberCell(formatDuration(cause.others)),
       numberCell(cause.more !== null && cause.more > 0 ? `+${formatDuration(cause.more)}` : formatDuration(cause.more)),
-      numberCell(formatShare(cause.share)),
+      numberCell(formatRatio(cause.share)),
     ),
   );
   const names = ["phase", "slow", "others", "difference", "share of it"];

@@ -1,7 +1,7 @@
 // Where the time axis has its marks, and what they say.
 
-/** @type {[number, string][]} nanoseconds, name */
-const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]];
+import { durationUnit } from "../axis_labels.js";
+
 const ROOM = 95; // pixels from mark to mark
 const MOST_DIGITS = 5;
 
@@ -13,7 +13,7 @@ const MOST_DIGITS = 5;
  */
 export function axisOf({ begin, end, first, perPixel }) {
   const step = niceStep(ROOM * perPixel);
-  const [scale, unit] = UNITS.find(([ns]) => step >= ns) ?? [1, "ns"];
+  const [scale, unit] = durationUnit(step);
   // Far from the trace's begin the digits of all marks would be the same but the last ones.
   const isLong = (end - first) / scale >= 10 ** MOST_DIGITS;
   const block = scale * 1000;

@@ -6,6 +6,8 @@ import { ROW, SLICE } from "./layout.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
+/** @typedef {{name: number, color: number, x: number, stop: number, y: number}} Label `x`, `stop`: in device pixels */
+
 const COUNTER_PAD = 6;
 
 export class Body {
@@ -72,12 +74,12 @@ export class Body {
    * @param {import("./raster.js").Scale} scale
    * @param {number} ratio device pixels by CSS pixel
    * @param {Uint32Array} ground
-   * @returns {number[]} name, colour, begin, end in device pixels and y of each slice that has room for a name
+   * @returns {Label[]} of each slice that has room for a name
    */
   rows(scale, ratio, ground) {
     const { slices, layout, palette, found } = this.view;
     const line = new Uint32Array(ground.length);
-    /** @type {number[]} */
+    /** @type {Label[]} */
     const labels = [];
     for (const { row, y } of layout.rows) {
       if (!this.isSeen(y, ROW)) continue;
@@ -89,7 +91,7 @@ export class Body {
       const onRun = (index, x, stop) => {
         if (stop - x < LEAST_WIDTH * ratio) return;
         const name = slices.name[index];
-        labels.push(name, palette.colorOf(slices.category[index], name), x, stop, y);
+        labels.push({ name, color: palette.colorOf(slices.category[index], name), x, stop, y });
       };
       line.set(ground);
       drawRow(line, slices, row, scale, palette, found.isActive ? palette.dimmed : palette.pixels,
@@ -148,7 +150,7 @@ export class Body {
   }
 
   /**
-   * @param {number[]} labels
+   * @param {Label[]} labels
    * @param {number} ratio
    */
   writeNames(labels, ratio) {
@@ -157,11 +159,10 @@ export class Body {
     context.textBaseline = "middle";
     context.textAlign = "left";
     for (const color of ["#000", "#fff"]) {
-      context.fillStyle = color;
-      for (let at = 0; at < labels.length; at += 5) {
-        if (view.palette.texts[labels[at + 1]] !== color) continue;
-        const [x, stop] = [labels[at + 2] / ratio, labels[at + 3] / ratio];
-        this.names.draw(context, labels[at], x, stop, labels[at + 4] + SLICE / 2 + 0.5);
+      context.fillStyle = color; // set twice and not for each name, which would take longer
+      for (const label of labels) {
+        if (view.palette.texts[label.color] !== color) continue;
+        this.names.draw(context, label.name, label.x / ratio, label.stop / ratio, label.y + SLICE / 2 + 0.5);
       }
     }
   }

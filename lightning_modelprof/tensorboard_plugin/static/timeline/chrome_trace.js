@@ -42,7 +42,7 @@ export async function gzippedTrace(slices) {
  * The text of the trace, some thousand events at a time.
  * @param {Slices} slices
  */
-export function* tracePieces(slices) {
+function* tracePieces(slices) {
   const groups = [...new Set([...slices.lanes, ...slices.counters].map(({ group }) => group))];
   const pids = new Map(groups.map((group, place) => [group, PID + place]));
   /** @param {{group: string}} lane */

@@ -1,5 +1,8 @@
 // Colours of slices: the category's, in a shade that the name decides.
 
+import { LAYER_COLORS, pageColors } from "../page_colors.js";
+
+const PLAIN = ["page", "raised", "line", "text", "dim", "link", "bar"];
 const SHADES = [-0.18, 0.18, 0, 0.34, -0.3, 0.1, 0.26, -0.09]; // towards black or white
 const LEVELS = 16; // of paleness, by how much of a pixel is busy
 const PALEST = 0.3;
@@ -38,24 +41,18 @@ export class Palette {
    * @param {HTMLElement} element
    */
   read(element) {
-    const probe = document.createElement("span");
-    element.append(probe);
+    const colors = pageColors(element, [...PLAIN, ...LAYER_COLORS]);
     /** @param {string} name */
-    const css = (name) => {
-      probe.style.color = `var(${name})`;
-      return numbers(getComputedStyle(probe).color);
-    };
-    const page = css("--page");
+    const rgb = (name) => numbers(colors[name]);
+    const page = rgb("page");
     this.page = packed(page);
-    this.raised = packed(css("--raised"));
-    this.counterLine = packed(css("--c2"));
-    this.counterArea = packed(mixed(page, css("--c2"), 0.35));
-    this.css = Object.fromEntries(
-      ["page", "raised", "line", "text", "dim", "link", "bar"].map((name) => [name, text(css(`--${name}`))])
-    );
+    this.raised = packed(rgb("raised"));
+    this.counterLine = packed(rgb("c2"));
+    this.counterArea = packed(mixed(page, rgb("c2"), 0.35));
+    this.css = Object.fromEntries(PLAIN.map((name) => [name, text(rgb(name))]));
     this.texts = [];
     this.bases.forEach((base, category) => {
-      const color = css(`--c${base}`);
+      const color = rgb(`c${base}`);
       SHADES.forEach((shade, place) => {
         const full = mixed(color, shade < 0 ? [0, 0, 0] : [255, 255, 255], Math.abs(shade));
         this.texts.push(textOn(full));
@@ -67,7 +64,6 @@ export class Palette {
         }
       });
     });
-    probe.remove();
   }
 
   /**
@@ -144,7 +140,7 @@ function packed([red, green, blue]) {
  * Black or white, whichever has more contrast (WCAG); one of them always has at least 4.5.
  * @param {Rgb} color
  */
-export function textOn(color) {
+function textOn(color) {
   const [red, green, blue] = color.map((value) => {
     const part = value / 255;
     return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;

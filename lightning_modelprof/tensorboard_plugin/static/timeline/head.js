@@ -8,7 +8,7 @@ import { drawRow } from "./raster.js";
 
 export const MAP = 36; // CSS pixels of height
 export const AXIS = 20;
-export const STEPS = 20;
+const STEPS = 20;
 export const HEAD = MAP + AXIS + STEPS;
 const LEAST_WINDOW = 3;
 

@@ -1,7 +1,7 @@
 // The keyboard: everything that the pointer can do.
 
-import { button, element } from "./dom.js";
-import { firstFrom } from "./range_max.js";
+import { make } from "../dom.js";
+import { firstFrom } from "../sorted.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
@@ -37,8 +37,9 @@ export function listenToKeys(view, signal) {
     event.preventDefault();
     act();
   }, { signal });
-  const rows = HELP.map(([keys, text]) => element("div", {}, element("dt", { text: keys }), element("dd", { text })));
-  help.append(element("h3", { text: "Keys" }), element("dl", {}, ...rows), button("Close", () => help.close()));
+  const rows = HELP.map(([keys, text]) => make("div", {}, make("dt", {}, keys), make("dd", {}, text)));
+  const close = make("button", { type: "button", onclick: () => help.close() }, "Close");
+  help.append(make("h3", {}, "Keys"), make("dl", {}, ...rows), close);
 }
 
 /**

@@ -92,9 +92,4 @@ export class Layout {
   yOf(row) {
     return this.rows.find((placed) => placed.row === row)?.y;
   }
-
-  /** @param {number} y */
-  counterAt(y) {
-    return this.items.find((item) => item.kind === "counter" && item.y <= y && y < item.y + item.height);
-  }
 }

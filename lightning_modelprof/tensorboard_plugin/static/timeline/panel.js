@@ -1,6 +1,6 @@
 // What is known of the selected slice and of the selected stretch of time.
 
-import { button, element } from "./dom.js";
+import { make } from "../dom.js";
 import { formatCount, formatDuration } from "../format.js";
 import { rangeSums } from "./range_sums.js";
 
@@ -19,22 +19,22 @@ const DEFINITION =
 export function showSelection(view, place) {
   const { slices, selected } = view;
   if (selected < 0) {
-    const notes = slices.notes.map((text) => element("p", { class: "tl-hint", text }));
-    place.replaceChildren(element("p", { class: "tl-hint", text: "Click a slice for what is known of it." }), ...notes);
+    const notes = slices.notes.map((text) => make("p", { class: "tl-hint" }, text));
+    place.replaceChildren(make("p", { class: "tl-hint" }, "Click a slice for what is known of it."), ...notes);
     return;
   }
   const lane = slices.lanes[slices.rowOf(selected).lane];
   const step = slices.stepAt(slices.begin[selected]);
-  const list = element("dl");
+  const list = make("dl");
   /**
    * @param {string} label
    * @param {...(Node | string)} values
    */
   const add = (label, ...values) => {
-    list.append(element("div", {}, element("dt", { text: label }), element("dd", {}, ...values)));
+    list.append(make("div", {}, make("dt", {}, label), make("dd", {}, ...values)));
   };
   add("Category", slices.categoryOf(selected));
-  add("Lane", element("bdi", { text: lane.label }));
+  add("Lane", make("bdi", {}, lane.label));
   add("Begin", formatDuration(slices.begin[selected] - slices.traceBegin));
   add("Duration", formatDuration(slices.duration[selected]));
   add("Self time", formatDuration(slices.selfTime(selected)));
@@ -52,9 +52,9 @@ export function showSelection(view, place) {
   }
   const detail = slices.details[slices.detail[selected] ?? -1];
   place.replaceChildren(
-    element("h3", {}, element("bdi", { text: slices.nameOf(selected) })),
+    make("h3", {}, make("bdi", {}, slices.nameOf(selected))),
     list,
-    ...(detail ? [element("pre", { class: "tl-detail", text: detail, tabindex: "0" })] : [])
+    ...(detail ? [make("pre", { class: "tl-detail", tabindex: "0" }, detail)] : [])
   );
 }
 
@@ -63,7 +63,8 @@ export function showSelection(view, place) {
  * @param {number} index
  */
 function link(view, index) {
-  return button(view.slices.nameOf(index), () => view.jumpTo(index), { class: "tl-link", dir: "auto" });
+  const jump = { type: "button", class: "tl-link", dir: "auto", onclick: () => view.jumpTo(index) };
+  return make("button", jump, view.slices.nameOf(index));
 }
 
 /**
@@ -87,20 +88,20 @@ export function showRange(view, place) {
   const { slices, range } = view;
   if (!range) {
     const text = "Drag on the time axis, or anywhere with Shift, for what is in a stretch of time.";
-    place.replaceChildren(element("p", { class: "tl-hint", text }));
+    place.replaceChildren(make("p", { class: "tl-hint" }, text));
     return;
   }
   const [from, to] = range;
   const { byName, byCategory } = rangeSums(slices, from, to);
   const cut = `The ${MOST_ROWS} largest of ${formatCount(byName.length)} names.`;
-  const heading = element("h3", { text: formatDuration(to - from) });
-  heading.append(element("small", { text: ` from ${formatDuration(from - slices.traceBegin)}` }),
-    button("Zoom", () => view.zoomTo(from, to), { class: "tl-small" }),
-    button("Clear", () => view.setRange(null), { class: "tl-small" }));
+  const heading = make("h3", {}, formatDuration(to - from));
+  heading.append(make("small", {}, ` from ${formatDuration(from - slices.traceBegin)}`),
+    make("button", { type: "button", class: "tl-small", onclick: () => view.zoomTo(from, to) }, "Zoom"),
+    make("button", { type: "button", class: "tl-small", onclick: () => view.setRange(null) }, "Clear"));
   place.replaceChildren(
     heading,
-    element("div", { class: "tl-tables" }, table("Category", byCategory), table("Name", byName.slice(0, MOST_ROWS))),
-    element("p", { class: "tl-hint", text: byName.length > MOST_ROWS ? `${cut} ${DEFINITION}` : DEFINITION })
+    make("div", { class: "tl-tables" }, table("Category", byCategory), table("Name", byName.slice(0, MOST_ROWS))),
+    make("p", { class: "tl-hint" }, byName.length > MOST_ROWS ? `${cut} ${DEFINITION}` : DEFINITION)
   );
 }
 
@@ -109,10 +110,10 @@ export function showRange(view, place) {
  * @param {import("./range_sums.js").Sum[]} sums
  */
 function table(label, sums) {
-  const head = element("tr", {}, ...[label, "Count", "Time"].map((text) => element("th", { text, scope: "col" })));
-  const rows = sums.map((sum) => element("tr", {},
-    element("th", { scope: "row", title: sum.label }, element("bdi", { text: sum.label })),
-    element("td", { text: formatCount(sum.count) }), element("td", { text: formatDuration(sum.ns) })));
-  const parts = [element("thead", {}, head), element("tbody", {}, ...rows)];
-  return element("table", { class: `tl-by-${label.toLowerCase()}` }, ...parts);
+  const head = make("tr", {}, ...[label, "Count", "Time"].map((text) => make("th", { scope: "col" }, text)));
+  const rows = sums.map((sum) => make("tr", {},
+    make("th", { scope: "row", title: sum.label }, make("bdi", {}, sum.label)),
+    make("td", {}, formatCount(sum.count)), make("td", {}, formatDuration(sum.ns))));
+  const parts = [make("thead", {}, head), make("tbody", {}, ...rows)];
+  return make("table", { class: `tl-by-${label.toLowerCase()}` }, ...parts);
 }

@@ -1,45 +1,45 @@
 // The elements of the view, empty.
 
-import { button, element } from "./dom.js";
+import { make } from "../dom.js";
 
 /** @typedef {ReturnType<typeof makeParts>} Parts */
 
 /** Makes all of them. */
 export function makeParts() {
-  const search = element("input", {
+  const search = make("input", {
     type: "search", placeholder: "Search slices", "aria-label": "Search slices by name", spellcheck: "false",
   });
-  const count = element("output", { class: "tl-count" });
-  const buttons = element("span", { class: "tl-buttons" });
-  const message = element("span", { class: "tl-message", role: "status" });
-  const find = element("span", { class: "tl-search" }, search, count);
-  const bar = element("div", { class: "tl-bar" }, find, buttons, message);
-  const legend = element("ul", { class: "tl-legend", "aria-label": "Colours of the categories" });
+  const count = make("output", { class: "tl-count" });
+  const buttons = make("span", { class: "tl-buttons" });
+  const message = make("span", { class: "tl-message", role: "status" });
+  const find = make("span", { class: "tl-search" }, search, count);
+  const bar = make("div", { class: "tl-bar" }, find, buttons, message);
+  const legend = make("ul", { class: "tl-legend", "aria-label": "Colours of the categories" });
 
-  const about = element("span", { class: "tl-about" });
-  const base = element("span", { class: "tl-base" });
-  const head = element("canvas", {
+  const about = make("span", { class: "tl-about" });
+  const base = make("span", { class: "tl-base" });
+  const head = make("canvas", {
     class: "tl-head-canvas", role: "img", "aria-label": "The whole trace, the time axis and the steps",
   });
-  const corner = element("div", { class: "tl-corner" }, about, base, element("span", { text: "Steps" }));
-  const top = element("div", { class: "tl-head" }, corner, head);
+  const corner = make("div", { class: "tl-corner" }, about, base, make("span", {}, "Steps"));
+  const top = make("div", { class: "tl-head" }, corner, head);
 
-  const canvas = element("canvas", {
+  const canvas = make("canvas", {
     class: "tl-canvas", tabindex: "0", role: "application", "aria-roledescription": "timeline",
     "aria-label": "Timeline. Arrow keys move from slice to slice, question mark shows all keys.",
   });
-  const lanes = element("div", { class: "tl-lanes", role: "group", "aria-label": "Lanes" });
-  const content = element("div", { class: "tl-content" }, lanes, canvas);
-  const scroller = element("div", { class: "tl-scroller" }, content);
-  const tooltip = element("div", { class: "tl-tooltip", hidden: true, "aria-hidden": "true" });
-  const stage = element("div", { class: "tl-stage" }, top, scroller, tooltip);
+  const lanes = make("div", { class: "tl-lanes", role: "group", "aria-label": "Lanes" });
+  const content = make("div", { class: "tl-content" }, lanes, canvas);
+  const scroller = make("div", { class: "tl-scroller" }, content);
+  const tooltip = make("div", { class: "tl-tooltip", hidden: true, "aria-hidden": "true" });
+  const stage = make("div", { class: "tl-stage" }, top, scroller, tooltip);
 
-  const selection = element("div", { class: "tl-selection" });
-  const range = element("div", { class: "tl-range" });
-  const panel = element("div", { class: "tl-panel" }, selection, range);
-  const live = element("div", { class: "tl-live", "aria-live": "polite" });
-  const help = element("dialog", { class: "tl-help", "aria-label": "Keys" });
-  const root = element("div", { class: "tl" }, bar, legend, stage, panel, live, help);
+  const selection = make("div", { class: "tl-selection" });
+  const range = make("div", { class: "tl-range" });
+  const panel = make("div", { class: "tl-panel" }, selection, range);
+  const live = make("div", { class: "tl-live", "aria-live": "polite" });
+  const help = make("dialog", { class: "tl-help", "aria-label": "Keys" });
+  const root = make("div", { class: "tl" }, bar, legend, stage, panel, live, help);
   return { root, bar, legend, search, count, buttons, message, about, base, head, top, canvas, lanes, content, scroller,
     tooltip, stage, selection, range, panel, live, help };
 }
@@ -57,8 +57,8 @@ export function fillLegend({ legend }, categories, bases) {
     byColor.set(bases[place], [...(byColor.get(bases[place]) ?? []), category]);
   });
   legend.replaceChildren(...Array.from(byColor, ([base, names]) => {
-    const swatch = element("i", { style: `background: var(--c${base})` });
-    return element("li", {}, swatch, element("bdi", { text: names.join(", ") }));
+    const swatch = make("i", { style: `background: var(--c${base})` });
+    return make("li", {}, swatch, make("bdi", {}, names.join(", ")));
   }));
 }
 
@@ -72,12 +72,15 @@ export function fillLanes({ lanes, content }, layout, onToggle) {
   const focused = [...lanes.children].findIndex((child) => child.contains(document.activeElement));
   lanes.replaceChildren(...layout.items.map((item) => {
     const style = `top: ${item.y}px; height: ${item.height}px`;
-    const label = element("span", { class: "tl-name", text: item.label, title: item.label, dir: "auto" });
-    const value = item.kind === "counter" ? [element("span", { class: "tl-value" })] : [];
-    if (!item.canOpen) return element("div", { class: `tl-lane tl-${item.kind}`, style }, label, ...value);
-    const toggle = button("", () => onToggle(item), { class: "tl-toggle", "aria-expanded": String(item.isOpen) });
-    toggle.append(label);
-    return element("div", { class: `tl-lane tl-${item.kind}`, style }, toggle);
+    const label = make("span", { class: "tl-name", title: item.label, dir: "auto" }, item.label);
+    const value = item.kind === "counter" ? [make("span", { class: "tl-value" })] : [];
+    if (!item.canOpen) return make("div", { class: `tl-lane tl-${item.kind}`, style }, label, ...value);
+    const toggle = make(
+      "button",
+      { type: "button", class: "tl-toggle", "aria-expanded": String(item.isOpen), onclick: () => onToggle(item) },
+      label,
+    );
+    return make("div", { class: `tl-lane tl-${item.kind}`, style }, toggle);
   }));
   content.style.height = `${layout.height}px`;
   if (focused >= 0) lanes.children[focused]?.querySelector("button")?.focus({ preventScroll: true });

@@ -1,6 +1,6 @@
 // What slices do in a stretch of time: count and time by name and by category.
 
-import { firstAbove, firstFrom } from "./range_max.js";
+import { firstAbove, firstFrom } from "../sorted.js";
 
 /** @typedef {{label: string, count: number, ns: number}} Sum */
 

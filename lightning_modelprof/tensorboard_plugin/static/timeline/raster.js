@@ -1,7 +1,7 @@
 // Draws a row of slices as one line of pixels. What it costs is bounded by the pixels and by the slices in view,
 // whichever are fewer: neighbours that share a pixel are never looked at one by one.
 
-import { firstAbove, firstFrom } from "./range_max.js";
+import { firstAbove, firstFrom, firstWhere } from "../sorted.js";
 
 /** @typedef {import("./slices.js").Slices} Slices */
 /** @typedef {import("./slices.js").Row} Row */
@@ -61,7 +61,7 @@ export function drawRow(line, slices, row, { begin: origin, perPixel }, palette,
 export function drawFound(line, slices, found, { begin: origin, perPixel }, palette, onRun) {
   const { begin, end, category, name } = slices;
   const width = line.length;
-  let place = firstWhere(found, 0, (index) => end[index] > origin);
+  let place = firstWhere(0, found.length, (one) => end[found[one]] > origin);
   while (place < found.length) {
     const index = found[place];
     const x = Math.max(0, Math.floor((begin[index] - origin) / perPixel));
@@ -72,28 +72,8 @@ export function drawFound(line, slices, found, { begin: origin, perPixel }, pale
     if (stop - x >= WIDE) line[x] = palette.pixels[palette.pixelOf(color, 0)];
     onRun(index, x, stop);
     const next = origin + stop * perPixel;
-    place = firstWhere(found, place + 1, (other) => end[other] > next);
+    place = firstWhere(place + 1, found.length, (one) => end[found[one]] > next);
   }
-}
-
-/**
- * The first place from `from` on for which it is true; it stays true once it is. Looks near `from` first.
- * @param {Int32Array} found
- * @param {number} from
- * @param {(index: number) => boolean} isTrue
- */
-function firstWhere(found, from, isTrue) {
-  if (from >= found.length || isTrue(found[from])) return from;
-  let stride = 1;
-  while (from + stride < found.length && !isTrue(found[from + stride])) stride *= 2;
-  let low = from + (stride >> 1);
-  let high = Math.min(found.length, from + stride);
-  while (high - low > 1) {
-    const middle = (low + high) >>> 1;
-    if (isTrue(found[middle])) high = middle;
-    else low = middle;
-  }
-  return high;
 }
 
 /**

@@ -1,6 +1,6 @@
 // Slices by name.
 
-import { firstFrom } from "./range_max.js";
+import { firstFrom, firstWhere } from "../sorted.js";
 
 /** @typedef {import("./slices.js").Slices} Slices */
 
@@ -85,15 +85,10 @@ export class Found {
    */
   before(found, time, index) {
     const { begin } = this.slices;
-    let low = 0;
-    let high = found.length;
-    while (low < high) {
-      const middle = (low + high) >>> 1;
-      const at = begin[found[middle]];
-      if (at < time || (at === time && found[middle] < index)) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+    return firstWhere(0, found.length, (place) => {
+      const at = begin[found[place]];
+      return !(at < time || (at === time && found[place] < index));
+    });
   }
 
   /**

@@ -2,7 +2,8 @@
 //
 // All times are nanoseconds on the clock of the columns. Slices are known by their place in the columns.
 
-import { RangeMax, firstAbove, firstFrom } from "./range_max.js";
+import { RangeMax } from "./range_max.js";
+import { firstAbove, firstFrom } from "../sorted.js";
 
 /** @typedef {{lane: number, depth: number, first: number, last: number}} Row its slices are [first, last) */
 /** @typedef {{label: string, group: string, isDevice: boolean, rows: Row[]}} Lane */

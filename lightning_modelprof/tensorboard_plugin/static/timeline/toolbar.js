@@ -1,6 +1,6 @@
 // The line above the timeline: search, and what is done with the whole trace.
 
-import { button } from "./dom.js";
+import { make } from "../dom.js";
 import { chromeTrace, gzippedTrace } from "./chrome_trace.js";
 import { formatCount } from "../format.js";
 import { openInPerfetto, saveFile } from "./perfetto.js";
@@ -31,13 +31,21 @@ export function fillToolbar(view) {
       say(`The trace could not be written: ${error instanceof Error ? error.message : error}`);
     }
   };
+  /**
+   * @param {string} label
+   * @param {string} title
+   * @param {() => void} onclick
+   * @param {Record<string, string>} [attributes]
+   */
+  const button = (label, title, onclick, attributes = {}) =>
+    make("button", { type: "button", title, onclick, ...attributes }, label);
   parts.buttons.append(
-    button("Previous", () => view.nextFound(-1), { title: "Previous match (Shift+Enter)", class: "tl-found" }),
-    button("Next", () => view.nextFound(1), { title: "Next match (Enter)", class: "tl-found" }),
-    button("Show all", () => view.showAll(), { title: "The whole trace (0)" }),
-    button("Open in Perfetto", perfetto, { title: "Opens ui.perfetto.dev in a new tab and hands it the trace" }),
-    button("Download .json.gz", download, { title: "As a Chrome trace" }),
-    button("?", () => parts.help.showModal(), { title: "Keys (?)", "aria-label": "Keys" })
+    button("Previous", "Previous match (Shift+Enter)", () => view.nextFound(-1), { class: "tl-found" }),
+    button("Next", "Next match (Enter)", () => view.nextFound(1), { class: "tl-found" }),
+    button("Show all", "The whole trace (0)", () => view.showAll()),
+    button("Open in Perfetto", "Opens ui.perfetto.dev in a new tab and hands it the trace", perfetto),
+    button("Download .json.gz", "As a Chrome trace", download),
+    button("?", "Keys (?)", () => parts.help.showModal(), { "aria-label": "Keys" }),
   );
   parts.search.addEventListener("keydown", (event) => {
     if (event.key === "Enter") {

@@ -1,8 +1,8 @@
 // What is under the pointer: a few words beside it, and the values of the counters at that time.
 
-import { element } from "./dom.js";
-import { firstAbove } from "./range_max.js";
+import { make } from "../dom.js";
 import { formatBytes, formatCount, formatDuration, formatRatio } from "../format.js";
+import { firstAbove } from "../sorted.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
@@ -20,8 +20,8 @@ export function showTooltip({ parts, slices }, x, y, index) {
   if (index < 0) return;
   const words = [formatDuration(slices.duration[index]), slices.categoryOf(index)];
   tooltip.replaceChildren(
-    element("b", { text: slices.nameOf(index), dir: "auto" }),
-    element("span", { text: words.join(" · ") })
+    make("b", { dir: "auto" }, slices.nameOf(index)),
+    make("span", {}, words.join(" · "))
   );
   const left = x + GAP + tooltip.offsetWidth > stage.clientWidth ? x - GAP - tooltip.offsetWidth : x + GAP;
   const top = y + GAP + tooltip.offsetHeight > stage.clientHeight ? y - GAP - tooltip.offsetHeight : y + GAP;

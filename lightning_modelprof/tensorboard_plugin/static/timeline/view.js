@@ -1,7 +1,7 @@
 // The timeline of a trace: what it shows is in timeline.css and the modules beside this one.
 
 import { TimelineView } from "./timeline_view.js";
-import { element } from "./dom.js";
+import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the clock of the columns */
 /** @typedef {{destroy: () => void, select: (index: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State}} Mounted */
@@ -29,7 +29,7 @@ export function mountTimeline(container, unpacked, options = {}) {
  * @returns {Mounted}
  */
 function mountEmpty(container) {
-  const note = element("p", { class: "tl-empty", text: "This trace holds no slices." });
+  const note = make("p", { class: "tl-empty" }, "This trace holds no slices.");
   container.append(note);
   return {
     destroy: () => note.remove(),
