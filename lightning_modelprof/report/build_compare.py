@@ -24,6 +24,7 @@ from lightning_modelprof.report.compare_tables import (
     settings_table,
 )
 from lightning_modelprof.report.compared_run import ComparedRun
+from lightning_modelprof.report.duration_unit import duration_unit
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import loop_of
 
@@ -136,10 +137,7 @@ def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
     step = next(figure for figure in result.figures if figure.key == "batch_cost")
     assert step.before is not None
     assert step.after is not None
-    largest = max(step.before, step.after)
-    scale, unit = next(
-        (s, u) for s, u in ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")) if largest >= s or s == 1
-    )
+    scale, unit = duration_unit(max(step.before, step.after))
     return (
         f"{_three_digits(step.before / scale)} → {_three_digits(step.after / scale)} {unit} per {loop.step}"
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from lightning_modelprof.report.compare_tables import findings_table
+from lightning_modelprof.report.duration_unit import duration_unit
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.row_changes import changed_rows
 from lightning_modelprof.report.window_steps import (
@@ -14,8 +15,6 @@ from lightning_modelprof.report.window_steps import (
     steps_table,
     window_steps,
 )
-
-_SCALES: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 
 
 def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Report:
@@ -67,13 +66,13 @@ def _first_line(sides: tuple[WindowSteps | str, WindowSteps | str]) -> str:
     old, new = (side.mean_ns[STEP] for side in known)
     if not old or new is None:
         return "No steps to compare (a step took no measurable time)"
-    scale, unit = _scale(max(old, new))
+    scale, unit = duration_unit(max(old, new))
     line = f"step {old / scale:,.4g} → {new / scale:,.4g} {unit} ({100 * (new - old) / old:+.1f} %)"
     parts = {part: value for part, value in differences_ns(*known).items() if part != STEP and value}
     if not parts:
         return line
     part = max(parts, key=lambda part: abs(parts[part]))
-    scale, unit = _scale(abs(parts[part]))
+    scale, unit = duration_unit(abs(parts[part]))
     return f"{line}; what changed most: {part} {parts[part] / scale:+,.3g} {unit}"
 
 
@@ -89,7 +88,7 @@ def _described(name: str, side: WindowSteps | str) -> str:
 def _spread(side: WindowSteps) -> str:
     """Such as ``166 to 187.9 ms``."""
     low, high = side.low_ns[STEP], side.high_ns[STEP]
-    scale, unit = _scale(high)
+    scale, unit = duration_unit(high)
     return f"{low / scale:,.4g} to {high / scale:,.4g} {unit}"
 
 
@@ -132,7 +131,3 @@ def _section(names: tuple[str, str], known: tuple[WindowSteps, WindowSteps] | No
             for part, old in known[0].mean_ns.items()
         }
     return section
-
-
-def _scale(ns: float) -> tuple[float, str]:
-    return next((scale, unit) for scale, unit in _SCALES if ns >= scale or scale == 1.0)
