@@ -6,14 +6,18 @@ import json
 import os
 import time
 import urllib.parse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lightning_modelprof.cli import main
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.step_columns import step_columns
 from lightning_modelprof.show.event_file import write_event_file
 from lightning_modelprof.show.profile_blob import pack_head, pack_profile
 from tests.chromium import requested, said
+from tests.steps_page import sample_steps
 from tests.tensorboard_server import tensorboard
 from tests.test_dashboard_damage import HOSTILE, newer, profile_of, report_of, write_raw
 from tests.test_dashboard_plugin import fit
@@ -102,6 +106,10 @@ class Page:
     def text(self):
         return self.run("return document.querySelector('main')?.innerText ?? document.body.innerText")
 
+    def titles(self):
+        """Of all views, in the order of the menu."""
+        return self.run("return [...document.querySelectorAll('aside nav button')].map(b => b.textContent)")
+
     def title(self):
         return self.run("return document.querySelector('main > h1')?.textContent")
 
@@ -123,6 +131,12 @@ def logdir(tmp_path_factory):
     write_event_file(root / "<b>hostile</b>", [("modelprof/<i>window</i>", hostile)])
     blobs = pack_profile(hostile)
     write_raw(root / "newer", "modelprof/window_0", pack_head(hostile), [newer(blobs[0])])
+    phases = replace(report_of(), tables=(replace(report_of().tables[0], id="phases"),))
+    run = Profile(
+        kind="run", loop="fit", window=None, label="x", report=phases, steps=step_columns(sample_steps(50))
+    )
+    document, steps = pack_profile(run)
+    write_raw(root / "damaged steps", "modelprof/run", pack_head(run), [document, steps[:60]])
     head = pack_head(hostile).replace(b'version":1', b'version":99')
     write_raw(root / "newer head", "modelprof/window_0", head, blobs)
     for name in ("v100_resnet50_workers0", "a100_nccl"):
@@ -155,9 +169,7 @@ def test_every_view_of_a_run_draws(page, is_dark):
     page.open(is_dark=is_dark, run="net/version_0", view="overview")
     theme = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (theme == "rgb(255, 255, 255)") is not is_dark
-    titles = page.run("return [...document.querySelectorAll('aside nav button')].map(b => b.textContent)")
-    assert len(titles) == len(VIEWS)
-    for view, title in zip(VIEWS, titles, strict=True):
+    for view, title in zip(VIEWS, page.titles(), strict=True):
         page.press(title, "aside nav button")
         assert page.title() == title
         assert page.link()["view"] == view
@@ -178,8 +190,9 @@ def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     page.server.wait_for(name)
     seen = set()
-    for view in VIEWS[:-1]:
-        page.open(run=name, view=view)
+    page.open(run=name)
+    for view, title in list(zip(VIEWS, page.titles(), strict=True))[:-1]:
+        page.press(title, "aside nav button")
         assert page.run("return document.querySelectorAll('.problem').length") == 0
         shown = page.run(
             "return Object.fromEntries([...document.querySelectorAll('section.table')].map(s =>"
@@ -291,6 +304,14 @@ def test_a_profile_that_is_too_new_says_so_and_breaks_nothing_else(page):
     page.open(run="newer head", view="overview")
     assert "newer lightning-modelprof" in page.run("return document.querySelector('.problem').textContent")
     page.choose("Run", "net/version_0")
+    assert page.run("return document.querySelectorAll('.problem').length") == 0
+
+
+def test_damaged_columns_say_so_and_leave_the_rest(page):
+    page.open(run="damaged steps", view="steps")
+    assert "These columns are damaged" in page.run("return document.querySelector('.problem').textContent")
+    assert page.run("return document.getElementById('table-phases') !== null")
+    page.press("Overview", "aside nav button")
     assert page.run("return document.querySelectorAll('.problem').length") == 0
 
 

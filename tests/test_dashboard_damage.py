@@ -138,6 +138,21 @@ def test_any_bytes_are_refused(data):
             read(data)
 
 
+def test_a_run_that_tensorboard_cannot_name_says_what_to_do(tmp_path):
+    """A bug of the fast loader, which the page can only explain."""
+    good = profile_of(report_of())
+    write_event_file(tmp_path / 'a "quoted" run', [(tag_of(good), good)])
+    arguments = {"run": 'a "quoted" run', "window": "modelprof/window_0", "view": "overview"}
+    with tensorboard(tmp_path) as running:
+        running.wait_for('a "quoted" run')
+        status, media_type, body = running.raw("plugin/modelprof/view", **arguments)
+        assert media_type == "application/json"
+        assert status == 200 or "--load_fast=false" in json.loads(body)["error"]
+    with tensorboard(tmp_path, is_fast=False) as running:
+        running.wait_for('a "quoted" run')
+        assert "html" in running.ask("view", **arguments)
+
+
 def test_a_window_is_called_by_its_loop_and_folder():
     assert tag_of(profile_of(report_of())) == "modelprof/window_0"
     assert tag_of(profile_of(report_of(), window=3), "modelprof_1") == "modelprof_1/window_3"

@@ -203,6 +203,7 @@ WRONG = {
     "no such columns": ("columns", STEPS | {"kind": "timeline"}, "got none"),
     "an unknown kind": ("columns", STEPS | {"kind": "/etc/passwd"}, "got none"),
     "columns of nothing": ("columns", {}, "expected a profile"),
+    "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected the number of a rank"),
     "half a comparison": ("compare", RUN, "choose one"),
 }
 

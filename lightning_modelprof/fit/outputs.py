@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +16,7 @@ from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window
-from lightning_modelprof.show.event_file import tag_of, write_profile
+from lightning_modelprof.show.event_file import profile_summary, tag_of, write_summary
 from lightning_modelprof.show.findings import verdict_line
 from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from lightning_modelprof.show.html import render_html
@@ -35,6 +37,13 @@ LAYOUT: Final = {
     "FLOP/s": ["modelprof/flops_per_s"],
     "MFU": ["modelprof/mfu"],
 }
+
+
+TEXTS_BYTES: Final = 2**20
+"""What the texts of a report take at most."""
+
+SPARE_BYTES: Final = 2**26
+"""Room on a disk that is left to others."""
 
 
 class Outputs:
@@ -65,6 +74,7 @@ class Outputs:
         self._use_tensorboard = use_tensorboard and rank == 0
         self._rank = rank
         self._warn = warn
+        self._created = f"{datetime.now():%Y%m%d_%H%M%S_%f}"
         self._failed: set[str] = set()
         self._has_files = False
         self._has_layout = False
@@ -127,13 +137,21 @@ class Outputs:
             make: makes the profile, when it is wanted.
             step: the x-coordinate.
         """
-        folder = TAG_PREFIX if self.directory is None else self.directory.name
+        summaries: list[Any] = []
 
-        def write(writer: Any) -> None:
+        def pack() -> None:
             profile = make()
-            write_profile(writer, profile, tag_of(profile, folder), step)
+            summaries.append(profile_summary(profile, tag_of(profile, self._tag_folder)))
 
-        self._to_tensorboard(write)
+        if self._use_tensorboard and any(map(_is_tensorboard, self._loggers)):
+            self._try("the dashboard", pack)
+        for summary in summaries:
+            self._to_tensorboard(partial(write_summary, summary=summary, step=step), summary.ByteSize())
+
+    @property
+    def _tag_folder(self) -> str:
+        """What profiles are called by: a second fit with the same logger has another name."""
+        return f"{TAG_PREFIX}_{self._created}" if self.directory is None else self.directory.name
 
     def _write_hparams(self, report: Report, step: int) -> None:
         """Write the fit as a row of the HParams tab, in a run of its own below the logger's.
@@ -168,11 +186,16 @@ class Outputs:
         for logger in self._loggers:
             self._try(type(logger).__name__, partial(logger.log_metrics, dict(scalars), step=step))
 
-    def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
-        """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail."""
+    def _to_tensorboard(self, write: Callable[[Any], object], size: int = TEXTS_BYTES) -> None:
+        """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail.
+
+        Args:
+            write: takes a SummaryWriter.
+            size: of what it writes, in bytes.
+        """
         for logger in self._loggers if self._use_tensorboard else ():
             if _is_tensorboard(logger):
-                self._try("TensorBoard", partial(_write_with, logger, write))
+                self._try("TensorBoard", partial(_write_with, logger, write, size))
 
     def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
         """Write a file; a folder is warned of once, with the first file that could not be written."""
@@ -209,8 +232,19 @@ def _is_tensorboard(logger: Any) -> bool:
     return any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
 
 
-def _write_with(logger: Any, write: Callable[[Any], object]) -> None:
+def _write_with(logger: Any, write: Callable[[Any], object], size: int) -> None:
+    _check_room(logger.log_dir, size)
     write(logger.experiment)
+
+
+def _check_room(folder: str, size: int) -> None:
+    """A write that fails ends the writer that the user's own figures go through, and then the training."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # not made yet, or not on this machine
+        return
+    if free < size + SPARE_BYTES:
+        raise OSError(f"only {free:,} bytes are free in {folder}; they are left to the logger")
 
 
 def trace_name(window: Window, rank: int) -> str:

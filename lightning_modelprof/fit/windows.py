@@ -25,7 +25,7 @@ _FIRST_WINDOWS: Final = 16
 """All of them are for the dashboard, of later ones eight each time that their number doubles."""
 
 
-def _is_for_dashboard(index: int) -> bool:
+def is_for_dashboard(index: int) -> bool:
     """Whether a window goes to the event file, which TensorBoard holds in memory; traces have all."""
     return index < _FIRST_WINDOWS or index % (1 << (index.bit_length() - 4)) == 0
 
@@ -138,7 +138,7 @@ class WindowResults:
         self.facts[window.index] = facts
         while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
             del self.facts[next(iter(self.facts))]
-        if _is_for_dashboard(window.index):
+        if is_for_dashboard(window.index):
             loop, options = self._loop.key, self._options
             self._outputs.write_profile(
                 lambda: window_profile([(trace, facts)], window=window.index, loop=loop, options=options),

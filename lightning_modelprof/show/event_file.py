@@ -40,16 +40,15 @@ def tag_of(profile: Profile, folder: str = PLUGIN_NAME) -> str:
     return "/".join((folder, *loop, name))
 
 
-def write_profile(writer: SummaryWriter, profile: Profile, tag: str, step: int) -> None:
-    """Write one profile through the writer of a logger.
+def write_summary(writer: SummaryWriter, summary: Any, step: int) -> None:
+    """Write a profile through the writer of a logger.
 
     Args:
         writer: a SummaryWriter.
-        profile: what to write; it takes the place of an earlier one with this tag.
-        tag: see :func:`tag_of`.
+        summary: see :func:`profile_summary`.
         step: the x-coordinate.
     """
-    writer._get_file_writer().add_summary(_summary(profile, tag), step)
+    writer._get_file_writer().add_summary(summary, step)
     writer.flush()
 
 
@@ -72,10 +71,16 @@ def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> N
             if writer is None:  # what cannot be read leaves no empty file behind
                 writer = EventFileWriter(str(folder))
                 stack.callback(writer.close)
-            writer.add_event(Event(wall_time=time.time(), step=0, summary=_summary(profile, tag)))
+            writer.add_event(Event(wall_time=time.time(), step=0, summary=profile_summary(profile, tag)))
 
 
-def _summary(profile: Profile, tag: str) -> Any:
+def profile_summary(profile: Profile, tag: str) -> Any:
+    """A profile as TensorBoard's ``Summary``.
+
+    Args:
+        profile: what to write.
+        tag: see :func:`tag_of`; of several profiles with one tag a reader may see any.
+    """
     from tensorboard.compat.proto import summary_pb2 as summary  # noqa: PLC0415  # it takes a while
     from tensorboard.compat.proto.tensor_pb2 import TensorProto  # noqa: PLC0415
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # noqa: PLC0415

@@ -83,7 +83,7 @@ def write_header(
     return Header(
         label=strip.label,
         is_number=strip.is_number,
-        is_sortable=has_order and strip.unit is not Unit.BY_ROW,
+        is_sortable=has_order and strip.unit is not Unit.BY_ROW and strip.label != "",
         raw=with_raw_unit(name, strip.unit),
         full=f"{name} ({shown})" if shown else name,
     )

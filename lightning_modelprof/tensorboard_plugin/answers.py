@@ -23,6 +23,9 @@ _NOTHING_TO_COMPARE = (
     " for Before."
 )
 
+_MOST_DIGITS = 9
+"""Of a rank; Python refuses to read a number of thousands of digits."""
+
 _BEFORE = "before_"
 """What the arguments of the first selection of a comparison begin with."""
 
@@ -123,8 +126,8 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
     text = arguments.get("rank", "")
     if not text:
         return None
-    if not text.isdecimal():
-        raise ArchiveError(f"expected the number of a rank, got {text!r}.")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ArchiveError(f"expected the number of a rank, got {text[:20]!r}.")
     return int(text)
 
 

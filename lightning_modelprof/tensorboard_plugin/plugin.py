@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorboard import plugin_util
 from tensorboard.backend.http_util import Respond
+from tensorboard.errors import PublicError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
 from werkzeug.wrappers import Request
 
@@ -79,6 +80,11 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
                 return Respond(request, find()(context, experiment, request.args), media_type)
             except ModelProfError as error:
                 return Respond(request, {"error": str(error)}, _JSON, code=404)
+            except PublicError as error:
+                # The fast loader cannot name a blob of a run with a quote or a backslash in its name.
+                hint = "If the run has an odd name, try tensorboard --load_fast=false."
+                sentence = f"TensorBoard cannot read this: {error}. {hint}"
+                return Respond(request, {"error": sentence}, _JSON, code=error.http_code)
 
         return application
 

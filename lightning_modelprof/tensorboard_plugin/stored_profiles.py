@@ -23,6 +23,10 @@ _MOST_KEPT: Final = 16
 """Decoded profiles that are kept: those that a reader goes to and fro between."""
 
 
+_MOST_WRITTEN: Final = 1_000
+"""Values of one tag to choose the newest from; there is one, unless two fits were given the same folder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One profile of a list.
@@ -99,15 +103,15 @@ class StoredProfiles:
             context,
             experiment_id=experiment,
             plugin_name=PLUGIN_NAME,
-            downsample=1,  # the last one is always in a sample
+            downsample=_MOST_WRITTEN,
             run_tag_filter=RunTagFilter([run], [tag]),
         )
         data = found.get(run, {}).get(tag)
-        if not data or not data[-1].values:
+        if not data:
             raise ArchiveError(
                 f"expected a profile {tag!r} in the run {run!r}, got none. It may be gone: reload."
             )
-        return data[-1]
+        return max(data, key=lambda datum: datum.wall_time)
 
     def _blob(self, context: Any, datum: Any, number: int) -> bytes:
         if number >= len(datum.values):

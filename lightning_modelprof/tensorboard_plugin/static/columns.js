@@ -1,6 +1,7 @@
 // Reads what show/columns.py packed: a description and columns of numbers.
 
 const MAGIC = "MPC1";
+const MOST_BYTES = 2 ** 30; // inflated; what is stored is some hundred times smaller
 
 /**
  * @typedef {Object} Unpacked
@@ -14,8 +15,28 @@ const MAGIC = "MPC1";
  * @returns {Promise<Unpacked>}
  */
 export async function unpackColumns(packed) {
+  try {
+    return decodeColumns(await inflate(packed));
+  } catch (error) {
+    throw new Error(`These columns are damaged: ${error instanceof Error ? error.message : error}.`);
+  }
+}
+
+/** @param {ArrayBuffer} packed */
+async function inflate(packed) {
+  const chunks = [];
+  let size = 0;
   const inflated = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return decodeColumns(new Uint8Array(await new Response(inflated).arrayBuffer()));
+  const reader = inflated.getReader();
+  for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+    chunks.push(chunk.value);
+    size += chunk.value.length;
+    if (size > MOST_BYTES) {
+      await reader.cancel();
+      throw new Error("they are larger than a browser can hold");
+    }
+  }
+  return new Uint8Array(await new Blob(chunks).arrayBuffer());
 }
 
 /**
@@ -24,13 +45,14 @@ export async function unpackColumns(packed) {
  */
 export function decodeColumns(raw) {
   const text = new TextDecoder();
-  if (text.decode(raw.subarray(0, 4)) !== MAGIC) throw new Error("These are no packed columns.");
+  if (text.decode(raw.subarray(0, 4)) !== MAGIC) throw new Error("they do not begin as columns do");
   const length = new DataView(raw.buffer, raw.byteOffset).getUint32(4, true);
   const { meta, columns } = JSON.parse(text.decode(raw.subarray(8, 8 + length)));
   const unpacked = new Map();
   let place = 8 + length;
   for (const { name, kind, count, bytes } of columns) {
     const data = raw.subarray(place, place + bytes);
+    if (data.length !== bytes || count > bytes) throw new Error(`the column ${name} is cut off`);
     unpacked.set(name, kind === "float" ? doubles(data, count) : integers(data, count, kind === "delta"));
     place += bytes;
   }

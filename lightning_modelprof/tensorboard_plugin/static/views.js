@@ -25,6 +25,11 @@ function whyNothing(choice, contents) {
   return `No profile of ${choice.run} can be read. ${run?.profiles[0]?.problem ?? ""}`;
 }
 
+/** @param {unknown} error */
+function problem(error) {
+  return make("p", { class: "problem", role: "alert" }, error instanceof Error ? error.message : String(error));
+}
+
 export class ViewPage {
   /**
    * @param {HTMLElement} main
@@ -63,12 +68,19 @@ export class ViewPage {
       const remember = (/** @type {Choice} */ changes) => this.change(changes, false);
       await Promise.all(
         (answer.columns ?? []).map(async (columns, place) => {
-          const drawing = await draw(places[place], columns, answer.words, choice, remember, isWanted);
-          if (drawing) this.drawings.push(drawing);
+          try {
+            const drawing = await draw(places[place], columns, answer.words, choice, remember, isWanted);
+            if (drawing) this.drawings.push(drawing);
+          } catch (error) {
+            places[place].replaceChildren(problem(error)); // the rest of the view is good
+          }
         }),
       );
     } catch (error) {
-      if (isWanted()) this.showProblem(error);
+      if (!isWanted()) return;
+      this.clear();
+      if (choice.view === COMPARE) this.main.append(this.makeSides(choice, contents));
+      this.main.append(problem(error));
     } finally {
       if (isWanted()) this.main.removeAttribute("aria-busy");
     }
@@ -126,12 +138,5 @@ export class ViewPage {
     for (const drawing of this.drawings) drawing.destroy();
     this.drawings = [];
     this.main.replaceChildren();
-  }
-
-  /** @param {unknown} error */
-  showProblem(error) {
-    this.clear();
-    const text = error instanceof Error ? error.message : String(error);
-    this.main.append(make("p", { class: "problem", role: "alert" }, text));
   }
 }

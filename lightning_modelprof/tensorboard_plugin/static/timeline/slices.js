@@ -14,7 +14,11 @@ export class Slices {
   /** @param {import("../columns.js").Unpacked} unpacked */
   constructor({ meta, columns }) {
     /** @param {string} name */
-    const column = (name) => columns.get(name) ?? new Float64Array(0);
+    const column = (name) => {
+      const values = columns.get(name);
+      if (!values) throw new Error(`The timeline is damaged: it has no column ${name}.`);
+      return values;
+    };
     this.begin = column("begin");
     this.duration = column("duration");
     this.name = column("name");
@@ -53,6 +57,7 @@ export class Slices {
       first = row.last;
     }
     this.rowEnds = this.rows.map((row) => row.last);
+    this.check(first);
     /** @type {Counter[]} */
     this.counters = meta.counters.map((/** @type {any} */ counter, /** @type {number} */ place) => {
       const values = column(`counter_${place}_value`);
@@ -66,6 +71,22 @@ export class Slices {
     this.notes = meta.notes;
     /** @type {{first: Int32Array, next: Int32Array} | null} of each slice the first it launched; the one after that */
     this.launched = null;
+  }
+
+  /**
+   * Whether the columns fit together, so that nothing is drawn of what does not.
+   * @param {number} inRows number of slices in all rows
+   */
+  check(inRows) {
+    const columns = [this.duration, this.name, this.category, this.detail, this.launch];
+    const isWhole = inRows === this.count && columns.every((column) => column.length === this.count);
+    const isWithin = (/** @type {Float64Array} */ column, /** @type {number} */ end) => column.every((at) => at < end);
+    const isNamed =
+      isWithin(this.name, this.names.length) &&
+      isWithin(this.category, this.categories.length) &&
+      isWithin(this.detail, this.details.length) &&
+      isWithin(this.launch, this.count);
+    if (!isWhole || !isNamed) throw new Error("The timeline is damaged: its columns do not fit together.");
   }
 
   /** @param {number} index */
