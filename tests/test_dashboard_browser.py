@@ -35,7 +35,7 @@ VIEWS = [
     "tables",
     "compare",
 ]
-OF_TENSORBOARD = ("Three.js", "WebGL", "GroupMarkerNotSet")
+OF_TENSORBOARD = ("Three.js", "WebGL", "GroupMarkerNotSet", "favicon")
 """What TensorBoard's own page says in the console, with or without a plugin."""
 PATIENCE_S = 60
 
@@ -47,17 +47,25 @@ class Page:
         self.browser = browser
         self.server = server
 
-    def open(self, *, is_dark=False, **choice):
-        """Open a link; TensorBoard's page is loaded anew."""
-        self.browser.switch_to.default_content()
-        self.browser.get("about:blank")
-        parts = [f"p.modelprof.{name}={urllib.parse.quote(value, safe='')}" for name, value in choice.items()]
-        theme = f"?darkMode={str(is_dark).lower()}"
-        self.browser.get(f"{self.server.url}{theme}#{'&'.join(['modelprof', *parts])}")
+    def open(self, **choice):
+        """Open a link to the page of the plugin alone, without TensorBoard's own around it."""
+        self.load(f"{self.server.url}data/plugin_entry.html?name=modelprof", choice)
+        self.settle()
+        return self
+
+    def open_tab(self, *, is_dark=False, **choice):
+        """Open a link to the tab in TensorBoard's page."""
+        self.load(f"{self.server.url}?darkMode={str(is_dark).lower()}", choice)
         self.wait("return document.querySelector('iframe') !== null")
         self.browser.switch_to.frame(self.browser.find_element("css selector", "iframe"))
         self.settle()
         return self
+
+    def load(self, address, choice):
+        self.browser.switch_to.default_content()
+        self.browser.get("about:blank")  # the address alone would load nothing anew
+        parts = [f"p.modelprof.{name}={urllib.parse.quote(value, safe='')}" for name, value in choice.items()]
+        self.browser.get(f"{address}#{'&'.join(['modelprof', *parts])}")
 
     def run(self, script, *arguments):
         return self.browser.execute_script(script, *arguments)
@@ -166,7 +174,7 @@ def page(browser, server):
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_every_view_of_a_run_draws(page, is_dark):
-    page.open(is_dark=is_dark, run="net/version_0", view="overview")
+    page.open_tab(is_dark=is_dark, run="net/version_0", view="overview")
     theme = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (theme == "rgb(255, 255, 255)") is not is_dark
     for view, title in zip(VIEWS, page.titles(), strict=True):
@@ -239,11 +247,11 @@ def test_a_link_leads_back(page):
         "window": "modelprof/window_0",
         "view": "operators",
     }
-    page.open(**wanted)
+    page.open_tab(**wanted)
     assert page.title() == "Operators"
     assert page.link() == wanted
     page.press("Memory", "aside nav button")
-    page.open(**page.link())
+    page.open_tab(**page.link())
     assert page.title() == "Memory"
     assert page.choosers()["Window"] == "modelprof/window_0"
 
@@ -333,7 +341,7 @@ def test_help_is_beside_the_figures(page):
 
 
 def test_the_theme_follows_tensorboards(page):
-    page.open(run="net/version_0", view="overview")
+    page.open_tab(run="net/version_0", view="overview")
     read = "return getComputedStyle(document.body).backgroundColor"
     light = page.run(read)
     page.run("parent.document.body.classList.add('dark-mode')")

@@ -273,7 +273,7 @@ def recordings(draw):
     return ranges, steps, kernels
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(recordings())
 def test_against_an_oracle_on_a_grid(drawn):
     ranges, steps, kernels = drawn

@@ -390,7 +390,7 @@ def jobs(draw):
     return ranks
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_against_the_oracle(ranks):
     facts = {rank: rank_of(own) for rank, own in enumerate(ranks)}
@@ -495,7 +495,7 @@ def test_ranks_that_cannot_be_shown():
 PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(1, 20)), max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PLACES)
 def test_shares_against_the_oracle(drawn):
     """Looks at every microsecond of two steps of 25 and 35."""

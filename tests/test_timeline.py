@@ -147,7 +147,7 @@ SPANS = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(SPANS)
 def test_depths_against_the_oracle(spans):
     spans = sorted((begin, -(begin + size), lane) for lane, begin, size in spans)
