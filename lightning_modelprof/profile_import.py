@@ -46,12 +46,12 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
     written = []
     for path in paths:
         runs = _runs(path)
-        sources = ((_run_name(run), _profiles_of_run(run)) for run in runs)
+        sources = ((_run_name(run, path), _profiles_of_run(run)) for run in runs)
         for wanted, profiles in sources if runs else _trace_folders(path, max_bytes):
             folder = _free_folder(logdir / wanted)
             counted = _Counted(profiles)
             write_event_file(folder, ((tag_of(profile), profile) for profile in counted))
-            written.append((folder.name, counted.number))
+            written.append((folder.relative_to(logdir).as_posix(), counted.number))
     return written
 
 
@@ -76,10 +76,12 @@ def _runs(path: Path) -> list[Path]:
     return sorted(path.rglob(RUN_FILE)) if path.is_dir() else []
 
 
-def _run_name(path: Path) -> str:
-    """``version_0`` of ``lightning_logs/version_0/modelprof/run.json``."""
-    folder = path.resolve().parent
-    return folder.parent.name if folder.name.startswith(DEFAULT_FOLDER) else folder.name
+def _run_name(file: Path, below: Path) -> str:
+    """``net/version_0`` of ``logs/net/version_0/modelprof/run.json`` below ``logs``."""
+    folder, top = file.resolve().parent, below.resolve()
+    if folder.name.startswith(DEFAULT_FOLDER):
+        folder = folder.parent
+    return folder.relative_to(top).as_posix() if top in folder.parents else folder.name
 
 
 def _free_folder(wanted: Path) -> Path:

@@ -169,7 +169,10 @@ VIEWS: Final = (
     View(
         key="modules",
         title="Modules",
-        empty="Modules are timed in one early step of a fit: use ModelProfCallback(flops=True), the default.",
+        empty=(
+            "Modules are timed in one early step of a fit, by ModelProfCallback(flops=True), the default. A"
+            " trace alone has no such times."
+        ),
         parts=(
             _flames("modules", "call_stacks"),
             _tables(

@@ -29,6 +29,16 @@ export function windowsOf(run, profile) {
 }
 
 /**
+ * What a link names that is not here; "" if all is.
+ * @param {Choice} wanted as in the link
+ * @param {Choice} shown complete
+ */
+export function whatIsGone(wanted, shown) {
+  const gone = ["run", "profile", "window"].filter((name) => wanted[name] && wanted[name] !== shown[name]);
+  return gone.length ? `This link is to the ${gone[0]} ${wanted[gone[0]]}, which is not here.` : "";
+}
+
+/**
  * The same choice with nothing missing and nothing that is not there.
  * @param {Choice} choice
  * @param {Contents} contents
@@ -55,14 +65,25 @@ export function complete(choice, contents, prefix = "") {
 }
 
 /**
- * To look at the newest run; to compare with, the newest of the others, if there is one.
+ * To look at the newest run; to compare with, the newest of those before it, else of the others.
  * @param {Run[]} runs
  * @param {Choice} choice
  * @param {string} prefix
  */
 function defaultRun(runs, choice, prefix) {
-  const others = prefix === BEFORE ? runs.filter(({ name }) => name !== choice.run) : [];
-  return newestRun(others.length ? others : runs);
+  const chosen = runs.find(({ name }) => name === choice.run);
+  if (prefix !== BEFORE || !chosen) return newestRun(runs);
+  const others = runs.filter((run) => run !== chosen);
+  const earlier = others.filter((run) => timeOf(run) < timeOf(chosen));
+  return newestRun(earlier.length ? earlier : others.length ? others : runs);
+}
+
+/**
+ * When a run was written to last.
+ * @param {Run} run
+ */
+function timeOf(run) {
+  return Math.max(...run.profiles.map((profile) => profile.wall_time));
 }
 
 /**
@@ -79,9 +100,8 @@ function windowBefore(windows, tag) {
  * @returns {Run | undefined}
  */
 function newestRun(runs) {
-  const time = (/** @type {Run} */ run) => Math.max(...run.profiles.map((profile) => profile.wall_time));
   return runs.reduce(
-    (best, run) => (best === undefined || time(run) >= time(best) ? run : best),
+    (best, run) => (best === undefined || timeOf(run) >= timeOf(best) ? run : best),
     /** @type {Run | undefined} */ (undefined),
   );
 }

@@ -1,6 +1,6 @@
 // The dashboard. TensorBoard imports this module into a frame of its own and calls render().
 
-import { BEFORE, complete } from "./choice.js";
+import { BEFORE, complete, whatIsGone } from "./choice.js";
 import { make } from "./dom.js";
 import { onLinkChange, readLink, writeLink } from "./link.js";
 import { listenToDigits, makeChoosers, makeProblems, makeViewList } from "./menu.js";
@@ -19,6 +19,7 @@ class Dashboard {
   constructor(contents) {
     this.contents = contents;
     this.choice = this.completed(readLink());
+    this.gone = whatIsGone(readLink(), this.choice);
     this.menu = make("aside", { "aria-label": "What is shown" });
     this.main = make("main", { tabindex: "-1" });
     this.page = new ViewPage(this.main, (changes, isNew) => this.change(changes, isNew));
@@ -28,6 +29,7 @@ class Dashboard {
       const choice = this.completed(readLink());
       if (JSON.stringify(choice) === JSON.stringify(this.choice)) return;
       this.choice = choice;
+      this.gone = whatIsGone(readLink(), choice);
       this.show();
     });
     this.show();
@@ -51,6 +53,7 @@ class Dashboard {
     const kept = { ...this.choice, ...changes };
     if (isNew && !("view" in changes)) for (const name of AT) delete kept[name];
     this.choice = isNew ? this.completed(kept) : kept;
+    this.gone = "";
     if (isNew) this.show();
     else writeLink(this.choice);
   }
@@ -61,6 +64,7 @@ class Dashboard {
     this.menu.replaceChildren(
       ...makeChoosers(this.choice, this.contents, "", change),
       makeViewList(this.contents, this.choice.view, (view) => change({ view })),
+      ...(this.gone ? [make("p", { class: "problem", role: "status" }, this.gone)] : []),
       ...makeProblems(this.choice, this.contents),
     );
     this.page.show(this.choice, this.contents);
