@@ -174,7 +174,7 @@ def page(browser, server):
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_every_view_of_a_run_draws(page, is_dark):
-    page.open_tab(is_dark=is_dark, run="net/version_0", view="overview")
+    page.open_tab(is_dark=is_dark, run="net/version_1", view="overview")  # compared with version_0
     theme = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (theme == "rgb(255, 255, 255)") is not is_dark
     for view, title in zip(VIEWS, page.titles(), strict=True):
@@ -273,7 +273,7 @@ def test_a_link_that_changes_in_the_address_is_followed(page):
 
 
 def test_digits_choose_a_view_unless_somebody_writes(page):
-    page.open(run="net/version_0", view="overview")
+    page.open(run="net/version_1", view="overview")
     page.run("document.querySelector('main').focus()")
     page.browser.switch_to.active_element.send_keys("3")
     page.wait("return document.querySelector('main > h1')?.textContent === 'Operators'")
@@ -289,6 +289,10 @@ def test_digits_choose_a_view_unless_somebody_writes(page):
 def test_two_runs_are_compared_and_swapped(page):
     page.open(run="net/version_1", view="compare")
     assert page.link()["before_run"] == "net/version_0", "the newest of those before it"
+    page.open(run="net/version_0", view="compare")
+    assert page.link()["before_run"] != "newer head", "it cannot be read"
+    page.browser.switch_to.default_content()
+    said(page.browser)  # what is here beside it can only be read in part
     page.open(run="net/version_1", before_run="net/version_0", view="compare")
     assert page.run("return document.getElementById('table-comparison_phases') !== null")
     assert page.run("return document.getElementById('table-comparison_steps') !== null")

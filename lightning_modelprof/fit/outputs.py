@@ -233,12 +233,15 @@ def _is_tensorboard(logger: Any) -> bool:
 
 
 def _write_with(logger: Any, write: Callable[[Any], object], size: int) -> None:
+    writer = logger.experiment
     _check_room(logger.log_dir, size)
-    write(logger.experiment)
+    write(writer)
 
 
-def _check_room(folder: str, size: int) -> None:
+def _check_room(folder: str | None, size: int) -> None:
     """A write that fails ends the writer that the user's own figures go through, and then the training."""
+    if folder is None:  # a logger that does not say where it writes
+        return
     try:
         free = shutil.disk_usage(folder).free
     except OSError:  # not made yet, or not on this machine

@@ -65,13 +65,15 @@ export function complete(choice, contents, prefix = "") {
 }
 
 /**
- * To look at the newest run; to compare with, the newest of those before it, else of the others.
- * @param {Run[]} runs
+ * To look at the newest run that can be read; to compare with, the newest of those before it, else of the others.
+ * @param {Run[]} all
  * @param {Choice} choice
  * @param {string} prefix
  */
-function defaultRun(runs, choice, prefix) {
-  const chosen = runs.find(({ name }) => name === choice.run);
+function defaultRun(all, choice, prefix) {
+  const readable = all.filter((run) => run.profiles.some(({ problem }) => !problem));
+  const runs = readable.length ? readable : all;
+  const chosen = all.find(({ name }) => name === choice.run);
   if (prefix !== BEFORE || !chosen) return newestRun(runs);
   const others = runs.filter((run) => run !== chosen);
   const earlier = others.filter((run) => timeOf(run) < timeOf(chosen));
