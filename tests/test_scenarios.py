@@ -16,7 +16,10 @@ from tests.scenarios import FILE, SCENARIOS, Costs
 RELATIVE = 0.15
 ALLOWANCE_NS = 300_000
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:torch")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:torch"),
+]
 
 
 def run(scenario, folder):

@@ -187,6 +187,7 @@ class SlowNumbers(Numbers):
         return super().__getitem__(index)
 
 
+@pytest.mark.alone
 def test_model_summary_agrees_with_the_ledger(tmp_path):
     """Two measurements of the same steps: our clock, and torch's time stamps of our ranges."""
     data = torch.utils.data.DataLoader(SlowNumbers(24), batch_size=2)
