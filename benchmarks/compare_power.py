@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.compare import Comparison, Outcome, compare
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.records import StepTimings
+from lightning_modelprof.run.steps import StepTimings
 
 WIDTH, DEPTH, BATCH = 256, 4, 128
 SKIP_FIRST = 10

@@ -32,7 +32,8 @@ from lightning_modelprof.report.build_profile import run_profile, window_profile
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, RankRecord, Run, RunInfo, StepTimings
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.show.event_file import write_event_file
 from tests.chromium import start_chromium
 from tests.tensorboard_server import Server, tensorboard

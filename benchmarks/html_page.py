@@ -36,7 +36,8 @@ from lightning_modelprof.report.model import (
     Table,
     Unit,
 )
-from lightning_modelprof.run.records import RankRecord, Run, RunInfo, StepTimings
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.html import render_html
 
 EMPTY: Final = "empty"

@@ -30,6 +30,14 @@ class ModelProfCallback(ProfilingHooks, Callback):
         record_shapes: record the shapes of operators' inputs.
         with_stack: record Python stacks; slows the window down much.
         profile_memory: record allocations.
+        ranks: which ranks record windows, such as [0]; every rank measures time all the same. All by default:
+            a rank that records is slower, so one that does so alone keeps the others waiting and sees none of
+            its own waits for them; and a comparison of ranks needs the trace of each. The steps of a window
+            are left out of the benchmark on every rank.
+        max_trace_mb: end a window early when another step would make its trace larger than this, in MB of
+            JSON before it is packed, as estimated from memory after each recorded step; None sets no limit.
+        keep_windows: traces that stay on disk, for each rank: the newest so many, and the first, to compare
+            them with; None keeps all.
         stop_after_profile: end training with the step in which the last window closes (the first one after
             it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
             Only a fit is ended.
@@ -96,6 +104,9 @@ class ModelProfCallback(ProfilingHooks, Callback):
         record_shapes: bool = DEFAULTS.record_shapes,
         with_stack: bool = DEFAULTS.with_stack,
         profile_memory: bool = DEFAULTS.profile_memory,
+        ranks: Literal["all"] | list[int] = "all",
+        max_trace_mb: float | None = DEFAULTS.max_trace_mb,
+        keep_windows: int | None = DEFAULTS.keep_windows,
         stop_after_profile: bool = DEFAULTS.stop_after_profile,
         device_timing: bool = DEFAULTS.device_timing,
         log_every_n_steps: int | None = DEFAULTS.log_every_n_steps,
@@ -133,6 +144,9 @@ class ModelProfCallback(ProfilingHooks, Callback):
             record_shapes=record_shapes,
             with_stack=with_stack,
             profile_memory=profile_memory,
+            ranks=ranks,
+            max_trace_mb=max_trace_mb,
+            keep_windows=keep_windows,
             stop_after_profile=stop_after_profile,
             device_timing=device_timing,
             log_every_n_steps=log_every_n_steps,

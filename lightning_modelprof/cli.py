@@ -21,6 +21,7 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions, s
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.archive import find_run, load_run, write_atomically
 from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
+from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
@@ -114,7 +115,7 @@ def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) 
 
 
 def _read_compared(path: str, *, with_traces: bool) -> ComparedRun:
-    run = load_run(path)
+    run = _load(path)
     facts, notes = _read_windows(run, find_run(path).parent) if with_traces else ({}, {})
     analysis = analyze(run, facts, notes)
     return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
@@ -130,7 +131,7 @@ def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = l
     Raises:
         ArchiveError: when there is no saved run.
     """
-    run = load_run(path)
+    run = _load(path)
     try:
         options = choose(saved_options(run.info.config))
     except ValueError as error:
@@ -174,6 +175,11 @@ def analyze_files(
         if not found:
             raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
     return build_trace_report(traces, options, skipped)
+
+
+def _load(path: str | Path) -> Run:
+    """A saved run, with the other ranks of its job beside it."""
+    return with_other_ranks(load_run(path), find_run(path))
 
 
 def _read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:

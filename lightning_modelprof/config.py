@@ -29,6 +29,8 @@ _OTHER_NAMES: Final = {"gpu": "cuda"}
 DTYPES: Final = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "complex64", "complex128")
 """What peaks can be given for, in torch's names; float8 stands for all formats of 8 bits."""
 
+ALL_RANKS: Final = "all"
+
 _MIN_PEAK: Final = 1e9
 """Whoever gives less has forgotten the exponent: a single core does more."""
 
@@ -52,6 +54,9 @@ class ProfileConfig:
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+    ranks: Sequence[int] | str = ALL_RANKS
+    max_trace_mb: float | None = 500
+    keep_windows: int | None = 20
     stop_after_profile: bool = False
     device_timing: bool = True
     log_every_n_steps: int | None = None
@@ -110,6 +115,7 @@ class ProfileConfig:
         plain = {name: getattr(self, name) for name in FIELDS}
         plain["steps"] = None if self.steps is None else list(self.steps)
         plain["activities"] = None if self.activities is None else list(self.activities)
+        plain["ranks"] = self.ranks if isinstance(self.ranks, str) else list(self.ranks)
         plain["dirpath"] = None if self.dirpath is None else str(self.dirpath)
         formulas = self.flop_formulas
         plain["flop_formulas"] = (
@@ -151,6 +157,8 @@ class ProfileConfig:
                 raise _refusal(where, name, "true or false", value)
         self._check_steps(where)
         self._check_activities(where)
+        self._check_ranks(where)
+        self._check_bounds(where)
         if self.samples_fn is not None and not callable(self.samples_fn):
             raise _refusal(
                 where, "samples_fn", "a function that takes a batch and returns its size", self.samples_fn
@@ -218,6 +226,42 @@ class ProfileConfig:
                 f"{where}: activities=[] leaves the window of {self.schedule.active} active steps nothing to"
                 " record. Expected at least one activity. Give activities=['cpu'] or None for all,"
                 " or active=0 for timing only."
+            )
+
+    def _check_ranks(self, where: str) -> None:
+        ranks: Any = self.ranks
+        if ranks == ALL_RANKS:
+            return
+        is_list = isinstance(ranks, Collection) and not isinstance(ranks, str)
+        if not is_list or not list(ranks) or not all(type(rank) is int and rank >= 0 for rank in ranks):
+            raise _refusal(
+                where,
+                "ranks",
+                f"a list of ranks, from 0, or {ALL_RANKS!r}",
+                ranks,
+                "Give [0] to profile the first rank alone, or active=0 for timing only.",
+            )
+
+    def _check_bounds(self, where: str) -> None:
+        limit: Any = self.max_trace_mb
+        if limit is not None:
+            is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+            if not is_number or not 0 < limit < math.inf:
+                raise _refusal(
+                    where,
+                    "max_trace_mb",
+                    "a size above 0 in MB, or None",
+                    limit,
+                    f"The default is {DEFAULTS.max_trace_mb}; None sets no limit, active=0 records nothing.",
+                )
+        keep: Any = self.keep_windows
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise _refusal(
+                where,
+                "keep_windows",
+                "an integer of at least 1, or None",
+                keep,
+                f"The default is {DEFAULTS.keep_windows}; None keeps all traces, files=False saves none.",
             )
 
     def _check_flops(self, where: str) -> None:

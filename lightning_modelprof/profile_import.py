@@ -18,6 +18,7 @@ from lightning_modelprof.report.options import saved_options
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE, find_run, load_run
+from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.trace import Trace
 from lightning_modelprof.show.event_file import tag_of, write_event_file
@@ -94,7 +95,7 @@ def _free_folder(wanted: Path) -> Path:
 
 def _profiles_of_run(path: Path) -> Iterator[Profile]:
     """Of the archive of a run: of the whole run, and of each window whose trace is there."""
-    run, folder = load_run(path), path.parent
+    run, folder = with_other_ranks(load_run(path), path), path.parent
     try:
         options = saved_options(run.info.config)
     except ValueError as error:

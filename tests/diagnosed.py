@@ -9,7 +9,8 @@ import numpy as np
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, ModuleTime, ModuleTimes
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, RankRecord, Run, RunInfo, StepTimings
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup, TrainingSetup
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from tests.dashboard_page import BYTES, HTML, SCRIPT, Files
 
 PAGE = """<!doctype html>

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import RankRecord, StepTag
+from lightning_modelprof.run.records import RankRecord
+from lightning_modelprof.run.steps import StepTag
 
 LIGHTNING = Version(lightning.__version__)
 HAS_SAVE_ACTION = Version("2.5") <= LIGHTNING

@@ -20,17 +20,16 @@ from lightning_modelprof import ArchiveError
 from lightning_modelprof.run.archive import RUN_FILE, load_run, save_run, write_atomically
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
-    NOT_MEASURED,
     RUN_SCHEMA_VERSION,
     AllRanks,
     CallbackTime,
     RankRecord,
     Run,
     RunInfo,
-    StepTimings,
     Window,
     WindowStatus,
 )
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from tests.fits import report_of, run_fit, run_script
 
 NS = st.integers(-1, 2**62)
@@ -281,16 +280,16 @@ def fail_to_rename(*args):
     raise KeyboardInterrupt
 
 
-fdopen = os.fdopen
+open_file = Path.open
 
 
 @pytest.mark.parametrize(
     ("target", "name", "replacement", "error"),
     [
         pytest.param(
-            os,
-            "fdopen",
-            lambda handle, mode: FullDisk(fdopen(handle, mode, 0)),
+            Path,
+            "open",
+            lambda path, mode: FullDisk(open_file(path, mode, 0)),
             OSError,
             id="the disk is full",
         ),

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from lightning_modelprof.analysis.benchmark import averages, benchmark, exclusions
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_CLEAN, NOT_MEASURED, AllRanks, StepTag, StepTimings
+from lightning_modelprof.run.records import AllRanks
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 from tests.fits import (
     Net,
     fit_quietly,
@@ -290,7 +292,7 @@ def test_standard_error_of_a_ratio_agrees_with_the_bootstrap(figure):
 
 @given(tagged)
 def test_exclusions_sum_to_what_is_left_out(steps):
-    left = exclusions(steps)
+    left = exclusions(StepTotals.of(steps))
     assert sum(exclusion.num_steps for exclusion in left) == len(steps) - len(steps.clean())
     assert all(exclusion.num_steps > 0 for exclusion in left)
     assert len({exclusion.reason for exclusion in left}) == len(left)
@@ -302,13 +304,13 @@ def test_exclusions_sum_to_what_is_left_out(steps):
 def test_every_tag_of_a_step_that_is_not_clean_has_a_reason(tag):
     steps = make_steps([5, 7], tags=[0, tag])
     is_left_out = bool(tag & NOT_CLEAN)
-    assert [exclusion.num_steps for exclusion in exclusions(steps)] == [1] * is_left_out
+    assert [exclusion.num_steps for exclusion in exclusions(StepTotals.of(steps))] == [1] * is_left_out
     assert benchmark(steps).num_steps == 2 - is_left_out
 
 
 @given(tagged)
 def test_averages_are_the_benchmarks(steps):
-    quick, full = averages(steps.clean()), benchmark(steps)
+    quick, full = averages(StepTotals.of(steps.clean())), benchmark(steps)
     assert (quick is None) == (full is None)
     if quick is None:
         return
@@ -331,7 +333,7 @@ def test_unknown_is_none_and_not_zero():
     assert figures.batch_cost_ns.avg == 15
     assert benchmark(make_steps([10], tags=[StepTag.PROFILED])) is None
     assert benchmark(StepTimings.empty()) is None
-    assert averages(StepTimings.empty()) is None
+    assert averages(StepTotals.of(StepTimings.empty())) is None
 
 
 def test_a_sample_count_unknown_only_in_a_step_left_out_does_no_harm():

@@ -13,7 +13,8 @@ from lightning_modelprof.report.charts.layers import MAX_LAYERS
 from lightning_modelprof.report.charts.step_time import MAX_BARS
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, RankRecord, Run, RunInfo, StepTag, StepTimings
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 
 
 def make_steps(phases_ns, *, samples=None, tags=None):

@@ -41,7 +41,8 @@ from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.step_columns import step_columns, timings_of
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import RankRecord, Run, RunInfo, StepTag, StepTimings
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.profile_blob import pack_profile, unpack_profile
 from lightning_modelprof.show.step_columns import unpack_steps

@@ -101,6 +101,31 @@ def bad(argument, value, *parts):
             "views: unknown view 'kernal'. Did you mean 'kernel'?",
             "Expected one of device",
         ),
+        *(
+            bad(
+                "ranks",
+                value,
+                f"ranks: expected a list of ranks, from 0, or 'all', got {value!r}",
+                "Give [0]",
+            )
+            for value in (0, None, True, "0", "ALL", [], [-1], [1.0], ["0"], [True], {"all": True})
+        ),
+        *(
+            bad("max_trace_mb", value, f"max_trace_mb: expected a size above 0 in MB, or None, got {value!r}")
+            for value in (0, -1, True, "500", float("inf"), float("nan"))
+        ),
+        bad("max_trace_mb", [500], "got [500]. The default is 500; None sets no limit, active=0 records"),
+        *(
+            bad(
+                "keep_windows",
+                value,
+                f"keep_windows: expected an integer of at least 1, or None, got {value!r}",
+            )
+            for value in (0, -1, True, 2.0, "3")
+        ),
+        bad(
+            "keep_windows", [3], "got [3]. The default is 20; None keeps all traces, files=False saves none."
+        ),
         bad("views", "all", "views: unknown view 'all'.", "Leave it out for all of them."),
         bad("views", [], "views: expected a list out of device, overview, model", "got []"),
         bad("views", 7, "views: expected a list out of", "got 7"),
@@ -172,6 +197,8 @@ def test_refuses_in_setup(tmp_path, arguments, parts):
         {"steps": (2, 4), "skip_first": 3},
         {"active": 0, "wait": 0, "warmup": 0, "skip_first": 0},
         {"unit": "tokens", "samples_fn": len},
+        {"ranks": [0], "max_trace_mb": 0.5, "keep_windows": 1},
+        {"ranks": (0, 7), "max_trace_mb": None, "keep_windows": None},
         {"views": "KernelView", "sorted_by": "SortedKeys.GPUTotal", "time_unit": "US", "row_limit": 1},
         {"views": ("memory", "udfview"), "thread_sep": True, "op_detail": True},
     ],
@@ -493,6 +520,9 @@ CLI_VALUES = {
     "skip_first": 5,
     "steps": [3, 14],
     "activities": ["cpu", "cuda"],
+    "ranks": [0, 2],
+    "max_trace_mb": 250.5,
+    "keep_windows": 3,
     "log_every_n_steps": 7,
     "samples_fn": "builtins.len",
     "unit": "tokens",
@@ -541,7 +571,28 @@ def test_cli_accepts_views(parser, text, expected):
 
 
 @pytest.mark.parametrize(
-    "argument", ["activ=3", "activities=[gpu]", "active=often", "steps=[1,2,3]", "row_limit=all"]
+    ("text", "expected"), [("all", "all"), ("[0]", [0]), ("[0, 3]", [0, 3])], ids=["all", "one", "two"]
+)
+def test_cli_accepts_ranks(parser, text, expected):
+    parsed = parser.parse_args([f"--callback.ranks={text}", "--callback.keep_windows=null"])
+    config = instantiate(parser, parsed).config
+    assert (config.ranks, config.keep_windows) == (expected, None)
+    config.check()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "ranks=some",
+        "ranks=0",
+        "max_trace_mb=large",
+        "keep_windows=1.5",
+        "activ=3",
+        "activities=[gpu]",
+        "active=often",
+        "steps=[1,2,3]",
+        "row_limit=all",
+    ],
 )
 def test_cli_rejects(parser, argument):
     with pytest.raises(argparse.ArgumentError):

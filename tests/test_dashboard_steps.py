@@ -17,7 +17,7 @@ from lightning_modelprof.report.step_columns import step_columns
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from lightning_modelprof.show.format import format_amount, format_cell, format_duration
 from lightning_modelprof.show.step_columns import pack_steps
 from tests.dashboard_page import serve, wait, watched

@@ -32,7 +32,8 @@ from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag, WindowStatus
+from lightning_modelprof.run.records import WindowStatus
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from lightning_modelprof.show.text import render_text
 from tests.fits import (
     Net,

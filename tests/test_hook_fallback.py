@@ -14,7 +14,7 @@ from lightning_modelprof.measure.classify import ActionTable
 from lightning_modelprof.measure.hook_phases import MEASURED
 from lightning_modelprof.measure.phases import PhaseProfiler
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.text import render_text
 from tests.support import MS, Bench, CostlyCallback, HookedModel, PlainManualModel, PlainModel, make_trainer

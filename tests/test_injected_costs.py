@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import StepTag, StepTimings
+from lightning_modelprof.run.steps import StepTag, StepTimings
 from tests.support import make_trainer
 
 NUM_STEPS = 16

@@ -23,7 +23,7 @@ from lightning_modelprof.analysis.module_tree import module_tree
 from lightning_modelprof.cli import read_report
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.records import StepTag
+from lightning_modelprof.run.steps import StepTag
 from tests import fits
 from tests.fits import Manual, Net, fit_quietly, loader, make_trainer, steps_of
 

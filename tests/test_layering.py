@@ -78,6 +78,7 @@ LAWS = {
 LIBRARIES = {
     "torch": (
         "fit.checks",
+        "fit.gathering",
         "fit.inspection",
         "fit.step_copy",
         "flops",

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from tests.support import (
     HAS_SAVE_ACTION,
     MIXES_PACKAGES,

@@ -13,15 +13,8 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.tables.model_summary import window_model_summary
 from lightning_modelprof.report.tables.perf_summary import _ADVICE
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import (
-    RankRecord,
-    Run,
-    RunInfo,
-    StepTag,
-    StepTimings,
-    Window,
-    WindowStatus,
-)
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo, Window, WindowStatus
+from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.show.text import render_text
 from tests.fits import loader, run_fit
 

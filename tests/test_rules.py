@@ -33,7 +33,8 @@ from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoade
 from lightning_modelprof.report.rules.validation_share import ValidationShare
 from lightning_modelprof.report.rules.worker_startup import WorkerStartup
 from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
-from lightning_modelprof.run.records import CallbackTime, StepTag
+from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.training_setup import (
     CallbackSetup,
     CheckpointSetup,

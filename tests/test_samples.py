@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_modelprof.measure.samples import MAX_COUNT, SampleCounter, check_count
-from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.steps import NOT_MEASURED
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings, steps_of
 
 X = torch.zeros(3, 5)

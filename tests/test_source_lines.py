@@ -19,9 +19,9 @@ from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForw
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.tables.source_lines import source_lines_table
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
-from lightning_modelprof.run.records import StepTag
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
 from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.training_setup import CodePlace
 from tests.diagnosed import analysis_of, cost_of, only, steps_of
 

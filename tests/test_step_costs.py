@@ -6,7 +6,7 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.step_costs import step_costs
-from lightning_modelprof.run.records import StepTag, StepTimings
+from lightning_modelprof.run.steps import StepTag, StepTimings
 from tests.diagnosed import MS, steps_of
 
 FIRST, CHECK, OURS = StepTag.FIRST_OF_EPOCH, StepTag.VALIDATION, StepTag.INSPECTED

@@ -16,7 +16,8 @@ from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules import RULES
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
 from lightning_modelprof.run.archive import load_run, save_run
-from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, StepTag, Window
+from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.steps import StepTag
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
 
 

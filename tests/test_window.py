@@ -21,7 +21,8 @@ from lightning_modelprof.measure.capture import CaptureOptions
 from lightning_modelprof.report.tables import TRACE_TABLES
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import StepTag, Window, WindowStatus
+from lightning_modelprof.run.records import Window, WindowStatus
+from lightning_modelprof.run.steps import StepTag
 from tests.fits import (
     Fetching,
     Manual,

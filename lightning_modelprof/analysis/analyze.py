@@ -15,21 +15,16 @@ from lightning_modelprof.analysis.memory_use import MemoryUse, memory_use
 from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
 from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
+from lightning_modelprof.analysis.rank_skew import RankSkew, rank_skew
+from lightning_modelprof.analysis.slow_causes import SlowFacts, slow_facts
 from lightning_modelprof.analysis.source_lines import SourceLine, source_lines
 from lightning_modelprof.analysis.step_costs import StepCosts, step_costs
 from lightning_modelprof.analysis.trace_facts import TraceFacts
-from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.loops import Loop, loop_of
 from lightning_modelprof.run.model_cost import ModelCost
-from lightning_modelprof.run.records import (
-    AllRanks,
-    CallbackTime,
-    RankRecord,
-    Run,
-    RunInfo,
-    StepTag,
-    StepTimings,
-    Window,
-)
+from lightning_modelprof.run.records import AllRanks, CallbackTime, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.run.training_setup import TrainingSetup
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
@@ -51,8 +46,8 @@ class Analysis:
     Attributes:
         benchmark: figures over the clean steps; ``None`` when no step is clean.
         exclusions: which steps are not clean, and why.
-        steps: the finished steps.
-        num_steps: how many.
+        steps: the finished steps; of a long run those that were kept, spread evenly over it.
+        num_steps: finished steps, kept or not.
         num_not_stepping: finished steps in which the optimizer did not step.
         wall_ns: wall time of all finished steps; the phases sum to it exactly.
         outside_ns: training time that is in no finished step, by phase key.
@@ -62,6 +57,8 @@ class Analysis:
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
         memory: over the loop, and in one step.
+        rank_skew: the ranks of the job side by side.
+        slow: steps that took much longer than usual, and why.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
         source_lines: what each line of the user's runs, and how much of the time it takes.
@@ -88,16 +85,17 @@ class Analysis:
     step_costs: StepCosts | Absent
     setup: TrainingSetup | None
     memory: MemoryUse | Absent
+    rank_skew: RankSkew | Absent
+    slow: SlowFacts | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
     source_lines: tuple[SourceLine, ...] | Absent
     notes: tuple[str, ...]
 
 
-def _stepping_share(steps: StepTimings) -> float:
+def _stepping_share(totals: StepTotals) -> float:
     """Share of the steps in which the optimizer stepped; 1 if there are none."""
-    stepped = (steps.tags & int(StepTag.NO_OPTIMIZER_STEP)) == 0
-    return float(stepped.mean()) if len(steps) else 1.0
+    return 1 - totals.num_with(StepTag.NO_OPTIMIZER_STEP) / len(totals) if len(totals) else 1.0
 
 
 def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int, str]) -> Analysis:
@@ -110,20 +108,22 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     """
     record: RankRecord = run.ranks[0]
     steps, cost = record.steps, record.model_cost
-    figures, hot = benchmark(steps), hot_lines(record.stacks)
+    totals = StepTotals.of(steps) if record.totals is None else record.totals
+    figures, hot = benchmark(steps, totals), hot_lines(record.stacks)
+    costs = step_costs(steps, record.outside_ns, totals)
     return Analysis(
         info=run.info,
         rank=record.rank,
         steps=steps,
-        num_steps=len(steps),
-        num_not_stepping=int(((steps.tags & int(StepTag.NO_OPTIMIZER_STEP)) != 0).sum()),
+        num_steps=len(totals),
+        num_not_stepping=totals.num_with(StepTag.NO_OPTIMIZER_STEP),
         unfinished_steps=record.unfinished_steps,
-        wall_ns=int(steps.duration_ns.sum()),
+        wall_ns=int(totals.whole("duration_ns")),
         outside_ns=record.outside_ns,
         benchmark=figures,
-        exclusions=exclusions(steps, loop_of(run.info.loop)),
+        exclusions=exclusions(totals, loop_of(run.info.loop)),
         all_ranks=run.all_ranks,
-        phases=phase_times(steps),
+        phases=phase_times(totals),
         callbacks=record.callbacks,
         windows=tuple(
             WindowFacts(
@@ -134,24 +134,38 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             for window in record.windows
         ),
         flops=model_flops(
-            cost, None if figures is None else figures.batch_cost_ns.avg, _stepping_share(steps.clean())
+            cost, None if figures is None else figures.batch_cost_ns.avg, _stepping_share(totals.clean())
         ),
         modules=_NOT_INSPECTED
         if cost is None
         else module_tree(cost, run.info.config.get("ignore_modules") or ()),
         forward=_NOT_INSPECTED if cost is None else forward_facts(cost),
         cost=cost,
-        step_costs=step_costs(steps, record.outside_ns),
+        step_costs=costs,
         setup=record.setup,
         memory=memory_use(record.memory),
+        rank_skew=rank_skew(run.rank_steps, run.info.world_size),
+        slow=slow_facts(record.slow, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,
         source_lines=source_lines(None if cost is None else cost.sites, hot),
         notes=(
             *record.notes,
+            *_kept_notes(len(steps), len(totals), loop_of(run.info.loop)),
             *_setup_notes(record.setup),
             *(() if record.stacks is None else record.stacks.notes),
         ),
+    )
+
+
+def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:
+    """Which figures of a long run are of a part of its steps."""
+    if num_kept == num_steps:
+        return ()
+    return (
+        f"{num_kept:,} of the {num_steps:,} {loop.steps} were kept, spread evenly over the loop. Totals,"
+        " averages and the most and least of a cost are of all; percentiles, standard errors and charts of"
+        " the kept ones.",
     )
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_CLEAN, StepTag, StepTimings
 
 DATALOADER: Final = PHASE_INDEX["dataloader"]
 PERCENTILES: Final = (50, 90, 99)
@@ -26,6 +27,9 @@ class Statistics:
     the per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step. It does not
     assume that steps vary independently: batches of several workers come in bursts, slow steps come in
     runs. Clean steps count as consecutive, also where steps between them were left out.
+
+    Of a run with more steps than are kept, ``avg`` is of all clean steps, and so are ``max`` and ``min`` of a
+    cost; all else is of the kept ones, which makes the standard error too large rather than too small.
     """
 
     avg: float
@@ -98,86 +102,106 @@ _REASONS: Final = (
 )
 
 
-def benchmark(steps: StepTimings) -> Benchmark | None:
-    """The figures of the clean steps among ``steps``; ``None`` when none is clean."""
+def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark | None:
+    """The figures of the clean steps; ``None`` when none is clean, or none of the clean ones was kept.
+
+    Args:
+        steps: the finished steps, or those of them that were kept.
+        totals: over all finished steps; ``None`` when ``steps`` are all.
+    """
     clean = steps.clean()
     if len(clean) == 0:
         return None
-    duration = clean.duration_ns
-    reader = clean.phases_ns[:, DATALOADER]
-    has_reader = bool((reader != NOT_MEASURED).all())
-    has_samples = bool((clean.samples != NOT_MEASURED).all())
-    ones = np.ones_like(duration)
+    whole = StepTotals.of(clean) if totals is None else totals.clean()
+    num_steps, duration_ns = len(whole), int(whole.whole("duration_ns"))
+    duration, reader = clean.duration_ns, clean.phases_ns[:, DATALOADER]
+    has_reader = bool(whole.measured_phases()[DATALOADER])
+    reader_ns, samples = int(whole.whole("phases_ns")[DATALOADER]), int(whole.whole("samples"))
+    # The totals are exact in integers; only the divisions round.
     return Benchmark(
-        num_steps=len(clean),
-        batch_cost_ns=_cost(duration),
-        reader_cost_ns=_cost(reader) if has_reader else None,
-        reader_ratio=_quotient(reader, duration) if has_reader else None,
-        steps_per_s=_quotient(ones, duration, scale=1e9),
-        samples_per_s=_quotient(clean.samples, duration, scale=1e9) if has_samples else None,
-        samples_per_step=int(clean.samples.sum()) / len(clean) if has_samples else None,
+        num_steps=num_steps,
+        batch_cost_ns=_cost(
+            duration, duration_ns, whole.duration_max_ns.max(), whole.duration_min_ns.min(), num_steps
+        ),
+        reader_cost_ns=_cost(
+            reader,
+            reader_ns,
+            whole.phases_max_ns[:, DATALOADER].max(),
+            whole.phases_min_ns[:, DATALOADER].min(),
+            num_steps,
+        )
+        if has_reader
+        else None,
+        reader_ratio=_quotient(reader, duration, (reader_ns, duration_ns)) if has_reader else None,
+        steps_per_s=_quotient(np.ones_like(duration), duration, (num_steps, duration_ns), scale=1e9),
+        samples_per_s=_quotient(clean.samples, duration, (samples, duration_ns), scale=1e9)
+        if whole.has_samples
+        else None,
+        samples_per_step=samples / num_steps if whole.has_samples else None,
     )
 
 
-def averages(steps: StepTimings) -> Averages | None:
-    """Averages over all of ``steps``, whether clean or not; ``None`` without a step."""
-    num_steps = len(steps)
+def averages(totals: StepTotals) -> Averages | None:
+    """Averages over all steps of ``totals``, whether clean or not; ``None`` without a step."""
+    num_steps = len(totals)
     if num_steps == 0:
         return None
-    total_ns = int(steps.duration_ns.sum())
-    is_unmeasured = (steps.phases_ns == NOT_MEASURED).any(axis=0).tolist()
-    sums = steps.phases_ns.sum(axis=0).tolist()
+    total_ns = int(totals.whole("duration_ns"))
+    is_measured = totals.measured_phases().tolist()
+    sums = totals.whole("phases_ns").tolist()
     phases_ns = tuple(
-        None if missing else value / num_steps for missing, value in zip(is_unmeasured, sums, strict=True)
+        value / num_steps if measured else None for measured, value in zip(is_measured, sums, strict=True)
     )
-    reader_ns = None if is_unmeasured[DATALOADER] else sums[DATALOADER]
-    has_samples = bool((steps.samples != NOT_MEASURED).all())
+    reader_ns = sums[DATALOADER] if is_measured[DATALOADER] else None
+    has_rate = totals.has_samples and total_ns > 0
     return Averages(
         num_steps=num_steps,
         batch_cost_ns=total_ns / num_steps,
         reader_cost_ns=phases_ns[DATALOADER],
         reader_ratio=None if reader_ns is None or total_ns == 0 else reader_ns / total_ns,
         steps_per_s=1e9 * num_steps / total_ns if total_ns else None,
-        samples_per_s=1e9 * int(steps.samples.sum()) / total_ns if has_samples and total_ns else None,
+        samples_per_s=1e9 * int(totals.whole("samples")) / total_ns if has_rate else None,
         phases_ns=phases_ns,
     )
 
 
-def exclusions(steps: StepTimings, loop: Loop = FIT) -> tuple[Exclusion, ...]:
+def exclusions(totals: StepTotals, loop: Loop = FIT) -> tuple[Exclusion, ...]:
     """Which steps of a loop :func:`benchmark` left out, and why; the counts sum to all that were left out."""
-    left = (steps.tags & int(NOT_CLEAN)) != 0
+    left = (totals.tags & int(NOT_CLEAN)) != 0
     found = []
     for tag, reason in _REASONS:
-        mask = left & ((steps.tags & int(tag)) != 0)
+        mask = left & ((totals.tags & int(tag)) != 0)
         if mask.any():
             name = loop.first_of if tag is StepTag.FIRST_OF_EPOCH else reason
-            found.append(Exclusion(reason=name, num_steps=int(mask.sum())))
+            found.append(Exclusion(reason=name, num_steps=int(totals.num_steps[mask].sum())))
         left &= ~mask
     return tuple(found)
 
 
-def _cost(values: NDArray[np.int64]) -> Statistics:
-    n = len(values)
-    # The sum is exact in integers; only the division rounds.
-    avg = int(values.sum()) / n
-    return _statistics(values, avg, standard_error(values - avg))
+def _cost(kept: NDArray[np.int64], total: int, most: np.int64, least: np.int64, num_steps: int) -> Statistics:
+    error = standard_error(kept - int(kept.sum()) / len(kept))
+    return _statistics(kept, total / num_steps, error, float(most), float(least))
 
 
-def _quotient(above: NDArray[np.int64], below: NDArray[np.int64], scale: float = 1.0) -> Statistics | None:
-    """Statistics of ``scale * above / below`` with the ratio of the totals as its average.
+def _quotient(
+    above: NDArray[np.int64], below: NDArray[np.int64], totals: tuple[int, int], scale: float = 1.0
+) -> Statistics | None:
+    """Statistics of ``scale * above / below`` with the ratio of ``totals`` as its average.
 
-    Steps that took no time (a clock too coarse to see them) have no ratio of their own.
+    Steps that took no time (a clock too coarse to see them) have no ratio of their own. Most and least are
+    those of the kept steps.
 
     Source: standard error of a ratio of means by the delta method (linearisation), e.g. Cochran,
     Sampling Techniques, 3rd ed., section 6.4.
     """
-    total = int(below.sum())
-    if total == 0:
+    kept_ns = int(below.sum())
+    if totals[1] == 0 or kept_ns == 0:
         return None
-    avg = scale * int(above.sum()) / total
-    error = standard_error((scale * above - avg * below) / (total / len(below)))
+    kept_avg = scale * int(above.sum()) / kept_ns
+    error = standard_error((scale * above - kept_avg * below) / (kept_ns / len(below)))
     took_time = below > 0
-    return _statistics(scale * above[took_time] / below[took_time], avg, error)
+    values = scale * above[took_time] / below[took_time]
+    return _statistics(values, scale * totals[0] / totals[1], error, float(values.max()), float(values.min()))
 
 
 def standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
@@ -203,15 +227,11 @@ def standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
 
 
 def _statistics(
-    values: NDArray[np.int64] | NDArray[np.float64], avg: float, error: float | None
+    values: NDArray[np.int64] | NDArray[np.float64],
+    avg: float,
+    error: float | None,
+    most: float,
+    least: float,
 ) -> Statistics:
     p50, p90, p99 = (float(value) for value in np.percentile(values, PERCENTILES))
-    return Statistics(
-        avg=avg,
-        max=float(values.max()),
-        min=float(values.min()),
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        standard_error=error,
-    )
+    return Statistics(avg=avg, max=most, min=least, p50=p50, p90=p90, p99=p99, standard_error=error)

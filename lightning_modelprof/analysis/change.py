@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.bootstrap import (
     t_quantile,
 )
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 FEW_STEPS: Final = 20
 """Clean steps that a side needs for an interval."""

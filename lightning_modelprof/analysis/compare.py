@@ -24,7 +24,7 @@ from lightning_modelprof.analysis.change import (
     step_time,
     time_per_sample,
 )
-from lightning_modelprof.run.records import StepTimings
+from lightning_modelprof.run.steps import StepTimings
 
 POWER: Final = 0.8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.step_totals import StepTotals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +36,36 @@ class PhaseTime:
     device_num_steps: int
 
 
-def phase_times(steps: StepTimings) -> tuple[PhaseTime, ...]:
-    """Time by phase, in the order of ``PHASES``; phases without any time are left out."""
-    found = []
-    wall_ns = int(steps.duration_ns.sum())
+def phase_times(totals: StepTotals) -> tuple[PhaseTime, ...]:
+    """Time by phase, in the order of ``PHASES``; phases without any time are left out.
+
+    Args:
+        totals: of all finished steps.
+    """
+    found: list[PhaseTime] = []
+    num_steps, wall_ns = len(totals), int(totals.whole("duration_ns"))
+    if num_steps == 0:
+        return ()
+    is_measured = totals.measured_phases()
+    sums_ns, device_ns = totals.whole("phases_ns"), totals.whole("device_ns")
+    num_in_phase, num_on_device = totals.whole("num_in_phase"), totals.whole("num_on_device")
     for index, phase in enumerate(PHASES):
-        column = steps.phases_ns[:, index]
-        device = steps.device_phases_ns[:, index]
-        device = device[device != NOT_MEASURED]
-        measured = len(column) > 0 and bool((column != NOT_MEASURED).all())
-        if len(column) == 0 or (measured and not column.any()):
+        measured = bool(is_measured[index])
+        if measured and not num_in_phase[index]:
             continue
-        total_ns = int(column.sum()) if measured else None
+        total_ns = int(sums_ns[index]) if measured else None
         found.append(
             PhaseTime(
                 key=phase.key,
                 label=phase.label,
-                num_steps=int((column > 0).sum()),
+                num_steps=int(num_in_phase[index]),
                 total_ns=total_ns,
-                avg_ns=None if total_ns is None else total_ns / len(column),
-                max_ns=int(column.max()) if measured else None,
-                min_ns=int(column.min()) if measured else None,
+                avg_ns=None if total_ns is None else total_ns / num_steps,
+                max_ns=int(totals.phases_max_ns[:, index].max()) if measured else None,
+                min_ns=int(totals.phases_min_ns[:, index].min()) if measured else None,
                 ratio=None if total_ns is None or wall_ns == 0 else total_ns / wall_ns,
-                device_total_ns=int(device.sum()) if len(device) else None,
-                device_num_steps=len(device),
+                device_total_ns=int(device_ns[index]) if num_on_device[index] else None,
+                device_num_steps=int(num_on_device[index]),
             )
         )
     return tuple(found)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.run.records import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 UNKNOWN: Final = "not known"
 

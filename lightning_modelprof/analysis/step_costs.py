@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import standard_error
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 
 _OURS: Final = int(NOT_CLEAN & ~(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION))
 """Tags of steps that are not what they would be without this profiler, or are among the first ones."""
@@ -116,13 +117,17 @@ class StepCosts:
         return self.steady if self.inner is None else self.inner
 
 
-def step_costs(steps: StepTimings, outside_ns: Mapping[str, int]) -> StepCosts | Absent:
+def step_costs(
+    steps: StepTimings, outside_ns: Mapping[str, int], totals: StepTotals | None = None
+) -> StepCosts | Absent:
     """Means of the steady steps, and of those among them that nothing special happens in.
 
     Args:
-        steps: the finished steps.
+        steps: the finished steps, or those of them that were kept; medians, quartiles and errors are theirs.
         outside_ns: time of the loop that is in no finished step, by phase key.
+        totals: over all finished steps; ``None`` when ``steps`` are all.
     """
+    totals = StepTotals.of(steps) if totals is None else totals
     steady = steps.select((steps.tags & _OURS) == 0)
     if len(steady) == 0:
         return Absent(
@@ -130,29 +135,34 @@ def step_costs(steps: StepTimings, outside_ns: Mapping[str, int]) -> StepCosts |
             " skip_first and active)"
         )
     clean = steady.clean()
+    of_steady = _means(steady, totals.without(_OURS))
     return StepCosts(
-        steady=_means(steady),
-        inner=_means(clean) if len(clean) else None,
-        loop=_of_the_loop(_means(steady), steps, outside_ns),
-        boundaries=_boundaries(steps, steady, clean),
+        steady=of_steady,
+        inner=_means(clean, totals.clean()) if len(clean) else None,
+        loop=_of_the_loop(of_steady, totals, outside_ns),
+        boundaries=_boundaries(steps, steady, clean, totals),
     )
 
 
-def _of_the_loop(steady: PhaseMeans, steps: StepTimings, outside_ns: Mapping[str, int]) -> PhaseMeans:
+def _of_the_loop(steady: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str, int]) -> PhaseMeans:
     """The steady steps, with what is not in every step as often as it is in all of them."""
-    phases = dict(steady.phases_ns)
+    phases, num_steps = dict(steady.phases_ns), len(totals)
+    is_measured, sums_ns = totals.measured_phases(), totals.whole("phases_ns")
     for key, ns in phases.items():
-        column = steps.phases_ns[:, PHASE_INDEX[key]]
-        if ns is None or (column == NOT_MEASURED).any():
+        index = PHASE_INDEX[key]
+        if ns is None or not is_measured[index]:
             continue
-        inside_ns = int(column.sum()) / len(steps) if key in SURROUNDINGS else ns
-        phases[key] = inside_ns + outside_ns.get(key, 0) / len(steps)
+        inside_ns = int(sums_ns[index]) / num_steps if key in SURROUNDINGS else ns
+        phases[key] = inside_ns + outside_ns.get(key, 0) / num_steps
     known = [ns for ns in phases.values() if ns is not None]
     return replace(steady, wall_ns=sum(known), phases_ns=phases)
 
 
-def _means(steps: StepTimings) -> PhaseMeans:
-    count, wall_ns = len(steps), _wall_ns(steps)
+def _means(steps: StepTimings, totals: StepTotals) -> PhaseMeans:
+    """Means by the totals, and how the kept ones of these steps vary."""
+    count, wall_ns = len(totals), _wall_ns(steps)
+    sums_ns, is_measured = totals.whole("phases_ns").tolist(), totals.measured_phases().tolist()
+    device_ns, num_on_device = totals.whole("device_ns").tolist(), totals.whole("num_on_device").tolist()
     phases: dict[str, float | None] = {}
     errors: dict[str, float] = {}
     medians: dict[str, float] = {}
@@ -163,20 +173,17 @@ def _means(steps: StepTimings) -> PhaseMeans:
             continue
         column = steps.phases_ns[:, index]
         phases[phase.key] = None
-        if not (column == NOT_MEASURED).any():
-            mean_ns = int(column.sum()) / count
-            error_ns = standard_error(column - mean_ns)
-            phases[phase.key] = mean_ns
+        if is_measured[index]:
+            error_ns = standard_error(column - int(column.sum()) / len(column))
+            phases[phase.key] = sums_ns[index] / count
             quartiles[phase.key], medians[phase.key] = map(float, np.percentile(column, (25, 50)))
             if error_ns is not None:
                 errors[phase.key] = error_ns
-        marked = steps.device_phases_ns[:, index]
-        known = marked[marked != NOT_MEASURED]
-        if len(known):
-            device[phase.key] = int(known.sum()) / len(known)
+        if num_on_device[index]:
+            device[phase.key] = device_ns[index] / num_on_device[index]
     return PhaseMeans(
         num_steps=count,
-        wall_ns=int(wall_ns.sum()) / count,
+        wall_ns=(int(totals.whole("duration_ns")) - sums_ns[_PROFILER]) / count,
         phases_ns=phases,
         errors_ns=errors,
         medians_ns=medians,
@@ -192,8 +199,13 @@ def _wall_ns(steps: StepTimings) -> NDArray[np.int64]:
     return wall
 
 
-def _boundaries(steps: StepTimings, steady: StepTimings, clean: StepTimings) -> EpochBoundaries:
+def _boundaries(
+    steps: StepTimings, steady: StepTimings, clean: StepTimings, totals: StepTotals
+) -> EpochBoundaries:
+    """What the kept steps show of the starts of epochs; only their number is of all steps."""
     first = steady.select(_begins_an_epoch(steady))
+    num_first = totals.num_with(StepTag.FIRST_OF_EPOCH)
+    is_step_0 = (steps.step == 0) & ((steps.tags & int(StepTag.FIRST_OF_EPOCH)) != 0)
     init, wait = first.phases_ns[:, _DATALOADER_INIT], first.phases_ns[:, _DATALOADER]
     inside = clean.phases_ns[:, _DATALOADER]
     is_measured = bool((init != NOT_MEASURED).all() and (wait != NOT_MEASURED).all())
@@ -202,7 +214,7 @@ def _boundaries(steps: StepTimings, steady: StepTimings, clean: StepTimings) -> 
         usual = int(inside.sum()) // len(clean)
         extra = int(np.maximum(wait - usual, 0).sum())
     return EpochBoundaries(
-        num_all=int(_begins_an_epoch(steps).sum()),
+        num_all=num_first - int(is_step_0.any()),
         count=len(first),
         init_ns=int(init.sum()) if is_measured else 0,
         extra_wait_ns=extra,

@@ -15,7 +15,7 @@ from lightning_modelprof.measure.hook_phases import (
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.phases import PhaseProfiler
 from lightning_modelprof.run.loops import Loop
-from lightning_modelprof.run.records import StepTag
+from lightning_modelprof.run.steps import StepTag
 
 
 class HookFallback:

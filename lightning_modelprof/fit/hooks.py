@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.config_sources import is_switched_off
+from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.fit.checks import check_ignored, check_trainer, check_writeable
+from lightning_modelprof.fit.outputs import claim_directory
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
@@ -18,7 +23,10 @@ from lightning_modelprof.measure.samples import SampleCounter, make_counter
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.archive import DEFAULT_FOLDER
 from lightning_modelprof.run.loops import FIT, LOOPS, Loop
-from lightning_modelprof.run.records import NOT_MEASURED, Run, StepTag
+from lightning_modelprof.run.records import Run
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
+
+_log = logging.getLogger(__name__)
 
 
 class ProfilingHooks:
@@ -42,6 +50,7 @@ class ProfilingHooks:
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
         self._loop: Loop = FIT
+        self._directory: Path | None = None  # wanted for files
         self._session: LoopSession | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
         self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
@@ -62,7 +71,6 @@ class ProfilingHooks:
             return
         self._loop = LOOPS[stage]
         self.config.check()
-        self._count = make_counter(self.config.samples_fn)
         check_trainer(self.config, trainer, ProfilingHooks)
         check_ignored(self.config, pl_module)
         log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
@@ -71,23 +79,22 @@ class ProfilingHooks:
         has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
         if has_files:
             check_writeable(directory)
-        self._session = LoopSession(
-            self.config,
-            self._loop,
-            trainer,
-            directory if has_files else None,
-            own_prefix=f"[Callback]{self.state_key}.",
-            clock=self._clock,
-            warn=_warn,
-            guard=self._guard,
-        )
+        self._directory = directory if has_files else None
         self._is_awaited = True
+        try:
+            self._begin(trainer)
+        except ConfigError:
+            self._is_awaited = False
+            raise
+        except Exception:  # what was refused on purpose has been refused: this is our own fault
+            self._step_aside()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-        if self._session is not None:
-            self._session.note_exception(exception)
+        session = self._session
+        if session is not None:
+            self._guard(lambda: session.note_exception(exception))
         self._stop(status)
         self._finish(status, is_safe_point=False)
         self._leave()  # after an exception there is no teardown
@@ -107,7 +114,7 @@ class ProfilingHooks:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to measure; the trial fits of Lightning's tuners do not come here."""
-        self._ledger = self._arm(pl_module)
+        self._ledger = self._arm(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch is there: count its samples."""
@@ -158,7 +165,7 @@ class ProfilingHooks:
         """Begin to measure; the trial runs of Lightning's BatchSizeFinder are in ``on_validation_start``."""
         if not self._loop.is_fit:
             self._dataloader_idx = 0
-            self._evaluation = self._arm(pl_module)
+            self._evaluation = self._arm(trainer, pl_module)
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -200,10 +207,31 @@ class ProfilingHooks:
 
     # Ours
 
-    def _arm(self, pl_module: Any) -> PhaseLedger | None:
+    def _begin(self, trainer: Any) -> None:
+        """Stand in for the trainer's profiler."""
+        self._count = make_counter(self.config.samples_fn)
+        session = LoopSession(
+            self.config,
+            self._loop,
+            trainer,
+            self._directory,
+            own_prefix=f"[Callback]{self.state_key}.",
+            clock=self._clock,
+            warn=_warn,
+            guard=self._guard,
+        )
+        self._session = session
+        session.delegate.on_error = self._step_aside
+        _MEASURING.add(self)
+
+    def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
         """The loop begins; returns the session's ledger if there is something to measure."""
         session = self._session
         if session is None:
+            if self._is_awaited and trainer.world_size > 1 and self._directory is not None:
+                # The other ranks are about to agree on a folder with us, and would wait for ever.
+                folder = str(claim_directory(self._directory)) if trainer.is_global_zero else ""
+                trainer.strategy.broadcast(folder)
             return None
         self._guard(lambda: session.arm(pl_module))
         return session.ledger if self._session is session else None
@@ -214,10 +242,14 @@ class ProfilingHooks:
         if not is_asked:
             return
         self._stop("finished")
-        # A rank whose measurement has failed must say so, or the others would wait for its figures for ever.
-        is_safe_point = trainer.world_size == 1 or trainer.strategy.reduce_boolean_decision(
-            self._session is not None, all=True
-        )
+        is_safe_point = trainer.world_size == 1
+        if not is_safe_point:
+            # A rank whose measurement has failed must say so, or the others would wait for its figures.
+            try:
+                has_session = self._session is not None
+                is_safe_point = bool(trainer.strategy.reduce_boolean_decision(has_session, all=True))
+            except Exception as error:  # a rank has died; every rank keeps what it has itself
+                _warn(f"could not ask the other ranks: {type(error).__name__}: {error}")
         self._finish("finished", is_safe_point=is_safe_point)
 
     def _stop(self, status: str) -> None:
@@ -250,24 +282,60 @@ class ProfilingHooks:
         try:
             work()
         except Exception:  # the loop must not notice
-            session, self._session = self._session, None
-            self._ledger = self._evaluation = None
-            _warn(
-                f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
-                f" Please report this:\n{traceback.format_exc()}"
-            )
-            if session is not None:
-                try:
-                    session.abort()
-                except Exception:  # what could not be undone or saved must not hurt either
-                    _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
-                self._take_results(session)
+            self._step_aside()
+
+    def _step_aside(self) -> None:
+        """Give up for the rest of the loop and warn; to be called while an error of ours is being handled."""
+        session, self._session = self._session, None
+        self._ledger = self._evaluation = None
+        _warn(
+            f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
+            f" Please report this:\n{traceback.format_exc()}"
+        )
+        if session is not None:
+            try:
+                session.abort()
+            except Exception:  # what could not be undone or saved must not hurt either
+                _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
+            self._take_results(session)
 
     def _stop_counting(self, error: Exception) -> None:
+        self._count = _count_nothing
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
-        _warn(f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known")
-        self._count = lambda _: NOT_MEASURED
+        self._guard(
+            lambda: _warn(
+                f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known"
+            )
+        )
+
+    def _forget_session(self) -> None:
+        """In a child of this process, which measures nothing and leaves the parent's files alone."""
+        session, self._session = self._session, None
+        self._ledger, self._evaluation, self._is_awaited = None, None, False
+        if session is not None:
+            session.ledger.ranges = session.ledger.inspection = None
+            session.delegate.disarm()
+
+
+def _count_nothing(_: Any) -> int:
+    return NOT_MEASURED
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)
+    """Warn of something; where the user has made warnings errors, the loop goes on all the same."""
+    try:
+        warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)
+    except Exception:
+        _log.warning("ModelProfCallback: %s", message)
+
+
+_MEASURING: Final[WeakSet[ProfilingHooks]] = WeakSet()
+
+
+def _forget_sessions() -> None:
+    for callback in tuple(_MEASURING):
+        callback._forget_session()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_sessions)

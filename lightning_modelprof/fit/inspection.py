@@ -34,8 +34,8 @@ from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ModelCost, PeakRate
-from lightning_modelprof.run.records import NOT_MEASURED
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 NEVER: Final = 2**62
 T = TypeVar("T")

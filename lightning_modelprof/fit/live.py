@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import Averages, averages
 from lightning_modelprof.analysis.model_flops import model_flops
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import StepTimings
+
+_MANY: Final = 256
 
 
 class LiveFigures:
@@ -20,29 +25,38 @@ class LiveFigures:
     Args:
         recorder: where the steps are.
         unit: what the samples are called.
+        slow: is told of the same steps.
 
     Attributes:
         metric: the clean steps up to the last cut, ready to be reduced over ranks.
         newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
     """
 
-    def __init__(self, recorder: Recorder, unit: str) -> None:
+    def __init__(self, recorder: Recorder, unit: str, slow: SlowStepWatch) -> None:
         self._recorder = recorder
+        self._slow = slow
         self._unit = unit
-        self._cut_step = self._info_step = 0
+        self._for_logs = _Unseen()
+        self._for_step_info = _Unseen()
         self._phases_seen: set[str] = set()
         self.metric = BenchmarkMetric()
         self.newest: Averages | None = None
         self._flops_per_step: int | None = None
         self._ideal_step_s: float | None = None
 
-    def cut(self) -> None:
-        """Take the clean steps since the last cut."""
-        steps = self._recorder.since(self._cut_step)
-        self._cut_step += len(steps)
+    def take(self) -> None:
+        """Take over the steps since the last time, before they become many."""
+        steps = self._recorder.take_new()
+        self._slow.add(steps)
         clean = steps.clean()
+        self._for_logs.add(clean)
+        self._for_step_info.add(steps)
         self.metric.update(clean)
-        self.newest = averages(clean)
+
+    def cut(self) -> None:
+        """Average the clean steps since the last cut."""
+        self.take()
+        self.newest = averages(self._for_logs.take())
 
     def set_flops(self, cost: ModelCost) -> None:
         """From now on, figures have FLOP/s, and MFU if the device has a known peak."""
@@ -78,11 +92,10 @@ class LiveFigures:
 
     def step_info(self, unit: str | None) -> str:
         """Paddle's line over the steps, clean or not, since the last call; ``""`` if there are none."""
-        steps = self._recorder.since(self._info_step)
-        figures = averages(steps)
+        self.take()
+        figures = averages(self._for_step_info.take())
         if figures is None:
             return ""
-        self._info_step += len(steps)
         text = ""
         if figures.reader_cost_ns is not None:
             text += f" reader_cost: {figures.reader_cost_ns / 1e9:.5f} s"
@@ -110,6 +123,28 @@ class LiveFigures:
 
         bar.get_metrics = with_throughput
         cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
+
+
+class _Unseen:
+    """Steps that somebody has not looked at yet, summed as soon as they are many."""
+
+    def __init__(self) -> None:
+        self._parts: list[StepTimings] = []
+        self._num_steps = 0
+        self._sums: list[StepTotals] = []
+
+    def add(self, steps: StepTimings) -> None:
+        """More of them."""
+        self._parts.append(steps)
+        self._num_steps += len(steps)
+        if self._num_steps > _MANY:
+            self._sums = [self.take()]
+
+    def take(self) -> StepTotals:
+        """The sums over them all; from here on they have been seen."""
+        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._parts))])
+        self._parts, self._num_steps, self._sums = [], 0, []
+        return totals
 
 
 def _ms(time_ns: float | None) -> float | None:

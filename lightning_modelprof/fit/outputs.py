@@ -15,6 +15,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.event_file import profile_summary, tag_of, write_summary
 from lightning_modelprof.show.findings import verdict_line
@@ -94,8 +95,7 @@ class Outputs:
     def save_run(self, run: Run) -> None:
         """Save what was measured so far."""
         if self.directory is not None:
-            name = RUN_FILE if self._rank == 0 else f"run_rank{self._rank}.json"
-            path = self.directory / name
+            path = self.directory / rank_file(self._rank)
             self._try_file(path, lambda: save_run(run, path))
 
     def save_trace(self, window: Window, raw: bytes) -> str | None:
@@ -105,6 +105,13 @@ class Outputs:
         path = self.directory / trace_name(window, self._rank)
         saved = self._try_file(path, lambda: write_atomically(path, pack(raw)))
         return trace_name(window, self._rank) if saved else None
+
+    def remove_trace(self, trace_file: str) -> bool:
+        """Remove a trace that was saved; returns whether it is gone."""
+        if self.directory is None:
+            return False
+        path = self.directory / trace_file
+        return self._try_file(path, lambda: path.unlink(missing_ok=True))
 
     def save_report(self, report: Report) -> None:
         """Write report.json, report.html and report.txt."""
@@ -163,6 +170,8 @@ class Outputs:
         if self.directory is None or not self._use_tensorboard:
             return
         for logger in filter(_is_tensorboard, self._loggers):
+            if logger.log_dir is None:
+                continue
             users = getattr(logger, "hparams", {})
             if users and getattr(logger, "_default_hp_metric", True):
                 continue

@@ -18,14 +18,15 @@ from lightning_modelprof import __version__
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
+from lightning_modelprof.fit.gathering import gather_rank_steps
 from lightning_modelprof.fit.inspection import Inspection, make_inspection
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.fit.loop_memory import LoopMemory
 from lightning_modelprof.fit.outputs import Outputs, claim_directory
 from lightning_modelprof.fit.sampling import Sampling
 from lightning_modelprof.fit.save_timer import SaveTimer
-from lightning_modelprof.fit.windows import WindowResults, make_capture
-from lightning_modelprof.measure.capture import NEVER, Capture
+from lightning_modelprof.fit.windows import WindowResults, make_capture, why_no_window
+from lightning_modelprof.measure.capture import Capture
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.environment import run_info
@@ -33,6 +34,8 @@ from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.scheduled_steps import NEVER
+from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.training_setup import finish_setup, read_setup
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
@@ -41,18 +44,14 @@ from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import (
-    NOT_MEASURED,
-    AllRanks,
-    RankRecord,
-    Run,
-    RunInfo,
-    StepTag,
-    Window,
-)
+from lightning_modelprof.run.records import AllRanks, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from lightning_modelprof.run.training_setup import TrainingSetup
 
 _DEFAULT_CUT: Final = 50
+
+_LOOK_EVERY: Final = 200
+"""Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
 """Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
 
 
@@ -90,7 +89,8 @@ class LoopSession:
         self._clock = clock
         self._warn = warn
         self._recorder = Recorder(config.skip_first)
-        self.live = LiveFigures(self._recorder, config.unit)
+        self._slow = SlowStepWatch()
+        self.live = LiveFigures(self._recorder, config.unit, self._slow)
         marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
         self._device = None if marks is None else DevicePhases(marks, self._recorder.add_device)
         self.ledger = PhaseLedger(
@@ -147,7 +147,13 @@ class LoopSession:
             warn=self._warn,
         )
         self._results = WindowResults(
-            self._outputs, trainer.global_rank, self._warn, self._loop, config.report_options
+            self._outputs,
+            trainer.global_rank,
+            self._warn,
+            self._loop,
+            config.report_options,
+            max_trace_mb=config.max_trace_mb,
+            keep_windows=config.keep_windows,
         )
         self._info = run_info(
             trainer,
@@ -160,8 +166,19 @@ class LoopSession:
         self._module, self._began_s = pl_module, time.time()
         self._setup = read_setup(trainer, pl_module, self._loop)
         self._capture = make_capture(
-            config, self._results.raw_path, self._on_window, clock=self._clock, rank=trainer.global_rank
+            config,
+            self._results.raw_path,
+            self._on_window,
+            clock=self._clock,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            accumulate=trainer.accumulate_grad_batches,
         )
+        no_window = why_no_window(config, trainer.global_rank, trainer.world_size)
+        if no_window and self._capture is None:
+            self._say(no_window)
+        elif no_window:
+            self._notes.append(f"{no_window}.")
         self._inspection = make_inspection(
             config, self._loop, trainer, pl_module, lambda: self.ledger.samples
         )
@@ -172,9 +189,11 @@ class LoopSession:
         self._is_watched = bar is not None or self._logs_scalars
         self._memory = LoopMemory(trainer, pl_module)
         self._armed_ns = self._clock()
+        self._slow.collector.start()
+        self._cleanup.callback(self._slow.collector.stop)
         self.delegate.arm()
         self.is_armed = True
-        self._saves.save(lambda: outputs.save_run(self._make_run("running", None)))
+        self._saves.save(lambda: outputs.save_run(self._make_run("running")))
         if config.sampling:
             self._sampling = Sampling(self.ledger, pl_module, self._memory)
             self._sampling.resume()
@@ -203,6 +222,7 @@ class LoopSession:
             self.ledger.ranges = None
         self.close()
         self.live.cut()
+        self._slow.look(self.ledger.step_end_ns)
 
     def finish(self, status: str, *, is_safe_point: bool) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
@@ -218,7 +238,7 @@ class LoopSession:
         everybody: AllRanks | None = None
         if is_safe_point and world_size > 1:
             everybody = self.live.metric.compute_over_ranks(self._trainer.strategy.root_device, world_size)
-        self._report(status, everybody)
+        self._report(self._make_run_of_all(status, everybody) if everybody else self._make_run(status))
         outputs, run, report = self._outputs, self.run, self.report
         assert outputs is not None
         assert run is not None
@@ -244,7 +264,7 @@ class LoopSession:
         # Callbacks are told while the exception is being handled.
         status = "interrupted" if isinstance(sys.exc_info()[1], KeyboardInterrupt) else "failed"
         self.stop(status)
-        self._outputs.save_run(self._make_run(status, None))
+        self._outputs.save_run(self._make_run(status))
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""
@@ -254,7 +274,7 @@ class LoopSession:
             self._notes.append(
                 f"An internal error stopped the measurement before {self._loop.subject} ended."
             )
-            self.run = self._make_run("aborted", None)
+            self.run = self._make_run("aborted")
             self._outputs.save_run(self.run)
 
     # While the loop runs
@@ -262,7 +282,7 @@ class LoopSession:
     def _on_boundary(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
         ledger, capture = self.ledger, self._capture
-        step = ledger.steps_ended
+        step, end_ns = ledger.steps_ended, ledger.step_end_ns
         if step == 1:
             self.fallback.check_first_step()
         if self._sampling is None and self._memory is not None and ledger.ranges is None:
@@ -280,6 +300,10 @@ class LoopSession:
             self._inspect(self._inspection, step)
         if step and step % self._log_every == 0 and self._is_watched:
             self._cut()
+        elif step and step % _LOOK_EVERY == 0:
+            self.live.take()
+        if step and step % _LOOK_EVERY == 0:
+            self._slow.look(end_ns)
         if step:
             self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
@@ -314,7 +338,7 @@ class LoopSession:
 
     def _next_boundary(self, step: int) -> int:
         """The next step at whose start there is something to do."""
-        upcoming = [(step // self._log_every + 1) * self._log_every]
+        upcoming = [(step // every + 1) * every for every in (self._log_every, _LOOK_EVERY)]
         if step == 0:
             upcoming.append(1)  # are all names known?
         else:
@@ -341,7 +365,7 @@ class LoopSession:
         begin_ns = self._clock()
         if outputs is None or begin_ns < self._saves.next_ns:
             return
-        save_ns = self._saves.save(lambda: outputs.save_run(self._make_run("running", None)))
+        save_ns = self._saves.save(lambda: outputs.save_run(self._make_run("running")))
         self.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
         # A save is short: no more batches than steps would have fitted into it. With slow steps and a long
         # queue the next save would be due before a whole queue is used up, and no step were clean.
@@ -354,7 +378,7 @@ class LoopSession:
         self._results.add(window, raw_path, self._clock)
         is_first = len(self._results.windows) == 1
         if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
-            self._saves.save(lambda: self._report("running", None))
+            self._saves.save(lambda: self._report(self._make_run("running")))
 
     def _logger_step(self) -> int:
         """The step that Lightning's own loggers use for the batch that ended last."""
@@ -368,17 +392,18 @@ class LoopSession:
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")
 
-    def _make_run(self, status: str, everybody: AllRanks | None) -> Run:
+    def _make_run(self, status: str, everybody: AllRanks | None = None) -> Run:
         assert self._results is not None
         assert self._info is not None
         if self._device is not None:
             self._device.collect()
-        notes = list(self._notes)
+        notes = [*self._notes, *self._results.notes]
         if self._device is not None and self._device.num_given_up:
             notes.append(f"The device time of {self._device.num_given_up} steps could not be read.")
         record = RankRecord(
             rank=self._trainer.global_rank,
             steps=self._recorder.steps(),
+            totals=self._recorder.totals(),
             outside_ns={
                 phase.key: time
                 for phase, time in zip(PHASES, self.ledger.outside_ns, strict=True)
@@ -390,6 +415,7 @@ class LoopSession:
             model_cost=None if self._inspection is None else self._inspection.collect(),
             setup=self._setup,
             memory=self._memory_record(),
+            slow=self._slow.record(),
             stacks=None if self._sampling is None else self._sampling.stacks(),
             notes=tuple(notes),
         )
@@ -400,10 +426,20 @@ class LoopSession:
             return None
         return self._memory.record(None if self._inspection is None else self._inspection.followed)
 
-    def _report(self, status: str, everybody: AllRanks | None) -> None:
+    def _make_run_of_all(self, status: str, everybody: AllRanks) -> Run:
+        """With the steps of the other ranks, which are all here."""
+        strategy, run = self._trainer.strategy, None
+        try:
+            run = self._make_run(status, everybody)
+        finally:  # whatever fails here, the others are waiting
+            rank_steps = gather_rank_steps(strategy, everybody.world_size, run)
+        # The first rank's file holds them for all.
+        return replace(run, rank_steps=rank_steps if self._trainer.is_global_zero else ())
+
+    def _report(self, run: Run) -> None:
         assert self._outputs is not None
         assert self._results is not None
-        self.run = self._make_run(status, everybody)
+        self.run = run
         self._outputs.save_run(self.run)
         analysis = analyze(self.run, self._results.facts, self._results.trace_notes)
         self.report = build_report(analysis, self._config.report_options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,8 +13,9 @@ from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.fit.outputs import Outputs, trace_name
-from lightning_modelprof.measure.capture import Capture, CaptureOptions
+from lightning_modelprof.measure.capture import BYTES_PER_MB, Capture, CaptureOptions
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.scheduled_steps import ScheduledSteps
 from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
@@ -30,6 +32,14 @@ def is_for_dashboard(index: int) -> bool:
     return index < _FIRST_WINDOWS or index % (1 << (index.bit_length() - 4)) == 0
 
 
+FIRST_LISTED: Final = 16
+NEWEST_LISTED: Final = 64
+"""Windows that a run lists: with one every hundred steps there can be a hundred thousand."""
+
+_ANALYZED_LIMITS: Final = 2
+"""A trace larger than so many times ``max_trace_mb`` is saved and not analyzed: one step made it so large."""
+
+
 def make_capture(
     config: ProfileConfig,
     export_path: Callable[[Window], Path],
@@ -37,9 +47,21 @@ def make_capture(
     *,
     clock: HostClock,
     rank: int,
+    world_size: int = 1,
+    accumulate: int = 1,
 ) -> Capture | None:
-    """The windows that a configuration asks for; ``None`` if it asks for none. Arguments as of Capture."""
-    if not config.schedule.active:
+    """The windows that a configuration asks for; ``None`` if it asks for none.
+
+    Args:
+        config: which steps, and on which ranks.
+        export_path: as of Capture.
+        on_close: as of Capture.
+        clock: as of Capture.
+        rank: of this process.
+        world_size: number of ranks.
+        accumulate: batches per optimizer step: without one, ranks do not wait for each other.
+    """
+    if not config.schedule.active or not _recording_ranks(config, world_size):
         return None
     options = CaptureOptions(
         activities=config.activities,
@@ -48,8 +70,36 @@ def make_capture(
         profile_memory=config.profile_memory,
     )
     return Capture(
-        config.schedule, options, export_path=export_path, on_close=on_close, clock=clock, rank=rank
+        config.schedule,
+        options,
+        export_path=export_path,
+        on_close=on_close,
+        clock=clock,
+        rank=rank,
+        records=rank in _recording_ranks(config, world_size),
+        max_trace_mb=config.max_trace_mb,
+        scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
     )
+
+
+def why_no_window(config: ProfileConfig, rank: int, world_size: int) -> str:
+    """Why a rank records nothing though windows were asked for; ``""`` if it records, or none was."""
+    recording = _recording_ranks(config, world_size)
+    if not config.schedule.active or rank in recording:
+        return ""
+    if not recording:
+        return f"no profiler window is recorded: ranks={config.ranks} names none of the {world_size} ranks"
+    return (
+        f"Rank {rank} records no profiler window (ranks={config.ranks}). The steps of the others' windows are"
+        " no clean steps here either, because ranks wait for each other"
+    )
+
+
+def _recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
+    """The ranks of this run that open windows."""
+    if isinstance(config.ranks, str):
+        return range(world_size)
+    return [rank for rank in config.ranks if rank < world_size]
 
 
 class WindowResults:
@@ -61,9 +111,11 @@ class WindowResults:
         warn: called with one sentence.
         loop: that runs.
         options: how the tables of traces are cut and sorted.
+        max_trace_mb: traces much larger than this are not analyzed.
+        keep_windows: traces that stay on disk besides the first; ``None`` means all.
 
     Attributes:
-        windows: all closed windows, in order.
+        windows: the closed windows, in order: the first and the newest of them.
         facts: window index → what its trace says, for the newest of those whose trace could be read.
         trace_notes: window index → why there is nothing of it.
     """
@@ -75,13 +127,19 @@ class WindowResults:
         warn: Callable[[str], None],
         loop: Loop = FIT,
         options: ReportOptions = DEFAULT_OPTIONS,
+        *,
+        max_trace_mb: float | None = None,
+        keep_windows: int | None = None,
     ) -> None:
         self._outputs = outputs
         self._loop = loop
         self._options = options
         self._rank = rank
         self._warn = warn
+        self._max_trace_mb = max_trace_mb
+        self._keep_windows = keep_windows
         self._has_refused = False
+        self._left_out: Counter[str] = Counter()
         self.windows: list[Window] = []
         self.facts: dict[int, TraceFacts] = {}
         self.trace_notes: dict[int, str] = {}
@@ -114,6 +172,40 @@ class WindowResults:
         if window.close_ns is not None:
             window = replace(window, close_ns=window.close_ns + clock() - begin_ns)
         self.windows.append(window)
+        self._remove_old_traces()
+        self._list_fewer()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the list of windows does not tell."""
+        num_left_out = self._left_out.total()
+        if not num_left_out:
+            return ()
+        kinds = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
+        num_newest = len(self.windows) - FIRST_LISTED
+        return (
+            f"Of {num_left_out + len(self.windows):,} profiler windows the first {FIRST_LISTED} and the"
+            f" newest {num_newest} are listed, the others are only counted: {kinds}.",
+        )
+
+    def _remove_old_traces(self) -> None:
+        """The first trace stays, because later ones can be compared with it, and the newest stay."""
+        keep = self._keep_windows
+        if keep is None:
+            return
+        saved = [place for place, window in enumerate(self.windows) if window.trace_file is not None]
+        for place in saved[1:-keep]:
+            window = self.windows[place]
+            if window.trace_file is not None and self._outputs.remove_trace(window.trace_file):
+                note = f"its trace was removed (keep_windows={keep}: the first and the newest {keep} stay)"
+                self.windows[place] = _with_note(replace(window, trace_file=None), note)
+
+    def _list_fewer(self) -> None:
+        newest = max(NEWEST_LISTED, self._keep_windows or 0)
+        while len(self.windows) > FIRST_LISTED + newest:
+            window = self.windows.pop(FIRST_LISTED)
+            self._left_out[window.status.value.replace("_", " ")] += 1
+            self.trace_notes.pop(window.index, None)
 
     def _take_trace(self, window: Window, raw_path: Path) -> Window:
         """Move the raw trace to its place and analyze it."""
@@ -124,8 +216,16 @@ class WindowResults:
             reason = f"torch could not write the trace: {error.strerror or error}"
             self._warn(f"window {window.index}: {reason}")
             self.trace_notes[window.index] = reason
-            return replace(window, note="; ".join(filter(None, (window.note, reason))))
-        self._analyze(window, raw)
+            return _with_note(window, reason)
+        limit = self._max_trace_mb
+        if limit is not None and len(raw) > _ANALYZED_LIMITS * limit * BYTES_PER_MB:
+            self.trace_notes[window.index] = (
+                f"its trace of {len(raw) / BYTES_PER_MB:,.0f} MB was not analyzed while training runs,"
+                f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g};"
+                " lightning-modelprof analyze reads it"
+            )
+        else:
+            self._analyze(window, raw)
         return replace(window, trace_file=self._outputs.save_trace(window, raw))
 
     def _analyze(self, window: Window, raw: bytes) -> None:
@@ -144,3 +244,7 @@ class WindowResults:
                 lambda: window_profile([(trace, facts)], window=window.index, loop=loop, options=options),
                 window.last_step,
             )
+
+
+def _with_note(window: Window, note: str) -> Window:
+    return replace(window, note="; ".join(filter(None, (window.note, note))))

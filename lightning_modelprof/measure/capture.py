@@ -8,6 +8,7 @@ times slower than the C++ export.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -16,16 +17,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.cpu_usage import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.schedule import Schedule
-from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, STEP_RANGE_PREFIX, TRACE_METADATA_KEY
-from lightning_modelprof.run.records import StepTag, Window, WindowStatus
+from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
+from lightning_modelprof.measure.trace_ranges import TraceRanges
+from lightning_modelprof.measure.trace_size import TraceSize
+from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
+from lightning_modelprof.run.records import Window, WindowStatus
+from lightning_modelprof.run.steps import StepTag
 
-NEVER: Final = -1
-"""A step number that does not come."""
+BYTES_PER_MB: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,12 @@ class CaptureOptions:
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+
+    def make_size(self) -> TraceSize:
+        """What estimates how large the trace will be."""
+        return TraceSize(
+            record_shapes=self.record_shapes, with_stack=self.with_stack, profile_memory=self.profile_memory
+        )
 
     def make_profiler(self) -> Any:
         """A torch profiler that records nothing yet."""
@@ -50,33 +60,6 @@ class CaptureOptions:
         )
 
 
-class TraceRanges:
-    """Named ranges on the training thread: one per phase that is open, innermost last."""
-
-    def __init__(self) -> None:
-        self._open: list[Any] = []
-
-    def push(self, phase: int) -> None:
-        """Open the range of a phase."""
-        self.open(RANGE_PREFIX + PHASES[phase].key)
-
-    def open(self, name: str) -> None:
-        """Open a range of any name."""
-        entered: Any = record_function(name)
-        entered.__enter__()
-        self._open.append(entered)
-
-    def pop(self) -> None:
-        """Close the innermost range; does nothing when none is open."""
-        if self._open:
-            self._open.pop().__exit__(None, None, None)
-
-    def close_all(self) -> None:
-        """Close every open range, innermost first."""
-        while self._open:
-            self.pop()
-
-
 class Capture:
     """Opens and closes the windows of a schedule at step boundaries.
 
@@ -87,6 +70,9 @@ class Capture:
         on_close: called with the window and the raw trace's path (``None`` if there is none) when it closes.
         clock: times the closing.
         rank: written into the trace.
+        records: whether this rank opens windows; if not, it only tags the steps in which others do.
+        max_trace_mb: a window ends early when another step would make its trace larger than this.
+        scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
 
     Attributes:
         ranges: set while a window records; the ledger writes phases into it.
@@ -102,6 +88,9 @@ class Capture:
         on_close: Callable[[Window, Path | None], None],
         clock: HostClock,
         rank: int = 0,
+        records: bool = True,
+        max_trace_mb: float | None = None,
+        scheduled: ScheduledSteps | None = None,
     ) -> None:
         self._schedule = schedule
         self._options = options
@@ -112,27 +101,47 @@ class Capture:
         self._profiler: Any = None
         self._cpu_at_start: CpuReading | None = None
         self._recorded: list[int] = []
-        self._upcoming = schedule.window(0)
+        self._max_trace_mb = max_trace_mb
+        self._size = options.make_size()
+        self._scheduled = scheduled
+        self._upcoming = schedule.window(0) if records else None
         self.ranges: TraceRanges | None = None
         self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
+        if scheduled is not None:
+            self.next_step = sooner(self.next_step, scheduled.next_step)
 
     @property
     def is_done(self) -> bool:
-        """Whether no window is open and none will come."""
-        return self._upcoming is None
+        """Whether no window is open and none will come, which every rank says at the same step."""
+        return self._upcoming is None and (self._scheduled is None or self._scheduled.is_done)
 
     def begin_step(self, step: int) -> StepTag:
         """Step number ``step`` begins; returns the tags that this gives it."""
+        tags = self._step_window(step)
+        window, scheduled = self._upcoming, self._scheduled
+        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
+        if scheduled is not None:
+            if step >= scheduled.next_step != NEVER:
+                tags |= scheduled.begin_step(step)
+            self.next_step = sooner(self.next_step, scheduled.next_step)
+        return tags
+
+    def _step_window(self, step: int) -> StepTag:
+        """Open, step or close the window of this rank."""
         tags = StepTag(0)
         if self.ranges is not None:
             if _is_profiling():
                 self.ranges.close_all()
                 self._recorded.append(step - 1)
+                self._size.end_step()
             else:
                 self._give_up()
                 tags |= StepTag.PROFILER_STOP
         if self._upcoming is not None and step > self._upcoming.last:
             self._close(WindowStatus.COMPLETE)
+            tags |= StepTag.PROFILER_STOP
+        elif self.ranges is not None and (reason := self._why_full()):
+            self._close(WindowStatus.PARTIAL, reason)
             tags |= StepTag.PROFILER_STOP
         window = self._upcoming
         if window is not None and window.first_warmup <= step <= window.last:
@@ -140,17 +149,28 @@ class Capture:
                 self._prepare()
             if step == window.first and self._profiler is not None:
                 self._start()
-        window = self._upcoming
         if self.ranges is not None:
             self.ranges.open(f"{STEP_RANGE_PREFIX}{step}")
             tags |= StepTag.PROFILED
         elif self._profiler is not None:
             tags |= StepTag.PROFILER_WARMUP
-        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
         return tags
+
+    def _why_full(self) -> str:
+        """Why not another step is to be recorded, ``""`` if there is room for one."""
+        limit, expected = self._max_trace_mb, self._size.with_another_step()
+        if limit is None or expected is None or expected <= limit * BYTES_PER_MB:
+            return ""
+        assert self._upcoming is not None
+        num_recorded, num_asked = len(self._recorded), self._upcoming.last - self._upcoming.first + 1
+        return (
+            f"max_trace_mb={limit:g} ended it after {num_recorded} of {num_asked} steps,"
+            f" because with one more its trace would have about {expected / BYTES_PER_MB:,.0f} MB"
+        )
 
     def finish(self, reason: str) -> None:
         """No more steps come: what is open is closed with what it has, what never opened is said so."""
+        self.next_step = NEVER
         if self._upcoming is None:
             return
         # With repeat=0 there is always one more window; that it did not come to anything is no news.
@@ -162,7 +182,6 @@ class Capture:
         elif is_asked_for:
             self._on_close(self._record(WindowStatus.NOT_REACHED, reason), None)
         self._upcoming = None
-        self.next_step = NEVER
 
     def abandon(self) -> None:
         """Stop and keep nothing; safe to call at any time."""
@@ -199,6 +218,7 @@ class Capture:
             self._profiler = None
             self._refuse(f"torch.profiler could not be started: {error}")
             return
+        self._size.begin()
         self.ranges = TraceRanges()
 
     def _refuse(self, reason: str) -> None:
@@ -220,28 +240,33 @@ class Capture:
             self._give_up()
             return
         begin_ns = self._clock()
-        profiler, self._profiler = self._profiler, None
-        ranges, self.ranges = self.ranges, None
+        profiler, ranges = self._profiler, self.ranges
         window = self._record(status, reason)
         path: Path | None = None
+        if ranges is not None:
+            ranges.close_all()  # what follows is in nobody's phase
+            metadata = {
+                "rank": self._rank,
+                "window": window.index,
+                "recorded_steps": self._recorded,
+                "cpu": self._cpu_use(),
+            }
+            # torch writes only what it is told before it stops.
+            profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(metadata))
+        self._profiler = self.ranges = None  # until here an error leaves them for abandon() to stop
         try:
-            if ranges is not None:
-                ranges.close_all()  # what follows is in nobody's phase
-                metadata = {
-                    "rank": self._rank,
-                    "window": window.index,
-                    "recorded_steps": self._recorded,
-                    "cpu": self._cpu_use(),
-                }
-                # torch writes only what it is told before it stops.
-                profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(metadata))
             _stop(profiler, ranges)
             if ranges is not None and self._recorded:
                 path = self._export_path(window)
                 profiler.export_chrome_trace(str(path))
+                with contextlib.suppress(OSError):  # whoever reads the trace says what is wrong with it
+                    self._size.learn(path.stat().st_size)
         except RuntimeError as error:
             self._refuse(f"torch.profiler could not be stopped: {error}")
             return
+        finally:
+            # It refers to itself, and holds several times the size of the trace until Python looks for that.
+            profiler.profiler = None
         self._next_window()
         self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
 

@@ -22,7 +22,7 @@ def run_info(
     return RunInfo(
         created=datetime.now().astimezone().isoformat(timespec="microseconds"),
         loop=loop.key,
-        model=type(pl_module).__name__,
+        model=written_class(pl_module).__name__,
         device_type=device.type,
         device_name=device_name(device),
         num_threads=torch.get_num_threads(),
@@ -31,6 +31,7 @@ def run_info(
         strategy=type(trainer.strategy).__name__,
         accumulate_grad_batches=trainer.accumulate_grad_batches if loop.is_fit else 1,
         sample_unit=sample_unit,
+        host=platform.node(),
         versions={
             "lightning-modelprof": version,
             "torch": str(torch.__version__),
@@ -39,6 +40,13 @@ def run_info(
         },
         config=config,
     )
+
+
+def written_class(module: Any) -> type:
+    """The class that the user wrote: ``fully_shard`` puts one of its own in its place."""
+    kind = type(module)
+    is_sharded = kind.__bases__[0].__name__ == "FSDPModule"
+    return kind.__bases__[-1] if is_sharded else kind
 
 
 def device_name(device: torch.device) -> str:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof.measure.ledger import BACKWARD, OPTIMIZER, OTHER, PREDICTIONS, PROFILER, PhaseLedger
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 
 FORWARD: Final = PHASE_INDEX["forward"]
 ZERO_GRAD: Final = PHASE_INDEX["zero_grad"]

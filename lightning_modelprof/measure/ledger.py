@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 
 CALLBACKS: Final = PHASE_INDEX["callbacks"]
 BACKWARD: Final = PHASE_INDEX["backward"]
@@ -142,6 +142,11 @@ class PhaseLedger:
         self.in_validation = False
         self.backward_outer: int | None = None
         self.gap_range_open = False
+
+    @property
+    def step_end_ns(self) -> int:
+        """When the last step ended, by the host clock; the time since then is in ``self_ns``."""
+        return self.last_ns - sum(self.self_ns)
 
     def charge(self, phase: int | None = None) -> None:
         """Give the time since the last event to ``phase``, or to the current one."""

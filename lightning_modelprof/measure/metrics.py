@@ -13,7 +13,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import NOT_MEASURED, AllRanks, StepTimings
+from lightning_modelprof.run.records import AllRanks
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 DATALOADER = PHASE_INDEX["dataloader"]
 

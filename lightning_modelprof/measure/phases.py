@@ -30,6 +30,8 @@ from lightning_modelprof.measure.ledger import PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import CallbackTime
 
+_UNGUARDED: Final = {Action, PhaseAction, CallbackAction}
+
 REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "training_step"}
 """Without these a fit's steps and phases cannot be told apart; all are seen before a trained batch ends."""
 
@@ -43,6 +45,9 @@ class PhaseProfiler(Profiler):
         trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
         loop: which loop.
+
+    Attributes:
+        on_error: called once, with the error being handled, when an action of ours has failed.
     """
 
     inner: Any
@@ -70,6 +75,7 @@ class PhaseProfiler(Profiler):
         self.armed = False
         self.choose_table()
         ledger.on_validation_change = self.choose_table
+        self.on_error: Callable[[], None] = _raise_again
 
     # Lightning's interface
 
@@ -125,10 +131,15 @@ class PhaseProfiler(Profiler):
     def disarm(self) -> None:
         """Stop to measure: the loop is over. Actions still open end without effect."""
         if self.armed:
+            self.armed = False
+            self.choose_table()  # first: whatever fails, nothing is measured from here on
             self.ledger.charge()
             self.ledger.discard()
-            self.armed = False
-            self.choose_table()
+
+    def fail(self) -> None:
+        """An action of ours has failed, once or more; to be called while its error is being handled."""
+        on_error, self.on_error = self.on_error, _nothing
+        on_error()
 
     def choose_table(self) -> None:
         """Use the actions that fit what is going on: idle, the loop or validation in it, traced or not."""
@@ -168,7 +179,17 @@ class PhaseProfiler(Profiler):
         return tuple(sorted(times, key=lambda time: -time.total_ns))
 
     def _table(self, make: Callable[[str], Action]) -> ActionTable:
-        return ActionTable(make)
+        return ActionTable(lambda name: self._guarded(make, name))
+
+    def _guarded(self, make: Callable[[str], Action], name: str) -> Action:
+        """The action of a name, whose errors do not reach the loop."""
+        try:
+            action = make(name)
+        except Exception:  # what the trainer is asked for may be the user's, such as a callback's state_key
+            self.fail()
+            return INHERIT
+        # These read the clock and add integers, at most events of every step: nothing in them can fail.
+        return action if type(action) in _UNGUARDED else GuardedAction(self, action)
 
     def _traced(self, action: Action) -> Action:
         # Fetches and gaps write their ranges themselves.
@@ -189,7 +210,7 @@ class ForwardingPhaseProfiler(PhaseProfiler):
     """
 
     def _table(self, make: Callable[[str], Action]) -> ActionTable:
-        return ActionTable(lambda name: ForwardedAction(self, name, make(name)))
+        return ActionTable(lambda name: ForwardedAction(self, name, self._guarded(make, name)))
 
     def __getattr__(self, name: str) -> Any:
         # copy and pickle look attributes up before __init__ has run
@@ -206,6 +227,28 @@ def make_delegate(
     is_silent = type(inner).__name__ == "PassThroughProfiler"
     kind = PhaseProfiler if is_silent else ForwardingPhaseProfiler
     return kind(inner, ledger, trainer, own_prefix, loop)
+
+
+class GuardedAction(Action):
+    """Another action, whose errors end the measurement and not the loop."""
+
+    __slots__ = ("action", "profiler")
+
+    def __init__(self, profiler: PhaseProfiler, action: Action) -> None:
+        self.profiler = profiler
+        self.action = action
+
+    def __enter__(self) -> None:
+        try:
+            self.action.__enter__()
+        except Exception:  # Ctrl+C is the user's
+            self.profiler.fail()
+
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        try:
+            self.action.__exit__(kind, error, trace)
+        except Exception:
+            self.profiler.fail()
 
 
 class ForwardedAction(Action):
@@ -247,14 +290,23 @@ def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | Non
 
 def uninstall(trainer: Any, delegate: PhaseProfiler) -> None:
     """Take ``delegate`` out of ``trainer.profiler``, wherever it stands in a chain of delegates."""
-    delegate.disarm()
-    if trainer.profiler is delegate:
-        trainer.profiler = delegate.inner
-        return
-    outer = find_delegate(trainer.profiler, delegate)
-    if outer is not None:
-        outer.inner = delegate.inner
+    try:
+        delegate.disarm()
+    finally:
+        outer = find_delegate(trainer.profiler, delegate)
+        if trainer.profiler is delegate:
+            trainer.profiler = delegate.inner
+        elif outer is not None:
+            outer.inner = delegate.inner
 
 
 def _itself(profiler: Any) -> Any:
     return profiler
+
+
+def _raise_again() -> None:
+    raise  # noqa: PLE0704 -- called while the error is being handled
+
+
+def _nothing() -> None:
+    pass

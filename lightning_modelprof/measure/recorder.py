@@ -1,33 +1,59 @@
-"""Keeps what the ledger counts, step by step, and hands it out as columns."""
+"""Keeps what the ledger counts, step by step, in memory that does not grow with the number of steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 import numpy as np
+from numpy.typing import NDArray
 
+from lightning_modelprof.measure.device_phases import MAX_PENDING
+from lightning_modelprof.run.even_steps import MAX_HALVED, is_kept
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 
-OPTIMIZER = PHASE_INDEX["optimizer"]
+OPTIMIZER: Final = PHASE_INDEX["optimizer"]
+
+MAX_KEPT: Final = 4_096
+"""Steps that are kept one by one at most, in 0.5 to 0.7 MB; of a longer run at least half as many are."""
+
+_FOLDED: Final = 256
+"""Steps that are summed and thinned at a time."""
+
+_MAX_PARTS: Final = 32
 
 
 class Recorder:
     """Collects steps cheaply (one tuple each) and makes columns of them when a cut is asked for.
 
+    All steps are summed. One by one they are kept up to ``max_kept``; from then on every other one is dropped
+    whenever there are more. Which ones depends on their number alone, so that all ranks keep the same steps.
+
     Args:
         skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
+        max_kept: steps that are kept one by one.
 
     Attributes:
         add: takes one step: (nanoseconds per phase in PHASES order, tags, samples).
     """
 
-    def __init__(self, skip_first: int = 0) -> None:
+    def __init__(self, skip_first: int = 0, max_kept: int = MAX_KEPT) -> None:
         self._skip_first = skip_first
+        self._max_kept = max_kept
         self._rows: list[tuple[list[int], int, int]] = []
         # A list's own append, so that a step costs no Python frame here.
         self.add = self._rows.append
-        self._parts: list[StepTimings] = []
         self._num_cut = 0
-        self._device_rows: list[tuple[int, tuple[int, ...]]] = []
+        self._new: list[StepTimings] = []
+        self._fresh: list[StepTimings] = []  # whole, as device times may still come
+        self._num_fresh = 0
+        self._kept: list[StepTimings] = []
+        self._num_kept = 0
+        self._num_halved = 0
+        self._totals = StepTotals.of(StepTimings.empty())  # of all steps but the fresh ones
+        self._device_rows: dict[int, tuple[int, ...]] = {}
         self._draining: list[tuple[int, int]] = []  # (first step, step behind the last)
 
     @property
@@ -37,7 +63,7 @@ class Recorder:
 
     def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
         """The device's times of a step are known now, a step or more after it ended."""
-        self._device_rows.append((step, phases_ns))
+        self._device_rows[step] = phases_ns
 
     def drain(self, step: int, num_prefetched: int) -> None:
         """The loop stood still when step number ``step`` began.
@@ -50,11 +76,11 @@ class Recorder:
         if num_prefetched > 0:
             self._draining.append((step + 1, step + 1 + num_prefetched))
 
-    def cut(self) -> StepTimings:
-        """The steps since the last cut, as columns; without device times, which come later."""
+    def cut(self) -> None:
+        """Make columns of the steps since the last cut."""
         rows = self._rows
         if not rows:
-            return StepTimings.empty()
+            return
         step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
         phases_ns = np.array([row[0] for row in rows], np.int64)
         tags = np.array([row[1] for row in rows], np.int64)
@@ -73,25 +99,94 @@ class Recorder:
         self._num_cut += len(rows)
         self._draining = [span for span in self._draining if span[1] > self._num_cut]
         rows.clear()
-        self._parts.append(part)
-        return part
+        self._new.append(part)
+        self._fresh.append(part)
+        self._num_fresh += len(part)
+        if self._num_fresh >= _FOLDED + MAX_PENDING:
+            self._fold()
 
-    def since(self, first: int) -> StepTimings:
-        """The steps from number ``first`` on, without device times."""
+    def take_new(self) -> StepTimings:
+        """The steps since this was last called, without device times, which come later.
+
+        To be called now and then: until then they are kept.
+        """
         self.cut()
-        parts = []
-        for part in reversed(self._parts):
-            parts.append(part)
-            if len(part) and part.step[0] <= first:
-                break
-        steps = StepTimings.concatenate(parts[::-1])
-        return steps.select(steps.step >= first)
+        new, self._new = self._new, []
+        return StepTimings.concatenate(new)
 
     def steps(self) -> StepTimings:
-        """All steps so far, with the device times known so far."""
+        """The steps that are kept, with the device times known so far."""
+        fresh = self._whole_fresh()
+        parts = [*map(_widen, self._kept), fresh.select(self._is_kept(fresh))]
+        return StepTimings.concatenate(parts)
+
+    def totals(self) -> StepTotals | None:
+        """The sums over all steps; ``None`` as long as all of them are kept."""
+        if self._num_halved == 0:
+            return None
+        return StepTotals.merge([self._totals, StepTotals.of(self._whole_fresh())])
+
+    def _whole_fresh(self) -> StepTimings:
+        """The steps that are not folded yet, as one part, with their device times."""
         self.cut()
-        steps = StepTimings.concatenate(self._parts)
-        for step, phases_ns in self._device_rows:
-            steps.device_phases_ns[step] = phases_ns
-        self._parts, self._device_rows = [steps], []
-        return steps
+        fresh = StepTimings.concatenate(self._fresh)
+        self._fresh = [fresh]
+        if len(fresh):
+            first = int(fresh.step[0])
+            for step, phases_ns in self._device_rows.items():
+                if step >= first:
+                    fresh.device_phases_ns[step - first] = phases_ns
+        self._device_rows.clear()
+        return fresh
+
+    def _fold(self) -> None:
+        """Sum the oldest fresh steps, whose device times cannot come any more, and thin them."""
+        fresh = self._whole_fresh()
+        is_old = fresh.step < self._num_cut - MAX_PENDING
+        old, young = fresh.select(is_old), fresh.select(~is_old)
+        self._fresh, self._num_fresh = [young], len(young)
+        self._totals = StepTotals.merge([self._totals, StepTotals.of(old)])
+        self._keep(old)
+        while self._num_kept + self._num_fresh > self._max_kept and self._num_halved < MAX_HALVED:
+            self._num_halved += 1
+            kept, self._kept, self._num_kept = self._kept, [], 0
+            for part in kept:
+                self._keep(part)
+
+    def _keep(self, steps: StepTimings) -> None:
+        kept = steps.select(self._is_kept(steps))
+        if not len(kept):
+            return
+        self._kept.append(_narrow(kept))
+        self._num_kept += len(kept)
+        if len(self._kept) > _MAX_PARTS:
+            self._kept = [_narrow(StepTimings.concatenate([_widen(part) for part in self._kept]))]
+
+    def _is_kept(self, steps: StepTimings) -> NDArray[np.bool_]:
+        """Which of these steps are kept one by one."""
+        # The modules' times are compared with the steps that they are from; those are few.
+        kept: NDArray[np.bool_] = is_kept(steps.step, self._num_halved) | (
+            (steps.tags & int(StepTag.INSPECTED)) != 0
+        )
+        return kept
+
+
+def _narrow(steps: StepTimings) -> StepTimings:
+    """The same values in the smallest integers that hold a whole column of phases."""
+    return _replaced(steps, lambda column: column.astype(_smallest(column)))
+
+
+def _widen(steps: StepTimings) -> StepTimings:
+    return _replaced(steps, lambda column: column.astype(np.int64))
+
+
+def _replaced(steps: StepTimings, change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> StepTimings:
+    columns = steps.columns()
+    for name in ("phases_ns", "device_phases_ns"):
+        columns[name] = change(columns[name])
+    return StepTimings(**columns)
+
+
+def _smallest(column: NDArray[np.int64]) -> np.dtype[Any]:
+    least = np.promote_types(np.min_scalar_type(column.min()), np.min_scalar_type(column.max()))
+    return np.promote_types(least, np.int8)

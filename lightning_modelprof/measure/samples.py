@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 MAX_COUNT: Final = 2**63 - 1
 """The largest number that a column of counts holds."""

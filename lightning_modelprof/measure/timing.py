@@ -36,7 +36,7 @@ from lightning_modelprof.measure.inference_times import (
     spread_of,
 )
 from lightning_modelprof.measure.samples import SampleCounter
-from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 try:
     import resource

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from lightning_modelprof.measure.code_place import own_methods, place_of
 from lightning_modelprof.measure.compilation import compile_setup
 from lightning_modelprof.measure.convolution_biases import convolution_biases
+from lightning_modelprof.measure.environment import written_class
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.training_setup import (
     CallbackSetup,
@@ -133,10 +134,11 @@ class _Live:
 
     def module(self) -> dict[str, Any]:
         """The LightningModule's own methods."""
-        hooks = own_methods(self._module, ("LightningModule",))
+        methods = own_methods(self._module, ("LightningModule",))
+        hooks = {name: place for name, place in methods.items() if not place.name.startswith("FSDPModule.")}
         return {
             "manual_optimization": not self._module.automatic_optimization,
-            "module": place_of(type(self._module)),
+            "module": place_of(written_class(self._module)),
             "module_hooks": hooks,
             "keeps_gradients": _keeps_gradients(self._module) if "optimizer_zero_grad" in hooks else None,
             "num_trainable_tensors": sum(parameter.requires_grad for parameter in self._module.parameters()),

@@ -51,6 +51,7 @@ def build_report(
             "phases": [_phase_section(phase) for phase in analysis.phases],
             "callbacks": [asdict(callback) for callback in analysis.callbacks],
             "windows": [_window_section(facts.window) for facts in analysis.windows],
+            "ranks": None if isinstance(analysis.rank_skew, Absent) else asdict(analysis.rank_skew),
             "flops": _flops_section(analysis),
             "memory": _memory_section(analysis),
             "verdict": asdict(verdict),

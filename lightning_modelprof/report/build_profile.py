@@ -24,11 +24,12 @@ def run_profile(run: Run, report: Report) -> Profile:
         report: the report of it.
     """
     loop, steps = loop_of(run.info.loop), run.ranks[0].steps
+    num_steps = run.ranks[0].num_steps
     return Profile(
         kind="run",
         loop=loop.key,
         window=None,
-        label=f"{len(steps):,} {loop.step if len(steps) == 1 else loop.steps}, {run.info.status}",
+        label=f"{num_steps:,} {loop.step if num_steps == 1 else loop.steps}, {run.info.status}",
         report=report,
         steps=step_columns(steps, loop),
     )

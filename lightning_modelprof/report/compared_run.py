@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.run_settings import batch_size, run_settings
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.records import StepTimings
+from lightning_modelprof.run.steps import StepTimings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy as np
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 _FORWARD = PHASE_INDEX["forward"]
 

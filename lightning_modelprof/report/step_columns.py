@@ -9,7 +9,8 @@ from lightning_modelprof.analysis.benchmark import exclusions
 from lightning_modelprof.report.profile import StepColumns
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 
 def step_columns(steps: StepTimings, loop: Loop = FIT) -> StepColumns:
@@ -19,10 +20,10 @@ def step_columns(steps: StepTimings, loop: Loop = FIT) -> StepColumns:
     ``NOT_MEASURED`` where that is so: without it nobody could tell it from one that took no time.
 
     Args:
-        steps: the finished steps of one rank.
+        steps: the finished steps of one rank, or those of them that were kept.
         loop: what ran; evaluation loops have a word of their own for one of the reasons.
     """
-    reasons = ("", *(exclusion.reason for exclusion in exclusions(steps, loop)))
+    reasons = ("", *(exclusion.reason for exclusion in exclusions(StepTotals.of(steps), loop)))
     kept = [index for index in range(len(PHASES)) if steps.phases_ns[:, index].any()]
     return StepColumns(
         step=steps.step,
@@ -65,6 +66,6 @@ def _exclusion(steps: StepTimings, loop: Loop, reasons: tuple[str, ...]) -> NDAr
     of_kind = np.zeros(len(first), np.int64)
     for place, index in enumerate(first.tolist()):
         alone = StepTimings(**{name: column[index : index + 1] for name, column in steps.columns().items()})
-        for exclusion in exclusions(alone, loop):
+        for exclusion in exclusions(StepTotals.of(alone), loop):
             of_kind[place] = reasons.index(exclusion.reason)
     return of_kind[kind.reshape(-1)]

@@ -37,6 +37,7 @@ LEAST_SHARE: Final[Mapping[str, float]] = {
     "host_bound": 0.20,
     "sync_bound": 0.15,
     "communication_bound": 0.15,
+    "straggler_bound": 0.15,
     "overhead_bound": 0.15,
 }
 """Share of a step, by the host's clock, from which on it is bound by something.
@@ -73,6 +74,7 @@ _HOW: Final = {
     "host_bound": "Python on the host that keeps the model waiting",
     "sync_bound": "waiting for the device to hand over values",
     "communication_bound": "communication that no computation hides",
+    "straggler_bound": "waiting for a rank that is later than the others",
     "overhead_bound": "what surrounds the model",
 }
 _HOW_OF_DEVICE: Final = {
@@ -150,11 +152,19 @@ def give_verdict(
     }
     if over:
         (kind, how), share = max(over.items(), key=lambda one: one[1])
+        how += _which_rank(analysis) if kind == "straggler_bound" else ""
         return _verdict(kind, f"{percent(share)} of a step is {how}.", accounting)
     if analysis.info.device_type != "cpu" and device is None:
         reason = "No profiler window says how busy the device was, and nothing on the host stands out."
         return _verdict("cannot_tell", reason, accounting)
     return _verdict("balanced", _balanced(costs.steady), accounting)
+
+
+def _which_rank(analysis: Analysis) -> str:
+    late = None if isinstance(analysis.rank_skew, Absent) else analysis.rank_skew.straggler
+    if late is None:
+        return ""
+    return f": rank {late.rank}, in {next(phase.label for phase in PHASES if phase.key == late.phase)}"
 
 
 def _host_shares(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
+from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -14,7 +13,11 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import NOT_MEASURED, RUN_SCHEMA_VERSION, Run, StepTimings
+from lightning_modelprof.run.records import RUN_SCHEMA_VERSION, Run
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
+
+RecordT = TypeVar("RecordT")
 
 RUN_FILE: Final = "run.json"
 DEFAULT_FOLDER: Final = "modelprof"
@@ -32,17 +35,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         OSError: when the directory is not writeable or the disk is full; an older file stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    # Not by tempfile, whose files are private to the user: a report is as readable as the umask says, which
+    # cannot be read without changing it for all threads. The name takes no random number of Python's own.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
-        # mkstemp makes files private to the user; a report is as readable as any other file of the run.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -58,7 +59,24 @@ def save_run(run: Run, path: Path) -> None:
     Raises:
         OSError: when it cannot be written.
     """
-    write_atomically(path, msgspec.json.encode(run, enc_hook=_encode_steps))
+    write_atomically(path, encode_record(run))
+
+
+def encode_record(record: Any) -> bytes:
+    """A record as JSON."""
+    return msgspec.json.encode(record, enc_hook=_encode)
+
+
+def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
+    """Back from JSON.
+
+    Raises:
+        ValueError: when it is no such record.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind, dec_hook=_decode)
+    except (msgspec.MsgspecError, KeyError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def find_run(path: str | Path) -> Path:
@@ -91,7 +109,7 @@ def load_run(path: str | Path) -> Run:
                 f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}."
                 " It was saved by a newer lightning-modelprof: update this one."
             )
-        run = msgspec.json.decode(raw, type=Run, dec_hook=_decode_steps)
+        run = decode_record(raw, Run)
         if not run.ranks:
             raise ValueError("a run without any rank")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -109,6 +127,11 @@ class _Versioned(msgspec.Struct):
 _Column = list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
 
 
+class _SavedTotals(msgspec.Struct):
+    tags: _Column
+    columns: dict[str, _Column | dict[str, _Column]]
+
+
 class _SavedSteps(msgspec.Struct):
     step: _Column
     duration_ns: _Column
@@ -118,13 +141,20 @@ class _SavedSteps(msgspec.Struct):
     device_phases_ns: dict[str, _Column]
 
 
-def _encode_steps(value: Any) -> dict[str, Any]:
-    """Columns as lists; of the phases only those that some step has a time for."""
-    if not isinstance(value, StepTimings):
-        raise TypeError(f"cannot save a {type(value).__name__}")
-    saved: dict[str, Any] = {name: getattr(value, name).tolist() for name in _FLAT_COLUMNS}
+def _encode(value: Any) -> dict[str, Any]:
+    """Columns as lists."""
+    if isinstance(value, StepTotals):
+        return _encode_totals(value)
+    if isinstance(value, StepTimings):
+        return _encode_steps(value)
+    raise TypeError(f"cannot save a {type(value).__name__}")
+
+
+def _encode_steps(steps: StepTimings) -> dict[str, Any]:
+    """Of the phases only those that some step has a time for."""
+    saved: dict[str, Any] = {name: getattr(steps, name).tolist() for name in _FLAT_COLUMNS}
     for name, unused in _PHASE_COLUMNS.items():
-        matrix = getattr(value, name)
+        matrix = getattr(steps, name)
         saved[name] = {
             phase.key: matrix[:, index].tolist()
             for index, phase in enumerate(PHASES)
@@ -133,23 +163,66 @@ def _encode_steps(value: Any) -> dict[str, Any]:
     return saved
 
 
-def _decode_steps(kind: type, value: Any) -> Any:
-    if kind is not StepTimings:
-        raise TypeError(f"cannot load a {kind.__name__}")
-    saved = msgspec.convert(value, _SavedSteps)
+def _encode_totals(totals: StepTotals) -> dict[str, Any]:
+    """Of the phases only those that some sum has."""
+    columns = totals.columns()
+    return {
+        "tags": columns.pop("tags").tolist(),
+        "columns": {
+            name: column.tolist()
+            if column.ndim == 1
+            else {
+                phase.key: column[:, index].tolist()
+                for index, phase in enumerate(PHASES)
+                if column[:, index].any()
+            }
+            for name, column in columns.items()
+        },
+    }
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is StepTotals:
+        return _decode_totals(msgspec.convert(value, _SavedTotals))
+    if kind is StepTimings:
+        return _decode_steps(msgspec.convert(value, _SavedSteps))
+    raise TypeError(f"cannot load a {kind.__name__}")
+
+
+def _decode_steps(saved: _SavedSteps) -> StepTimings:
     num_steps = len(saved.step)
     columns = {name: _column(name, getattr(saved, name), num_steps) for name in _FLAT_COLUMNS}
     for name, unused in _PHASE_COLUMNS.items():
-        matrix: NDArray[np.int64] = np.full((num_steps, len(PHASES)), unused, np.int64)
-        for key, values in getattr(saved, name).items():
-            if key not in PHASE_INDEX:
-                raise ValueError(f"the unknown phase {key!r}")
-            matrix[:, PHASE_INDEX[key]] = _column(f"{name} of {key}", values, num_steps)
-        columns[name] = matrix
+        columns[name] = _phase_columns(name, getattr(saved, name), num_steps, unused)
     return StepTimings(**columns)
 
 
-def _column(name: str, values: list[int], num_steps: int) -> NDArray[np.int64]:
-    if len(values) != num_steps:
-        raise ValueError(f"{len(values)} values of {name} for {num_steps} steps")
+def _decode_totals(saved: _SavedTotals) -> StepTotals:
+    num_sets = len(saved.tags)
+    columns = {"tags": _column("tags", saved.tags, num_sets)}
+    for name in StepTotals.__slots__:
+        if name == "tags":
+            continue
+        values = saved.columns[name]
+        columns[name] = (
+            _phase_columns(name, values, num_sets, 0)
+            if isinstance(values, dict)
+            else _column(name, values, num_sets)
+        )
+    return StepTotals(**columns)
+
+
+def _phase_columns(name: str, saved: dict[str, list[int]], num_rows: int, unused: int) -> NDArray[np.int64]:
+    """One column for each phase; those that were not saved are all ``unused``."""
+    matrix: NDArray[np.int64] = np.full((num_rows, len(PHASES)), unused, np.int64)
+    for key, values in saved.items():
+        if key not in PHASE_INDEX:
+            raise ValueError(f"the unknown phase {key!r}")
+        matrix[:, PHASE_INDEX[key]] = _column(f"{name} of {key}", values, num_rows)
+    return matrix
+
+
+def _column(name: str, values: list[int], num_rows: int) -> NDArray[np.int64]:
+    if len(values) != num_rows:
+        raise ValueError(f"{len(values)} values of {name} for {num_rows} steps")
     return np.array(values, np.int64)

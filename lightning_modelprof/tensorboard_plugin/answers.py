@@ -8,7 +8,7 @@ from typing import Any
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.step_columns import timings_of
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.records import StepTimings
+from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.profile_blob import STEPS, ColumnsBlob, StoredProfile
 from lightning_modelprof.show.step_columns import unpack_steps

@@ -10,7 +10,7 @@ from lightning_modelprof.report.build_window_compare import compare_windows
 from lightning_modelprof.report.compared_run import compared_run_of_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.row_changes import changed_rows
-from lightning_modelprof.run.records import StepTimings
+from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 
 

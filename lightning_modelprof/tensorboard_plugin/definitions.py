@@ -30,7 +30,11 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     "table": {
         "perf_summary": "Perf Summary",
         "all_ranks": "All ranks",
+        "rank_phases": "Ranks",
+        "rank_spread": "Ranks#Phases over the ranks",
         "phases": "Phases",
+        "slow_steps": "Slow steps",
+        "worst_step": "Slow steps#A typical step and the worst",
         "callbacks": "Callbacks",
         "source_lines": "Source lines",
         "flops": "FLOPs",
@@ -80,6 +84,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "kernel_types": "Charts (report.html)#Time of the kernels",
         "operator_shares": "Charts (report.html)#Operators by their own time",
         "rank_shares": "Charts (report.html)#Ranks side by side",
+        "rank_phases": "Charts (report.html)#Phases of each rank",
     },
     "flame": {
         "call_stacks": "Flame graphs (report.html)#Where the training thread was",
@@ -109,7 +114,7 @@ _FIXED_ROWS: Final = frozenset(
 )
 """Tables whose rows are figures with names of ours, not names of the user's."""
 
-_PHASE_ROWS: Final = frozenset(("phases", "model_summary", "comparison_phases"))
+_PHASE_ROWS: Final = frozenset(("phases", "rank_spread", "worst_step", "model_summary", "comparison_phases"))
 """Tables whose rows are phases, where nothing else is said of them."""
 
 

@@ -203,8 +203,8 @@ VIEWS: Final = (
         title="Distributed",
         empty="This profile is of one process.",
         parts=(
-            _charts("rank_shares"),
-            _tables("all_ranks", "distributed", "rank_waits", "collectives"),
+            _charts("rank_phases", "rank_shares"),
+            _tables("all_ranks", "rank_phases", "rank_spread", "distributed", "rank_waits", "collectives"),
         ),
     ),
     View(key="tables", title="All tables", empty="This profile holds no table.", parts=(_every_table,)),

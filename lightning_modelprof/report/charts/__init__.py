@@ -10,6 +10,7 @@ from lightning_modelprof.report.charts.flops_by_phase import flops_by_phase
 from lightning_modelprof.report.charts.memory_curve import memory_curve
 from lightning_modelprof.report.charts.phase_shares import phase_shares
 from lightning_modelprof.report.charts.phases_per_step import phases_per_step
+from lightning_modelprof.report.charts.rank_phases import rank_phases
 from lightning_modelprof.report.charts.step_time import step_time
 from lightning_modelprof.report.charts.throughput import throughput
 from lightning_modelprof.report.model import Chart
@@ -24,6 +25,7 @@ CHARTS: Final[tuple[ChartBuilder, ...]] = (
     phases_per_step,
     step_time,
     throughput,
+    rank_phases,
     flops_by_phase,
     memory_curve,
 )

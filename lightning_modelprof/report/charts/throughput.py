@@ -8,7 +8,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.charts.bins import bin_sizes, bin_starts
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.records import NOT_MEASURED
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 
 def throughput(analysis: Analysis) -> Chart | None:

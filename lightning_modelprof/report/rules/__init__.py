@@ -30,7 +30,9 @@ from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModul
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
 from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
 from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
+from lightning_modelprof.report.rules.slow_steps import SlowStepsCost
 from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
+from lightning_modelprof.report.rules.straggler import StragglerRank
 from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
 from lightning_modelprof.report.rules.validation_share import ValidationShare
 from lightning_modelprof.report.rules.worker_startup import WorkerStartup
@@ -39,6 +41,7 @@ from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
 RULES: Final[tuple[Rule, ...]] = (
     RanOutOfMemory(),
     InputBound(),
+    StragglerRank(),
     SynchronousLoader(),
     WorkerStartup(),
     HostDeviceSync(),
@@ -61,6 +64,7 @@ RULES: Final[tuple[Rule, ...]] = (
     FrozenLayersComputed(),
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),
+    SlowStepsCost(),
     CpuThreadsOversubscribed(),
     SingleCpuThread(),
     TensorCoresUnused(),

@@ -64,16 +64,17 @@ class InputBound(ShareRule):
                 advice,
                 self.severity(share),
                 saving_ns=wait_ns,
-                places=_places(loader),
+                places=places_of_batches(setup),
                 evidence=[*evidence, *more],
             ),
         )
 
 
-def _places(loader: LoaderSetup | None) -> list[CodePlace]:
+def places_of_batches(setup: TrainingSetup | None) -> list[CodePlace]:
     """Where batches are made: in the user's own code, else in the library's."""
-    if loader is None:
+    if setup is None or not setup.loaders:
         return []
+    loader = setup.loaders[0]
     places = [place for place in (loader.dataset, loader.collate) if place is not None]
     return [place for place in places if not place.is_library] or places
 

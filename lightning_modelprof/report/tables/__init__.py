@@ -17,6 +17,8 @@ from lightning_modelprof.report.tables.model_size import run_model_size
 from lightning_modelprof.report.tables.module_tree import module_tables, run_module_tables
 from lightning_modelprof.report.tables.perf_summary import perf_summary
 from lightning_modelprof.report.tables.phase_times import phase_times_table
+from lightning_modelprof.report.tables.rank_phases import rank_tables
+from lightning_modelprof.report.tables.slow_steps import slow_tables
 from lightning_modelprof.report.tables.source_lines import source_lines_table
 from lightning_modelprof.report.tables.trace_tables import TRACE_TABLES, trace_tables
 from lightning_modelprof.report.tables.window_summaries import window_summaries
@@ -28,7 +30,9 @@ TableBuilder = Callable[[Analysis, ReportOptions], tuple[Table, ...]]
 TABLES: Final[tuple[TableBuilder, ...]] = (
     perf_summary,
     all_ranks,
+    rank_tables,
     phase_times_table,
+    slow_tables,
     callback_times,
     source_lines_table,
     flop_tables,

@@ -1,0 +1,191 @@
+"""Slow steps and what else happened in them: always on, and cheap because nothing is done in a step.
+
+Steps are looked at many at a time, long after they ran. They tile the time of the loop, so when each began
+follows from when the last one ended, and what was noted with its time is found in its step.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
+from lightning_modelprof.run.steps import NOT_CLEAN, StepTag, StepTimings
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+FACTOR: Final = 3.0
+"""Times the median from which on a step is slow."""
+
+MAX_KEPT: Final = 8
+"""Slow steps that are kept of clean ones, and of those with a validation or the start of an epoch."""
+
+_FEW: Final = 20
+"""Clean steps without which nobody knows what is usual."""
+_RECENT: Final = 512
+_LEAST_NS: Final = 1_000_000
+"""Shorter runs of the garbage collector are part of any step."""
+
+_SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
+_OURS: Final = int(NOT_CLEAN) & ~_SPECIAL
+
+
+class CollectorWatch:
+    """Notes when Python's garbage collector ran for long, in whichever thread."""
+
+    def __init__(self) -> None:
+        self._begin_ns = 0
+        self._runs: deque[tuple[int, int, int]] = deque(maxlen=1_024)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        if self._note not in gc.callbacks:
+            gc.callbacks.append(self._note)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._note in gc.callbacks:
+            gc.callbacks.remove(self._note)
+
+    def between(self, begin_ns: int, end_ns: int) -> tuple[int, int | None]:
+        """Nanoseconds that it ran in this time, and the oldest generation that it collected."""
+        runs = [
+            (min(end, end_ns) - max(begin, begin_ns), generation)
+            for begin, end, generation in list(self._runs)
+            if begin < end_ns and end > begin_ns
+        ]
+        return sum(ns for ns, _ in runs), max((generation for _, generation in runs), default=None)
+
+    def _note(self, phase: str, info: Mapping[str, Any]) -> None:
+        if phase == "start":
+            self._begin_ns = host_clock()
+            return
+        end_ns = host_clock()
+        if end_ns - self._begin_ns >= _LEAST_NS:
+            self._runs.append((self._begin_ns, end_ns, int(info["generation"])))
+
+
+class SlowStepWatch:
+    """Finds the slow steps of a loop and keeps the slowest of them.
+
+    Args:
+        factor: how many times the median is slow.
+    """
+
+    def __init__(self, factor: float = FACTOR) -> None:
+        self.collector = CollectorWatch()
+        self._factor = factor
+        self._unseen: list[StepTimings] = []
+        self._usual: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._counts = _counts()
+        self._found = SlowSteps(factor=factor)
+        self._worst: dict[bool, list[SlowStep]] = {False: [], True: []}  # by whether they are special
+
+    def add(self, steps: StepTimings) -> None:
+        """Steps that ended since this was last called."""
+        if len(steps):
+            self._unseen.append(steps)
+
+    def look(self, end_ns: int) -> None:
+        """Look at the steps that were added; the last one ended at ``end_ns``."""
+        steps, self._unseen = StepTimings.concatenate(self._unseen), []
+        counts, before = _counts(), self._counts
+        self._counts = counts
+        if not len(steps):
+            return
+        clean_ns = steps.clean().duration_ns
+        known_ns = self._usual if len(self._usual) >= _FEW else np.concatenate([self._usual, clean_ns])
+        if len(known_ns) >= _FEW:
+            usual_ns = float(np.median(known_ns))
+            is_slow = (steps.duration_ns > self._factor * usual_ns) & ((steps.tags & _OURS) == 0)
+            if is_slow.any():
+                ends_ns = end_ns - steps.duration_ns.sum() + np.cumsum(steps.duration_ns)
+                context = _difference(before, counts, steps)
+                for place in np.flatnonzero(is_slow).tolist():
+                    self._note(steps, place, int(ends_ns[place]), usual_ns, context)
+            # What is slow does not become usual by and by.
+            clean_ns = clean_ns[clean_ns <= self._factor * usual_ns]
+        self._usual = np.concatenate([self._usual, clean_ns])[-_RECENT:]
+
+    def record(self) -> SlowSteps:
+        """What was found so far."""
+        found, worst = self._found, [*self._worst[False], *self._worst[True]]
+        return SlowSteps(
+            factor=found.factor,
+            count=found.count,
+            excess_ns=found.excess_ns,
+            num_special=found.num_special,
+            worst=tuple(sorted(worst, key=lambda one: one.step)),
+        )
+
+    def _note(
+        self, steps: StepTimings, place: int, end_ns: int, usual_ns: float, context: dict[str, Any]
+    ) -> None:
+        duration_ns, tags = int(steps.duration_ns[place]), int(steps.tags[place])
+        is_special, found = bool(tags & _SPECIAL), self._found
+        self._found = SlowSteps(
+            factor=found.factor,
+            count=found.count + (not is_special),
+            excess_ns=found.excess_ns + (0 if is_special else round(duration_ns - usual_ns)),
+            num_special=found.num_special + is_special,
+        )
+        kept = self._worst[is_special]
+        if len(kept) == MAX_KEPT and duration_ns <= min(one.duration_ns for one in kept):
+            return
+        collector_ns, generation = self.collector.between(end_ns - duration_ns, end_ns)
+        times_ns = zip(PHASES, steps.phases_ns[place].tolist(), strict=True)
+        kept.append(
+            SlowStep(
+                step=int(steps.step[place]),
+                tags=tags,
+                duration_ns=duration_ns,
+                usual_ns=usual_ns,
+                phases_ns={phase.key: ns for phase, ns in times_ns if ns > 0},
+                collector_ns=collector_ns,
+                generation=generation,
+                load_per_cpu=_load_per_cpu(),
+                **context,
+            )
+        )
+        kept.sort(key=lambda one: -one.duration_ns)
+        del kept[MAX_KEPT:]
+
+
+def _counts() -> tuple[int, int] | None:
+    """Major page faults and involuntary context switches of this process so far."""
+    if resource is None:
+        return None
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_majflt, usage.ru_nivcsw
+
+
+def _difference(
+    before: tuple[int, int] | None, after: tuple[int, int] | None, steps: StepTimings
+) -> dict[str, Any]:
+    faults, switches = (
+        (None, None) if before is None or after is None else (after[0] - before[0], after[1] - before[1])
+    )
+    return {
+        "first_watched": int(steps.step[0]),
+        "last_watched": int(steps.step[-1]),
+        "major_faults": faults,
+        "preemptions": switches,
+    }
+
+
+def _load_per_cpu() -> float | None:
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):  # not on Windows
+        return None

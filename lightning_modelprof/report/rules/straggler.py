@@ -1,0 +1,108 @@
+"""Does one rank make the others wait?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew, Straggler
+from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.input_bound import places_of_batches
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+
+_ADVICE: Final = {
+    "dataloader": "Look at what makes batches slow on {rank} alone: what its part of the data is, where it"
+    " reads from, how many CPUs its workers have. Give ranks equal parts, or it more workers.",
+    "dataloader_init": "Keep the workers between epochs: DataLoader(persistent_workers=True).",
+    "callbacks": "Let the callback do less, less often, or on all ranks alike: what one rank alone does, all"
+    " wait for.",
+    "logging": "Log less often: what one rank alone writes, all wait for.",
+    "checkpoint": "Save less often, or asynchronously: what one rank alone writes, all wait for.",
+    "forward": "Give ranks batches that are equally large, of samples that are equally long. If they are,"
+    " {rank}'s device or CPU is slower than the others'.",
+}
+_USUAL_ADVICE: Final = "Look at what {rank} does there and the others do not."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerRank(ShareRule):
+    """One rank takes longer than the others for what it does on its own, and they wait for it.
+
+    The time at stake is by how much it is later than those that are not late, and at most by how much longer
+    these take where ranks meet.
+
+    Caveats:
+        The host's clock is used. On a device that lags behind the host, a late host may cost nothing; then
+        nobody is seen to wait.
+    """
+
+    kind: ClassVar[str] = "straggler_rank"
+    title: ClassVar[str] = "The ranks wait for one of them"
+    bound: ClassVar[str | None] = "straggler_bound"
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without the steps of other ranks."""
+        skew = analysis.rank_skew
+        if isinstance(skew, Absent):
+            return self.not_evaluated(skew.reason)
+        if skew.imbalance_ns is None:
+            return self.not_evaluated(f"fewer than {LEAST_STEPS} steps are clean on all ranks")
+        late = skew.straggler
+        evidence = [
+            count("ranks", len(skew.ranks)),
+            count("steps compared", skew.num_common),
+            duration("longest own time less the mean of ranks", skew.imbalance_ns),
+        ]
+        share = None if late is None else late.cost_ns / skew.step_ns
+        if late is None or not self.is_found(share, late.cost_ns):
+            return self.clean(_clean_summary(skew), evidence)
+        phase, waiting = (_label(key) for key in (late.phase, late.waiting_phase))
+        rank = f"rank {late.rank}"
+        too = f" Late as well: {_listed(late.others)}." if late.others else ""
+        return (
+            self.found(
+                f"Rank {late.rank}{_host(skew, late)} takes {milliseconds(late.phase_ns)} a step in {phase},"
+                f" the others {milliseconds(late.usual_ns)}. They wait for it {milliseconds(late.cost_ns)}"
+                f" ({percent(share)} of a step), most of it in {waiting}.{too}",
+                _ADVICE.get(late.phase, _USUAL_ADVICE).format(rank=rank),
+                self.severity(late.cost_ns / skew.step_ns),
+                title=f"The ranks wait for rank {late.rank}: {phase}",
+                saving_ns=late.cost_ns,
+                places=places_of_batches(analysis.setup) if late.phase == "dataloader" else (),
+                evidence=[
+                    *evidence,
+                    duration(f"later than the others by, {rank}", late.late_ns),
+                    duration("the others wait where ranks meet", late.waited_ns),
+                    ratio("share of the step", share),
+                ],
+            ),
+        )
+
+
+def _clean_summary(skew: RankSkew) -> str:
+    if skew.straggler is None:
+        return f"No one of {len(skew.ranks)} ranks is later than the others."
+    late = skew.straggler
+    return (
+        f"Rank {late.rank} is {milliseconds(late.late_ns)} a step later than the others, which wait"
+        f" {milliseconds(late.cost_ns)} for it."
+    )
+
+
+def _host(skew: RankSkew, late: Straggler) -> str:
+    """Where it runs, if that tells it from others."""
+    hosts = {pace.rank: pace.host for pace in skew.ranks}
+    return f" (on {hosts[late.rank]})" if hosts[late.rank] and len(set(hosts.values())) > 1 else ""
+
+
+def _label(key: str) -> str:
+    return PHASES[PHASE_INDEX[key]].label
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -1,0 +1,21 @@
+"""What made a step slow, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE, SlowCause
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.steps import StepTag
+
+_WORDS: Final = {
+    COLLECTOR: "Python's garbage collector",
+    MACHINE: "the machine: other processes had the CPU",
+    "": "nothing that was watched",
+}
+
+
+def cause_words(one: SlowCause) -> str:
+    """The cause of one slow step."""
+    words = _WORDS[one.cause] if one.cause in _WORDS else PHASES[PHASE_INDEX[one.cause]].label
+    return f"{words}, at the start of an epoch" if one.slow.tags & StepTag.FIRST_OF_EPOCH else words

@@ -1,0 +1,107 @@
+"""Slow steps: which ones, by how much, why, and the worst beside a typical one."""
+
+from __future__ import annotations
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.slow_causes import SPECIAL, SlowCause, SlowFacts
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.slow_words import cause_words
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+
+
+def slow_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """Which steps took much longer than usual, and what was different in the worst of them.
+
+    Definition: steps of more than ``factor`` times the median of the last 512 clean steps (of a short run:
+    all), without those in which this profiler was at work; the slowest eight that are clean and the slowest
+    eight of the others.
+    """
+    facts, loop = analysis.slow, loop_of(analysis.info.loop)
+    if isinstance(facts, Absent):
+        return (_slow_table((), facts.reason),)
+    if facts.worst is None:
+        factor = facts.record.factor
+        return (_slow_table((), f"no {loop.step} took more than {factor:g} times the median"),)
+    return (
+        _slow_table(tuple(_row(one) for one in facts.causes), None, _notes(facts, loop.steps)),
+        _worst_table(facts, facts.worst, loop.step),
+    )
+
+
+def _row(one: SlowCause) -> tuple[Cell, ...]:
+    slow = one.slow
+    return (
+        f"step {slow.step}",
+        slow.duration_ns,
+        slow.duration_ns / slow.usual_ns if slow.usual_ns else None,
+        PHASES[PHASE_INDEX[one.phase]].label,
+        one.phase_excess_ns,
+        slow.collector_ns,
+        slow.major_faults,
+        slow.preemptions,
+        cause_words(one),
+    )
+
+
+def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
+    record = facts.record
+    special = (
+        f", and {record.num_special:,} with a validation or an epoch's start" if record.num_special else ""
+    )
+    shown = len(facts.causes)
+    all_of = "" if shown == record.count + record.num_special else f" The slowest {shown} are shown."
+    return (
+        f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}",
+        f"Faults and Preempted count over the {steps} that were looked at together, this one among them.",
+    )
+
+
+def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
+    return Table(
+        id="slow_steps",
+        title="Slow steps",
+        columns=(
+            Column("step", "Step"),
+            Column("duration_ns", "Time", Unit.DURATION_NS),
+            Column("times_usual", "Times usual", Unit.RATE),
+            Column("phase", "Longest beyond usual"),
+            Column("phase_excess_ns", "Beyond by", Unit.DURATION_NS),
+            Column("collector_ns", "Collector", Unit.DURATION_NS),
+            Column("major_faults", "Faults", Unit.COUNT),
+            Column("preemptions", "Preempted", Unit.COUNT),
+            Column("cause", "Cause"),
+        ),
+        rows=rows,
+        notes=notes,
+        absent_reason=reason,
+    )
+
+
+def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
+    rows = []
+    for phase in PHASES:
+        typical_ns = facts.medians_ns.get(phase.key)
+        worst_ns = worst.slow.phases_ns.get(phase.key, 0)
+        if not typical_ns and not worst_ns:
+            continue
+        more_ns = None if typical_ns is None else worst_ns - typical_ns
+        rows.append((phase.label, typical_ns, worst_ns, more_ns))
+    is_special = " with a validation or an epoch's start" if worst.slow.tags & SPECIAL else ""
+    return Table(
+        id="worst_step",
+        title=f"A typical {step} and the worst",
+        columns=(
+            Column("label", "Phase"),
+            Column("typical_ns", "Typical", Unit.DURATION_NS),
+            Column("worst_ns", "Worst", Unit.DURATION_NS),
+            Column("more_ns", "More", Unit.DURATION_NS),
+        ),
+        rows=tuple(rows),
+        notes=(
+            f"Worst: {step} {worst.slow.step}{is_special}; cause: {cause_words(worst)}. Typical: medians over"
+            " the clean ones.",
+        ),
+    )

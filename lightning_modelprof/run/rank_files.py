@@ -1,0 +1,78 @@
+"""The ranks of a job: what each tells the others, and the files that each writes on its own."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.run.archive import RUN_FILE, decode_record, encode_record, load_run
+from lightning_modelprof.run.even_steps import few
+from lightning_modelprof.run.records import RankSteps, Run
+from lightning_modelprof.run.step_totals import StepTotals
+
+MAX_SHARED: Final = 2**16
+"""Steps of all ranks together that are put side by side: 9 MB of times, and about as much in ``run.json``."""
+
+_MOST, _LEAST = 1_024, 64
+
+
+def rank_file(rank: int) -> str:
+    """Name of the file that a rank writes into the run's folder."""
+    return RUN_FILE if rank == 0 else f"run_rank{rank}.json"
+
+
+def rank_steps(run: Run) -> RankSteps:
+    """What the other ranks are told of the rank that measured ``run``."""
+    record = run.ranks[0]
+    clean = record.steps.clean()
+    most = max(_LEAST, min(_MOST, MAX_SHARED // max(run.info.world_size, 1)))
+    totals = StepTotals.of(record.steps) if record.totals is None else record.totals
+    return RankSteps(
+        rank=record.rank,
+        host=run.info.host,
+        num_steps=record.num_steps,
+        totals=totals.clean(),
+        steps=clean.select(few(clean.step, most)),
+    )
+
+
+def pack_rank_steps(steps: RankSteps) -> bytes:
+    """As a message to the other ranks."""
+    return zlib.compress(encode_record(steps), 1)
+
+
+def unpack_rank_steps(message: bytes) -> RankSteps:
+    """Back from a message.
+
+    Raises:
+        ArchiveError: when it is none.
+    """
+    try:
+        return decode_record(zlib.decompress(message), RankSteps)
+    except (zlib.error, ValueError) as error:
+        raise ArchiveError(f"expected what a rank says of its steps, got something else: {error}") from None
+
+
+def with_other_ranks(run: Run, file: Path) -> Run:
+    """The same run with the steps of all ranks, from the files beside ``file`` where it has none itself.
+
+    A job that was killed, or that one rank of failed, has not brought its ranks together. Files that are
+    missing or damaged are left out.
+    """
+    if run.info.world_size < 2 or run.rank_steps:
+        return run
+    found = {run.ranks[0].rank: rank_steps(run)}
+    for rank in range(run.info.world_size):
+        other = file.with_name(rank_file(rank))
+        if rank in found or not other.is_file():
+            continue
+        try:
+            found[rank] = rank_steps(load_run(other))
+        except ArchiveError:
+            continue
+    if len(found) < 2:
+        return run
+    return replace(run, rank_steps=tuple(steps for _, steps in sorted(found.items())))

@@ -1,0 +1,58 @@
+"""Measured facts about steps that took much longer than usual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStep:
+    """One step, and what else happened in it.
+
+    Attributes:
+        step: its number.
+        tags: :class:`~lightning_modelprof.run.steps.StepTag` bits.
+        duration_ns: wall time.
+        usual_ns: median of the clean steps before it; in the first of a loop, of those around it.
+        phases_ns: self time by phase key; without phases that took none, or were not measured.
+        collector_ns: time in Python's garbage collector, in runs of a millisecond and more.
+        generation: oldest generation that it collected; ``None`` if it did not run for so long.
+        first_watched, last_watched: the steps over which the counts below were taken, this one among them.
+        major_faults: page faults that read from a disk; ``None`` where the system does not count.
+        preemptions: times that the process lost its CPU to another; ``None`` as above.
+        load_per_cpu: the system's load average over a minute, by the number of its CPUs; ``None`` as above.
+    """
+
+    step: int
+    tags: int
+    duration_ns: int
+    usual_ns: float
+    phases_ns: dict[str, int]
+    collector_ns: int
+    generation: int | None
+    first_watched: int
+    last_watched: int
+    major_faults: int | None = None
+    preemptions: int | None = None
+    load_per_cpu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSteps:
+    """Steps that took more than ``factor`` times the median of the clean steps before them.
+
+    Steps in which this profiler was at work are none of them, nor the first ones.
+
+    Attributes:
+        factor: how many times the median is slow.
+        count: how many there were among the clean steps.
+        excess_ns: how much longer than the median these took, together.
+        num_special: further ones, with a validation or the start of an epoch in them.
+        worst: the slowest of both, in the order of the loop.
+    """
+
+    factor: float
+    count: int = 0
+    excess_ns: int = 0
+    num_special: int = 0
+    worst: tuple[SlowStep, ...] = ()

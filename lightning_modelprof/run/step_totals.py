@@ -1,0 +1,159 @@
+"""Sums over all finished steps, which stay exact and small however many steps there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTimings
+
+_NUM_PHASES: Final = len(PHASES)
+_LARGEST: Final = np.iinfo(np.int64).max
+
+ADDED: Final = (
+    "num_steps",
+    "duration_ns",
+    "samples",
+    "num_counted",
+    "phases_ns",
+    "num_in_phase",
+    "num_measured",
+    "device_ns",
+    "num_on_device",
+)
+"""Columns that are sums; the others are the most or the least of one step."""
+
+
+class StepTotals:
+    """Steps summed by their set of tags, as columns; tags alone decide which steps a figure is of.
+
+    Attributes:
+        tags: int64, shape (c,): :class:`StepTag` bits, each set of them once, ascending.
+        num_steps: int64, shape (c,): how many steps have them.
+        duration_ns, duration_max_ns, duration_min_ns: int64, shape (c,): wall time in all, most and least.
+        samples: int64, shape (c,): in the steps of which they are known.
+        num_counted: int64, shape (c,): how many steps that is.
+        phases_ns, phases_max_ns, phases_min_ns: int64, shape (c, len(PHASES)): self time in all, most and
+            least, over the steps in which the phase was measured; 0 where it was in none.
+        num_in_phase: int64, shape (c, len(PHASES)): steps in which the phase took any time.
+        num_measured: int64, shape (c, len(PHASES)): steps in which the phase was measured.
+        device_ns: int64, shape (c, len(PHASES)): time between device events where it is known.
+        num_on_device: int64, shape (c, len(PHASES)): for how many steps that is.
+    """
+
+    __slots__ = ("duration_max_ns", "duration_min_ns", "phases_max_ns", "phases_min_ns", "tags", *ADDED)
+
+    tags: NDArray[np.int64]
+    num_steps: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    duration_max_ns: NDArray[np.int64]
+    duration_min_ns: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    num_counted: NDArray[np.int64]
+    phases_ns: NDArray[np.int64]
+    phases_max_ns: NDArray[np.int64]
+    phases_min_ns: NDArray[np.int64]
+    num_in_phase: NDArray[np.int64]
+    num_measured: NDArray[np.int64]
+    device_ns: NDArray[np.int64]
+    num_on_device: NDArray[np.int64]
+
+    def __init__(self, **columns: NDArray[np.int64]) -> None:
+        for name in self.__slots__:
+            setattr(self, name, columns[name])
+
+    def __len__(self) -> int:
+        return int(self.num_steps.sum())
+
+    def columns(self) -> dict[str, NDArray[np.int64]]:
+        """Column name → array."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def of(steps: StepTimings) -> StepTotals:
+        """The sums of these steps."""
+        is_measured = steps.phases_ns != NOT_MEASURED
+        is_known = steps.device_phases_ns != NOT_MEASURED
+        is_counted = steps.samples != NOT_MEASURED
+        one_each = {
+            "num_steps": np.ones(len(steps), np.int64),
+            "duration_ns": steps.duration_ns,
+            "duration_max_ns": steps.duration_ns,
+            "duration_min_ns": steps.duration_ns,
+            "samples": np.where(is_counted, steps.samples, 0),
+            "num_counted": is_counted.astype(np.int64),
+            "phases_ns": np.where(is_measured, steps.phases_ns, 0),
+            "phases_max_ns": np.where(is_measured, steps.phases_ns, 0),
+            "phases_min_ns": np.where(is_measured, steps.phases_ns, _LARGEST),
+            "num_in_phase": (steps.phases_ns > 0).astype(np.int64),
+            "num_measured": is_measured.astype(np.int64),
+            "device_ns": np.where(is_known, steps.device_phases_ns, 0),
+            "num_on_device": is_known.astype(np.int64),
+        }
+        return _by_tags(steps.tags, one_each)
+
+    @staticmethod
+    def merge(parts: Sequence[StepTotals]) -> StepTotals:
+        """The sums over all steps of all parts."""
+        if not parts:
+            return StepTotals.of(StepTimings.empty())
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in StepTotals.__slots__
+        }
+        nobody = columns["num_measured"] == 0
+        columns["phases_min_ns"] = np.where(nobody, _LARGEST, columns["phases_min_ns"])
+        return _by_tags(columns.pop("tags"), columns)
+
+    def select(self, mask: NDArray[np.bool_]) -> StepTotals:
+        """The sets of tags where ``mask`` (bool, shape (c,)) is true."""
+        return StepTotals(**{name: column[mask] for name, column in self.columns().items()})
+
+    def without(self, tags: int) -> StepTotals:
+        """The steps that have none of these tags."""
+        return self.select((self.tags & int(tags)) == 0)
+
+    def clean(self) -> StepTotals:
+        """The steps that the benchmark uses."""
+        return self.without(NOT_CLEAN)
+
+    def num_with(self, tag: int) -> int:
+        """Number of steps that have any of these tags."""
+        return int(self.num_steps[(self.tags & int(tag)) != 0].sum())
+
+    def whole(self, name: str) -> NDArray[np.int64]:
+        """A column of ``ADDED`` summed over all tags: a number, or shape (len(PHASES),)."""
+        total: NDArray[np.int64] = getattr(self, name).sum(axis=0)
+        return total
+
+    def measured_phases(self) -> NDArray[np.bool_]:
+        """Which phases were measured in every step; bool, shape (len(PHASES),)."""
+        everywhere: NDArray[np.bool_] = self.whole("num_measured") == len(self)
+        return everywhere
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether every step's samples are known."""
+        return int(self.whole("num_counted")) == len(self)
+
+
+def _by_tags(tags: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]) -> StepTotals:
+    """Rows of one set of tags become one."""
+    order = np.argsort(tags, kind="stable")
+    known, first = np.unique(tags[order], return_index=True)
+    result = {"tags": known}
+    for name, column in columns.items():
+        if len(known) == 0:
+            result[name] = column
+        elif name in ADDED:
+            result[name] = np.add.reduceat(column[order], first, axis=0)
+        elif name.endswith("_max_ns"):
+            result[name] = np.maximum.reduceat(column[order], first, axis=0)
+        else:
+            result[name] = np.minimum.reduceat(column[order], first, axis=0)
+    least = result["phases_min_ns"]
+    result["phases_min_ns"] = np.where(result["num_measured"] == 0, 0, least)
+    return StepTotals(**result)

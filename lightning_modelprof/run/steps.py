@@ -1,0 +1,127 @@
+"""Where the time of each step went: one row a step, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntFlag
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.run.phases import PHASES
+
+NOT_MEASURED: Final = -1
+"""How "not measured" is stored in integer columns, where ``None`` cannot be."""
+
+
+class StepTag(IntFlag):
+    """What was special about a step; a step may carry several tags."""
+
+    FIRST_OF_EPOCH = 1
+    """Contains the epoch boundary: end-of-epoch hooks, worker shut-down and start-up. In an evaluation loop:
+    the first batch of a dataloader."""
+    SKIP_FIRST = 2
+    """Among the first ``skip_first`` steps of the loop."""
+    PROFILER_WARMUP = 4
+    """torch.profiler was warming up."""
+    PROFILED = 8
+    """torch.profiler was recording."""
+    PROFILER_STOP = 16
+    """Contains the closing of a profiler window, with its files, or a save of the archive."""
+    VALIDATION = 32
+    """A validation loop ran inside the step."""
+    NO_OPTIMIZER_STEP = 64
+    """The optimizer did not step (gradient accumulation, and every batch of an evaluation loop). Such a step
+    is still a clean step."""
+    DRAINING = 128
+    """Its batch was prefetched while the profiler worked: the DataLoader's workers went on meanwhile."""
+    INSPECTED = 256
+    """Its FLOPs were counted or its modules timed."""
+
+
+NOT_CLEAN: Final = (
+    StepTag.FIRST_OF_EPOCH
+    | StepTag.SKIP_FIRST
+    | StepTag.PROFILER_WARMUP
+    | StepTag.PROFILED
+    | StepTag.PROFILER_STOP
+    | StepTag.VALIDATION
+    | StepTag.DRAINING
+    | StepTag.INSPECTED
+)
+"""Tags that keep a step out of the benchmark figures."""
+
+
+class StepTimings:
+    """Where the wall-clock time of consecutive steps (batches) of one rank went, as columns.
+
+    A step runs from the start of its fetch to the start of the next fetch. The first step of an epoch
+    starts where the step before it ended, so that the steps tile the time of the loop without a gap.
+
+    Attributes:
+        step: int64, shape (n,): number of the batch in this loop, from 0.
+        duration_ns: int64, shape (n,): wall time of the step.
+        phases_ns: int64, shape (n, len(PHASES)): self time per phase, summing to ``duration_ns`` exactly;
+            ``NOT_MEASURED`` where the measuring method cannot see the phase.
+        device_phases_ns: int64, shape (n, len(PHASES)): time between device events recorded at the
+            phase's boundaries, ``NOT_MEASURED`` without a device or when an event never completed.
+        samples: int64, shape (n,): what ``samples_fn`` counted in the batch, ``NOT_MEASURED`` if unknown.
+        tags: int64, shape (n,): :class:`StepTag` bits.
+    """
+
+    __slots__ = ("device_phases_ns", "duration_ns", "phases_ns", "samples", "step", "tags")
+
+    def __init__(
+        self,
+        *,
+        step: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+        phases_ns: NDArray[np.int64],
+        device_phases_ns: NDArray[np.int64],
+        samples: NDArray[np.int64],
+        tags: NDArray[np.int64],
+    ) -> None:
+        self.step = step
+        self.duration_ns = duration_ns
+        self.phases_ns = phases_ns
+        self.device_phases_ns = device_phases_ns
+        self.samples = samples
+        self.tags = tags
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def columns(self) -> dict[str, NDArray[np.int64]]:
+        """Column name → array."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def empty() -> StepTimings:
+        """No steps at all."""
+        none = np.zeros(0, np.int64)
+        no_phases = np.zeros((0, len(PHASES)), np.int64)
+        return StepTimings(
+            step=none,
+            duration_ns=none,
+            phases_ns=no_phases,
+            device_phases_ns=no_phases,
+            samples=none,
+            tags=none,
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[StepTimings]) -> StepTimings:
+        """Join parts in the order given."""
+        if not parts:
+            return StepTimings.empty()
+        columns = [part.columns() for part in parts]
+        return StepTimings(**{name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
+
+    def select(self, mask: NDArray[np.bool_]) -> StepTimings:
+        """The steps where ``mask`` (bool, shape (n,)) is true."""
+        return StepTimings(**{name: column[mask] for name, column in self.columns().items()})
+
+    def clean(self) -> StepTimings:
+        """The steps that the benchmark uses: those without a tag of ``NOT_CLEAN``."""
+        return self.select((self.tags & int(NOT_CLEAN)) == 0)

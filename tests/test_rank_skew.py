@@ -1,0 +1,411 @@
+"""Ranks side by side: hand-made steps in which it is known who is late, by what and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, rank_skew
+from lightning_modelprof.cli import read_report
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.fit.gathering import gather_rank_steps
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.run.archive import save_run
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.rank_files import (
+    MAX_SHARED,
+    pack_rank_steps,
+    rank_file,
+    rank_steps,
+    unpack_rank_steps,
+    with_other_ranks,
+)
+from lightning_modelprof.run.records import RankRecord, RankSteps, Run, RunInfo
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
+
+MS = 1_000_000
+
+
+def steps_of(num_steps, first=0, tags=0, **times):
+    """Steps with these times in milliseconds: a number for all, or one for each."""
+    phases_ns = np.zeros((num_steps, len(PHASES)), np.int64)
+    for key, values in times.items():
+        phases_ns[:, PHASE_INDEX[key]] = np.round(np.broadcast_to(values, num_steps) * MS)
+    return StepTimings(
+        step=np.arange(first, first + num_steps),
+        duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),
+        phases_ns=phases_ns,
+        device_phases_ns=np.full_like(phases_ns, NOT_MEASURED),
+        samples=np.full(num_steps, 4),
+        tags=np.full(num_steps, tags),
+    )
+
+
+def run_of(rank, steps, world_size=2, host="here"):
+    info = RunInfo(created="2026-01-01T00:00:00+00:00", status="finished", world_size=world_size, host=host)
+    return Run(info=info, ranks=(RankRecord(rank=rank, steps=steps),))
+
+
+def skew_of(*steps):
+    return rank_skew(
+        [rank_steps(run_of(rank, one, len(steps))) for rank, one in enumerate(steps)], len(steps)
+    )
+
+
+def synchronous(own, **named):
+    """Ranks that meet in backward: whoever comes early waits there, so all take the same time.
+
+    Args:
+        own: milliseconds of dataloader, shape (ranks, steps).
+        named: further phases that a rank has for itself: key → array of the same shape.
+    """
+    whole = own + sum(named.values())
+    wait = whole.max(axis=0) - whole
+    return [
+        steps_of(
+            own.shape[1],
+            dataloader=own[rank],
+            backward=5 + wait[rank],
+            optimizer=1,
+            **{key: values[rank] for key, values in named.items()},
+        )
+        for rank in range(len(own))
+    ]
+
+
+def noise(shape, seed, scale=0.5):
+    return np.random.default_rng(seed).gamma(2, scale, shape)
+
+
+def test_one_slow_loader_of_two():
+    own = noise((2, 60), 1)
+    own[1] += 20
+    skew = skew_of(*synchronous(own))
+    late = skew.straggler
+    assert (late.rank, late.phase, late.waiting_phase, late.others) == (1, "dataloader", "backward", ())
+    expected = (own[1] - own[0]).mean() * MS
+    assert late.late_ns == pytest.approx(expected, rel=1e-6)
+    assert late.waited_ns == pytest.approx(expected, rel=1e-6), "by the other rank's backward"
+    assert late.cost_ns == pytest.approx(expected, rel=1e-6)
+    assert (late.phase_ns, late.usual_ns) == pytest.approx((own[1].mean() * MS, own[0].mean() * MS), rel=1e-6)
+    assert [pace.slowest_share for pace in skew.ranks] == [0.0, 1.0]
+    assert skew.imbalance_ns == pytest.approx(expected / 2, rel=1e-6)
+    assert skew.step_ns == pytest.approx((own.max(axis=0).mean() + 6) * MS, rel=1e-6)
+
+
+@pytest.mark.parametrize("late", [0, 3, 7])
+def test_one_of_eight(late):
+    own = noise((8, 100), 2)
+    own[late] += 3
+    skew = skew_of(*synchronous(own))
+    assert skew.straggler.rank == late
+    truth = (own[late] - np.delete(own, late, axis=0).mean(axis=0)).mean() * MS
+    assert skew.straggler.late_ns == pytest.approx(truth, rel=1e-6)
+    assert skew.ranks[late].late_ns == pytest.approx(truth, rel=1e-6)
+
+
+def test_a_slow_machine_with_several_ranks():
+    own = noise((8, 100), 3)
+    own[4:6] += np.array([[9.0], [10.0]])
+    late = skew_of(*synchronous(own)).straggler
+    assert (late.rank, late.others) == (5, (4,))
+    usual = np.delete(own, (4, 5), axis=0).mean()
+    assert late.late_ns == pytest.approx((own[5].mean() - usual) * MS, rel=1e-6), "than those not late"
+
+
+@pytest.mark.parametrize(
+    "phase", ["callbacks", "logging", "checkpoint", "transfer", "module_hooks", "forward"]
+)
+def test_the_cause_is_the_phase_that_is_longer(phase):
+    extra = np.zeros((4, 50))
+    extra[0] = 4  # as what rank 0 alone logs
+    skew = skew_of(*synchronous(noise((4, 50), 4, 0.1), **{phase: extra + 1}))
+    assert (skew.straggler.rank, skew.straggler.phase) == (0, phase)
+    assert ("forward" in skew.own_phases) is (phase == "forward")
+
+
+def test_waiting_in_forward_hides_nobody():
+    """Buffers are broadcast in forward: there the early rank waits."""
+    own = noise((2, 50), 5)
+    own[1] += 10
+    wait = own.max(axis=0) - own
+    ranks = [steps_of(50, dataloader=own[rank], forward=2 + wait[rank], backward=3) for rank in (0, 1)]
+    late = skew_of(*ranks).straggler
+    assert (late.rank, late.phase, late.waiting_phase) == (1, "dataloader", "forward")
+
+
+def test_who_is_late_and_keeps_nobody_waiting_costs_nothing():
+    """As where the device is behind: the other rank's host waits nowhere."""
+    ranks = [steps_of(50, dataloader=value + noise(50, 6, 0.1), backward=5) for value in (0, 4)]
+    late = skew_of(*ranks).straggler
+    assert late.rank == 1
+    assert late.late_ns == pytest.approx(4 * MS, rel=0.1)
+    assert late.cost_ns == 0
+
+
+def test_of_equal_ranks_one_in_a_hundred_jobs_has_a_late_one():
+    """400 jobs of four ranks: 4 false alarms are expected, more than 12 have a probability below 0.1 %."""
+    alarms = sum(
+        skew_of(*synchronous(noise((4, 64), 100 + seed))).straggler is not None for seed in range(400)
+    )
+    assert alarms <= 12
+
+
+def test_slow_steps_that_come_in_runs_are_no_proof():
+    """A rank that was slow for one stretch, as its machine was: mean and deviation alone would accuse it."""
+    alarms = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        steps = random.normal(0, 1, (2, 400))
+        for step in range(1, 400):
+            steps[:, step] += 0.8 * steps[:, step - 1]
+        alarms += skew_of(*synchronous(steps - steps.min())).straggler is not None
+    assert alarms <= 6, "standard errors of independent steps would accuse in about 23"
+
+
+def test_a_small_difference_is_found_in_many_steps_and_not_in_few():
+    def of(num_steps):
+        own = noise((2, num_steps), 9)
+        own[1] += 0.25
+        return skew_of(*synchronous(own)).straggler
+
+    assert of(20) is None
+    assert of(1_000).rank == 1
+
+
+def test_too_few_common_steps():
+    early, late = steps_of(20, dataloader=1), steps_of(20, first=20 - LEAST_STEPS + 1, dataloader=30)
+    skew = skew_of(early, late)
+    assert (skew.num_common, skew.straggler, skew.imbalance_ns) == (LEAST_STEPS - 1, None, None)
+    assert [pace.step_ns for pace in skew.ranks] == [MS, 30 * MS]
+    assert [pace.late_ns for pace in skew.ranks] == [None, None]
+
+
+def test_only_steps_that_are_clean_on_all_ranks_are_compared():
+    """One rank was profiled in some steps: these are left out for all."""
+    one = steps_of(40, dataloader=1, backward=5)
+    other = steps_of(40, dataloader=1, backward=5)
+    other.phases_ns[10:20, PHASE_INDEX["dataloader"]] = 500 * MS
+    other.tags[10:20] = int(StepTag.PROFILED)
+    skew = skew_of(one, other)
+    assert (skew.num_common, skew.straggler) == (30, None)
+    assert [pace.num_clean for pace in skew.ranks] == [40, 30]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world_size", "reason"),
+    [
+        ([steps_of(20, dataloader=1)], 1, "one rank"),
+        ([], 4, "are not known"),
+        ([steps_of(20, dataloader=1)], 4, "are not known"),
+        ([steps_of(20, dataloader=1), steps_of(20, tags=int(StepTag.PROFILED))], 2, "clean steps"),
+        ([steps_of(20, dataloader=1), steps_of(20, dataloader=-1 / MS)], 2, "not seen"),
+    ],
+)
+def test_what_cannot_be_compared(ranks, world_size, reason):
+    found = rank_skew([rank_steps(run_of(rank, one)) for rank, one in enumerate(ranks)], world_size)
+    assert isinstance(found, Absent)
+    assert reason in found.reason
+
+
+# Messages and files
+
+
+def test_a_message_is_read_back():
+    sent = rank_steps(run_of(3, steps_of(50, dataloader=noise(50, 1), forward=2), host="häst"))
+    found = unpack_rank_steps(pack_rank_steps(sent))
+    assert (found.rank, found.host, found.num_steps) == (3, "häst", 50)
+    for name, column in sent.steps.columns().items():
+        assert (found.steps.columns()[name] == column).all()
+    for name, column in sent.totals.columns().items():
+        assert (found.totals.columns()[name] == column).all()
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"nothing", pack_rank_steps(rank_steps(run_of(0, steps_of(3))))[:-9]]
+)
+def test_a_damaged_message_is_refused(message):
+    with pytest.raises(ArchiveError, match="expected what a rank says of its steps"):
+        unpack_rank_steps(message)
+
+
+@pytest.mark.parametrize("world_size", [2, 16, 128, 1024])
+def test_messages_of_many_ranks_are_small(world_size):
+    steps = steps_of(4_000, dataloader=noise(4_000, 1), forward=noise(4_000, 2), backward=noise(4_000, 3))
+    told = rank_steps(run_of(0, steps, world_size))
+    assert 32 <= len(told.steps) <= 1_024
+    assert len(told.steps) * world_size <= max(MAX_SHARED, 64 * world_size)
+    assert len(pack_rank_steps(told)) < 80_000
+    if world_size == 1024:
+        assert len(pack_rank_steps(told)) < 8_000
+    assert len(told.totals) == told.num_steps == 4_000, "the means are of all clean steps"
+
+
+class Strategy:
+    """Carries the messages of ranks that are all in this process."""
+
+    root_device = "cpu"
+
+    def __init__(self, messages):
+        self.messages = messages  # of the other ranks
+
+    def all_gather(self, tensor):
+        if tensor.dtype == torch.int64:
+            sizes = [int(tensor), *map(len, self.messages)]
+            self.longest = max(*sizes, 1)
+            return torch.tensor(sizes).reshape(-1, 1)
+        rows = [tensor[: self.longest]]
+        rows[0] = torch.nn.functional.pad(rows[0], (0, self.longest - len(rows[0])))
+        for message in self.messages:
+            row = torch.zeros(self.longest, dtype=torch.uint8)
+            row[: len(message)] = torch.tensor(list(message), dtype=torch.uint8)
+            rows.append(row)
+        return torch.stack(rows)
+
+
+def test_ranks_that_have_nothing_to_say_are_left_out():
+    runs = [run_of(rank, steps_of(20, dataloader=rank + 1), 4) for rank in range(4)]
+    messages = [pack_rank_steps(rank_steps(runs[2])), b"", b"damaged"]
+    found = gather_rank_steps(Strategy(messages), 4, runs[0])
+    assert [one.rank for one in found] == [0, 2]
+    assert gather_rank_steps(Strategy([b"", b""]), 3, None) == ()
+    assert [one.rank for one in gather_rank_steps(Strategy([messages[0]]), 2, None)] == [2]
+
+
+def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
+    ranks = synchronous(noise((3, 40), 1) + np.array([[0], [0], [15]]))
+    for rank, steps in enumerate(ranks):
+        run = run_of(rank, steps, world_size=4, host=f"node{rank}")
+        save_run(replace(run, info=replace(run.info, status="running")), tmp_path / rank_file(rank))
+    (tmp_path / rank_file(3)).write_text("{")  # it was killed before its first save
+    report = read_report(tmp_path)
+    skew = report.sections["ranks"]
+    assert [pace["rank"] for pace in skew["ranks"]] == [0, 1, 2]
+    assert skew["straggler"]["rank"] == 2
+    [finding] = [one for one in report.findings if one.kind == "straggler_rank"]
+    assert "Rank 2 (on node2) takes" in finding.summary
+    table = next(table for table in report.tables if table.id == "rank_phases")
+    assert table.notes[0].startswith("1 of 4 ranks are missing")
+    assert report.verdict.kind == "straggler_bound"
+    assert report.verdict.summary.endswith("later than the others: rank 2, in Dataloader.")
+    run = with_other_ranks(run_of(0, ranks[0], world_size=1), tmp_path / "run.json")
+    assert run.rank_steps == (), "one process is no job of ranks"
+
+
+def test_a_report_of_one_rank_has_no_ranks():
+    report = build_report(analyze(run_of(0, steps_of(20, dataloader=1), 1), {}, {}))
+    assert report.sections["ranks"] is None
+    assert not {table.id for table in report.tables} & {"rank_phases", "rank_spread", "all_ranks"}
+    assert not {chart.id for chart in report.charts} & {"rank_phases"}
+
+
+def test_tables_and_chart():
+    own = noise((20, 30), 8)
+    own[13] += 30
+    steps = [rank_steps(run_of(rank, one, 20)) for rank, one in enumerate(synchronous(own))]
+    run = replace(run_of(0, synchronous(own)[0], 20), rank_steps=tuple(steps))
+    report = build_report(analyze(run, {}, {}))
+    tables = {table.id: table for table in report.tables}
+    ranks = tables["rank_phases"]
+    assert len(ranks.rows) == 20
+    assert ranks.rows[0][0] == "rank 13", "of many ranks the latest come first"
+    columns = [column.key for column in ranks.columns]
+    row = dict(zip(columns, ranks.rows[0], strict=True))
+    assert row["dataloader_ns"] == pytest.approx(own[13].mean() * MS)
+    assert row["slowest"] == 1.0
+    spread = {row[0]: row[1:] for row in tables["rank_spread"].rows}
+    mean_ns, least_ns, least, most_ns, most, apart_ns = spread["Dataloader"]
+    means = own.mean(axis=1) * MS
+    assert (least, most) == (int(means.argmin()), 13)
+    assert (mean_ns, least_ns, most_ns) == pytest.approx((means.mean(), means.min(), means.max()))
+    assert apart_ns == pytest.approx(most_ns - least_ns)
+    chart = next(chart for chart in report.charts if chart.id == "rank_phases")
+    assert chart.x == tuple(float(rank) for rank in range(20))
+    for rank, one in enumerate(steps):
+        height = sum(series.values[rank] for series in chart.series)
+        assert height == pytest.approx(one.steps.duration_ns.mean())
+
+
+def test_ranks_that_are_told_apart_by_nothing():
+    """Empty messages and ranks without steps are no reason to fail."""
+    nothing = RankSteps(
+        rank=1, host="", num_steps=0, totals=StepTotals.of(StepTimings.empty()), steps=steps_of(0)
+    )
+    run = replace(
+        run_of(0, steps_of(20, dataloader=1)), rank_steps=(rank_steps(run_of(0, steps_of(20))), nothing)
+    )
+    report = build_report(analyze(run, {}, {}))
+    table = next(table for table in report.tables if table.id == "rank_phases")
+    assert table.absent_reason == "fewer than two ranks have clean steps"
+
+
+# Real ranks
+
+JOB = textwrap.dedent("""
+    import sys, time
+    from pathlib import Path
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+    from tests.fits import Net, make_callback, make_trainer
+
+    class SlowOnRankOne(Dataset):
+        def __len__(self):
+            return 96
+
+        def __getitem__(self, index):
+            if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+                time.sleep(0.010)
+            return torch.randn(8), torch.randn(())
+
+    if __name__ == "__main__":
+        strategy, folder = sys.argv[1:]
+        torch.set_num_threads(1)
+        callback = make_callback(Path(folder), active=0)
+        trainer = make_trainer(
+            Path(folder), callback, strategy=strategy, devices=2, enable_progress_bar=False
+        )
+        trainer.fit(Net(), DataLoader(SlowOnRankOne(), batch_size=2))
+""")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn", "ddp"])
+def test_the_slow_loader_of_one_rank_is_named(tmp_path, strategy):
+    """Two samples of 10 ms a batch: rank 1 is 20 ms later, whatever starts the ranks."""
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    result = subprocess.run(
+        [sys.executable, script, strategy, tmp_path / "job"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = json.loads((tmp_path / "job" / "modelprof" / "report.json").read_text())
+    assert report["verdict"]["kind"] == "straggler_bound"
+    assert "rank 1, in Dataloader" in report["verdict"]["summary"]
+    finding = report["findings"][0]
+    assert (finding["kind"], finding["severity"]) == ("straggler_rank", "critical")
+    assert "Rank 1 takes" in finding["summary"]
+    assert "in Dataloader" in finding["summary"]
+    assert "most of it in Backward" in finding["summary"]
+    place = finding["locations"][0]
+    assert (place["function"], place["file"]) == ("SlowOnRankOne.__getitem__", str(script))
+    assert finding["saving_ns_per_step"] > 15 * MS, "sleep never returns early; rank 0 may be slow, too"
+    assert len(json.loads((tmp_path / "job" / "modelprof" / "run.json").read_text())["rank_steps"]) == 2
+    alone = json.loads((tmp_path / "job" / "modelprof" / "run_rank1.json").read_text())
+    assert alone["rank_steps"] == []

@@ -1,0 +1,250 @@
+"""Memory that does not grow with the number of steps: sums that stay exact, and the steps that are kept."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.benchmark import benchmark
+from lightning_modelprof.measure.recorder import MAX_KEPT, Recorder
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.run.archive import load_run, save_run
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.step_totals import ADDED, StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
+
+FORWARD, DATALOADER = PHASE_INDEX["forward"], PHASE_INDEX["dataloader"]
+VALIDATION = PHASE_INDEX["validation"]
+EVERY = 50  # steps between two cuts, as a Trainer logs
+
+
+def phases(**times):
+    row = [0] * len(PHASES)
+    for key, time in times.items():
+        row[PHASE_INDEX[key]] = time
+    return row
+
+
+def record(num_steps, row_of, *, max_kept=MAX_KEPT, device_of=None, late=3):
+    """A recorder that was given steps as the ledger does, and cut and read as the session does."""
+    recorder = Recorder(max_kept=max_kept)
+    for step in range(num_steps):
+        recorder.add(row_of(step))
+        if device_of is not None and step >= late:
+            recorder.add_device(step - late, device_of(step - late))
+        if (step + 1) % EVERY == 0:
+            recorder.take_new()
+    return recorder
+
+
+def usual(step):
+    """Every 50th step validates, every 7th waits long; forward says which step it is."""
+    tags = StepTag.VALIDATION if step % 50 == 0 else 0
+    row = phases(forward=1_000_000 + step, dataloader=9_000 if step % 7 == 0 else 1_000, optimizer=5)
+    row[VALIDATION] = 40_000_000 if tags else 0
+    return row, int(tags), 4
+
+
+def test_short_runs_are_kept_whole():
+    recorder = record(300, usual, max_kept=300)
+    assert recorder.totals() is None
+    assert recorder.steps().step.tolist() == list(range(300))
+
+
+@pytest.fixture(scope="module")
+def long_run():
+    return record(40_000, usual, max_kept=2_000)
+
+
+def test_of_a_long_run_some_steps_are_kept_and_they_are_true(long_run):
+    steps = long_run.steps()
+    assert 1_000 <= len(steps) <= 2_000
+    assert (np.diff(steps.step) > 0).all()
+    for place in range(0, len(steps), 37):
+        row, tags, samples = usual(int(steps.step[place]))
+        assert steps.phases_ns[place].tolist() == row
+        assert steps.duration_ns[place] == sum(row)
+        assert (steps.tags[place], steps.samples[place]) == (tags, samples)
+
+
+def test_the_sums_of_a_long_run_are_exact(long_run):
+    totals = long_run.totals()
+    rows = [usual(step) for step in range(40_000)]
+    assert len(totals) == 40_000
+    for tags in (0, int(StepTag.VALIDATION)):
+        mine = np.array([row for row, its_tags, _ in rows if its_tags == tags])
+        one = totals.select(totals.tags == tags)
+        assert one.num_steps.tolist() == [len(mine)]
+        assert one.phases_ns[0].tolist() == mine.sum(axis=0).tolist()
+        assert one.phases_max_ns[0].tolist() == mine.max(axis=0).tolist()
+        assert one.phases_min_ns[0].tolist() == mine.min(axis=0).tolist()
+        assert one.num_in_phase[0].tolist() == (mine > 0).sum(axis=0).tolist()
+        assert one.duration_ns[0] == mine.sum()
+        assert one.duration_max_ns[0] == mine.sum(axis=1).max()
+        assert one.duration_min_ns[0] == mine.sum(axis=1).min()
+        assert (one.samples[0], one.num_counted[0]) == (4 * len(mine), len(mine))
+
+
+@pytest.mark.parametrize("period", [2, 3, 7, 10, 16, 50, 64, 100, 128])
+def test_what_comes_every_so_often_is_kept_as_often(long_run, period):
+    """The share of kept steps that are special is that of all steps, whatever the period."""
+    step = long_run.steps().step
+    for first in (0, 1, period - 1):
+        share = ((step % period) == first).mean()
+        assert share == pytest.approx(1 / period, abs=4 / len(step) + 0.05 / period)
+
+
+def test_kept_steps_are_spread_evenly(long_run):
+    step = long_run.steps().step
+    assert np.diff(step).max() <= 3 * 40_000 / len(step)
+
+
+def test_all_ranks_keep_the_same_steps():
+    one = record(9_000, usual, max_kept=500).steps()
+    other = record(9_000, lambda step: (phases(backward=step), 0, 1), max_kept=500).steps()
+    assert one.step.tolist() == other.step.tolist()
+
+
+def test_inspected_steps_are_kept():
+    inspected = {40, 41, 977, 5_003}
+
+    def row(step):
+        return phases(forward=1), int(StepTag.INSPECTED) if step in inspected else 0, 1
+
+    assert inspected <= set(record(20_000, row, max_kept=256).steps().step.tolist())
+
+
+def test_device_times_come_late_and_are_in_the_sums_and_in_the_kept_steps():
+    def device(step):
+        return tuple(step if index == FORWARD else 0 for index in range(len(PHASES)))
+
+    recorder = record(10_000, usual, max_kept=500, device_of=device, late=60)
+    totals, steps = recorder.totals(), recorder.steps()
+    assert int(totals.whole("num_on_device")[FORWARD]) == 10_000 - 60
+    assert int(totals.whole("device_ns")[FORWARD]) == sum(range(10_000 - 60))
+    known = steps.step < 10_000 - 60
+    assert (steps.device_phases_ns[known, FORWARD] == steps.step[known]).all()
+    assert (steps.device_phases_ns[~known] == NOT_MEASURED).all()
+
+
+@pytest.mark.parametrize("largest", [1, 2**7, 2**31 - 1, 2**31, 2**40])
+def test_large_times_are_kept_whole(largest):
+    recorder = record(6_000, lambda step: (phases(forward=largest, other=3), 0, -1), max_kept=300)
+    steps = recorder.steps()
+    assert set(steps.phases_ns[:, FORWARD].tolist()) == {largest}
+    assert steps.phases_ns.dtype == steps.device_phases_ns.dtype == np.int64
+    assert set(steps.samples.tolist()) == {-1}
+
+
+def test_memory_is_bounded():
+    """1,000,000 steps are in benchmarks/many_steps.py; here steps five times as many take no more."""
+
+    def grown(num_steps):
+        tracemalloc.start()
+        recorder = record(num_steps, usual, max_kept=1_000)
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert recorder.num_steps == num_steps
+        return size
+
+    few, many = grown(8_000), grown(40_000)
+    assert many < 1.3 * few
+    assert many < 700_000
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.lists(st.integers(-1, 10**6), min_size=len(PHASES), max_size=len(PHASES)),
+        st.sampled_from([0, 1, 4, 32, 36, 64]),
+        st.integers(-1, 9),
+    ),
+    max_size=40,
+)
+
+
+def steps_of(rows):
+    """Steps with arbitrary columns, the device's as the host's but turned round."""
+    recorder = Recorder()
+    for row in rows:
+        recorder.add(row)
+    steps = recorder.steps()
+    return StepTimings(**(steps.columns() | {"device_phases_ns": steps.phases_ns[:, ::-1].copy()}))
+
+
+@given(rows=ROWS, cut=st.integers(0, 40))
+@settings(max_examples=60)
+def test_sums_of_parts_are_the_sums_of_the_whole(rows, cut):
+    steps = steps_of(rows)
+    numbers = np.arange(len(steps))
+    parts = [StepTotals.of(steps.select(numbers < cut)), StepTotals.of(steps.select(numbers >= cut))]
+    whole, merged = StepTotals.of(steps), StepTotals.merge(parts)
+    for name in StepTotals.__slots__:
+        assert getattr(merged, name).tolist() == getattr(whole, name).tolist(), name
+    assert whole.tags.tolist() == sorted(set(steps.tags.tolist()))
+    for name in ADDED:
+        assert getattr(whole, name).dtype == np.int64
+
+
+@given(rows=ROWS)
+@settings(max_examples=40)
+def test_phases_that_were_not_measured_are_in_no_sum(rows):
+    steps = steps_of(rows)
+    totals = StepTotals.of(steps)
+    for index in range(len(PHASES)):
+        known = [value for value in steps.phases_ns[:, index].tolist() if value != NOT_MEASURED]
+        assert int(totals.whole("phases_ns")[index]) == sum(known)
+        assert int(totals.whole("num_measured")[index]) == len(known)
+        assert bool(totals.measured_phases()[index]) == (len(known) == len(rows))
+
+
+def run_of(recorder):
+    record = RankRecord(rank=0, steps=recorder.steps(), totals=recorder.totals())
+    return Run(info=RunInfo(created="2026-01-01T00:00:00+00:00", status="finished"), ranks=(record,))
+
+
+def test_a_report_of_a_long_run_has_the_figures_of_all_its_steps(tmp_path):
+    """As that of the same run with every step kept, but for what is an estimate from the kept ones."""
+    whole, thin = (run_of(record(20_000, usual, max_kept=size)) for size in (10**6, 1_000))
+    save_run(thin, tmp_path / "run.json")
+    thin = load_run(tmp_path / "run.json")
+    assert thin.ranks[0].num_steps == 20_000
+    reports = [build_report(analyze(run, {}, {})) for run in (whole, thin)]
+    sections = [report.sections for report in reports]
+    for key in ("num_steps", "wall_ns", "excluded_steps", "num_steps_without_optimizer_step"):
+        assert sections[0]["run"][key] == sections[1]["run"][key], key
+    assert sections[0]["phases"] == sections[1]["phases"]
+    benchmarks = [section["benchmark"] for section in sections]
+    assert benchmarks[0]["steps"] == benchmarks[1]["steps"] == 19_600
+    for cost in ("batch_cost_ns", "reader_cost_ns"):
+        for figure in ("avg", "max", "min"):
+            assert benchmarks[0][cost][figure] == benchmarks[1][cost][figure]
+        for figure in ("p50", "p90", "p99"):
+            assert benchmarks[1][cost][figure] == pytest.approx(benchmarks[0][cost][figure], rel=0.01)
+        assert benchmarks[1][cost]["standard_error"] > 0
+    for rate in ("ips", "reader_ratio_per_step", "samples_per_s"):
+        assert benchmarks[0][rate]["avg"] == benchmarks[1][rate]["avg"]
+    assert reports[0].notes == ()
+    assert "of the 20,000 steps were kept, spread evenly over the loop" in reports[1].notes[0]
+    assert reports[0].verdict.kind == reports[1].verdict.kind
+
+
+def test_archives_of_short_runs_have_no_sums(tmp_path):
+    run = run_of(record(100, usual))
+    save_run(run, tmp_path / "run.json")
+    assert load_run(tmp_path / "run.json").ranks[0].totals is None
+
+
+@pytest.mark.parametrize("max_kept", [10**6, 400])
+def test_without_a_clean_step_there_is_no_benchmark(max_kept):
+    tags = int(StepTag.PROFILED)
+    recorder = record(3_000, lambda step: (phases(forward=1), tags, 1), max_kept=max_kept)
+    assert benchmark(recorder.steps(), recorder.totals()) is None
+    run = run_of(recorder)
+    assert analyze(replace(run), {}, {}).exclusions[0].num_steps == 3_000
