@@ -38,6 +38,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
             JSON before it is packed, as estimated from memory after each recorded step; None sets no limit.
         keep_windows: traces that stay on disk, for each rank: the newest so many, and the first, to compare
             them with; None keeps all.
+        max_overhead: share of the loop's time that windows may take, such as 0.01: after the first, one that
+            would take it beyond that is left out. None sets no limit; the report says what was taken.
         stop_after_profile: end training with the step in which the last window closes (the first one after
             it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
             Only a fit is ended.
@@ -107,6 +109,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
         ranks: Literal["all"] | list[int] = "all",
         max_trace_mb: float | None = DEFAULTS.max_trace_mb,
         keep_windows: int | None = DEFAULTS.keep_windows,
+        max_overhead: float | None = DEFAULTS.max_overhead,
         stop_after_profile: bool = DEFAULTS.stop_after_profile,
         device_timing: bool = DEFAULTS.device_timing,
         log_every_n_steps: int | None = DEFAULTS.log_every_n_steps,
@@ -147,6 +150,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
             ranks=ranks,
             max_trace_mb=max_trace_mb,
             keep_windows=keep_windows,
+            max_overhead=max_overhead,
             stop_after_profile=stop_after_profile,
             device_timing=device_timing,
             log_every_n_steps=log_every_n_steps,

@@ -57,6 +57,7 @@ class ProfileConfig:
     ranks: Sequence[int] | str = ALL_RANKS
     max_trace_mb: float | None = 500
     keep_windows: int | None = 20
+    max_overhead: float | None = None
     stop_after_profile: bool = False
     device_timing: bool = True
     log_every_n_steps: int | None = None
@@ -253,6 +254,17 @@ class ProfileConfig:
                     "a size above 0 in MB, or None",
                     limit,
                     f"The default is {DEFAULTS.max_trace_mb}; None sets no limit, active=0 records nothing.",
+                )
+        overhead: Any = self.max_overhead
+        if overhead is not None:
+            is_number = isinstance(overhead, int | float) and not isinstance(overhead, bool)
+            if not is_number or not 0 < overhead < 1:
+                raise _refusal(
+                    where,
+                    "max_overhead",
+                    "a share of the time between 0 and 1, or None",
+                    overhead,
+                    "Give 0.01 for one percent; None sets no limit, active=0 records nothing.",
                 )
         keep: Any = self.keep_windows
         if keep is not None and (type(keep) is not int or keep < 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
@@ -110,15 +111,28 @@ def check_names(names: Iterable[Any], where: str) -> None:
 
 
 def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
-    """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one."""
+    """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one.
+
+    Lists and dicts of OmegaConf, which Hydra hands over, become Python's own.
+    """
     known = set(inspect.signature(init).parameters)
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         check_names([name for name in kwargs if name not in known], f"{WHERE}(...)")
+        for name, value in kwargs.items():
+            kwargs[name] = _plain(value)
         return init(*args, **kwargs)
 
     return checked
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's own lists and dicts in the place of OmegaConf's."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
+        return value
+    return omegaconf.OmegaConf.to_container(value, resolve=True)
 
 
 def _check_given_once(document: yaml.Node | None, where: str) -> None:

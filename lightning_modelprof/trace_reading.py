@@ -57,7 +57,10 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
     for window in windows:
         if window.trace_file is None:
             has_trace = window.status in (WindowStatus.COMPLETE, WindowStatus.PARTIAL)
-            yield window, None, "its trace was not saved" if has_trace and "trace" not in window.note else ""
+            is_said = any(
+                words in window.note for words in ("trace was removed", "could not write the trace")
+            )
+            yield window, None, "its trace was not saved" if has_trace and not is_said else ""
             continue
         path = folder / window.trace_file
         try:

@@ -7,9 +7,20 @@ from hypothesis import HealthCheck, settings
 
 from tests.chromium import start_chromium
 
+OURS = "lightning_modelprof"
+
 # How long an example takes says nothing on a machine that does something else as well.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors(request, caplog):
+    """A warning of ours that is an error becomes a line in the log, so that training goes on; here it fails."""
+    yield
+    if request.node.get_closest_marker("logs_warnings") is None:
+        said = [one.getMessage() for one in caplog.get_records("call") if one.name.startswith(OURS)]
+        assert said == []
 
 
 @pytest.fixture(scope="session")

@@ -523,6 +523,7 @@ CLI_VALUES = {
     "ranks": [0, 2],
     "max_trace_mb": 250.5,
     "keep_windows": 3,
+    "max_overhead": 0.05,
     "log_every_n_steps": 7,
     "samples_fn": "builtins.len",
     "unit": "tokens",

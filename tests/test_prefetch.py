@@ -12,7 +12,6 @@ from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
-from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from tests.fits import (
@@ -112,7 +111,7 @@ def test_the_steps_after_are_tagged_however_they_are_cut(cut_every):
 
 def test_live_figures_leave_them_out():
     recorder = Recorder()
-    live = LiveFigures(recorder, "samples", SlowStepWatch())
+    live = LiveFigures(recorder, "samples")
     add_steps(recorder, 4)
     recorder.drain(4, 3)
     live.cut()

@@ -14,6 +14,7 @@ from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
 from lightning_modelprof.analysis.memory_use import MemoryUse, memory_use
 from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
 from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
+from lightning_modelprof.analysis.own_cost import OwnCost, own_cost
 from lightning_modelprof.analysis.phase_times import PhaseTime, phase_times
 from lightning_modelprof.analysis.rank_skew import RankSkew, rank_skew
 from lightning_modelprof.analysis.slow_causes import SlowFacts, slow_facts
@@ -59,6 +60,7 @@ class Analysis:
         memory: over the loop, and in one step.
         rank_skew: the ranks of the job side by side.
         slow: steps that took much longer than usual, and why.
+        own_cost: what this profiler took of the loop.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
         source_lines: what each line of the user's runs, and how much of the time it takes.
@@ -87,6 +89,7 @@ class Analysis:
     memory: MemoryUse | Absent
     rank_skew: RankSkew | Absent
     slow: SlowFacts | Absent
+    own_cost: OwnCost | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
     source_lines: tuple[SourceLine, ...] | Absent
@@ -146,6 +149,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         memory=memory_use(record.memory),
         rank_skew=rank_skew(run.rank_steps, run.info.world_size),
         slow=slow_facts(record.slow, costs),
+        own_cost=own_cost(totals, record.outside_ns, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,
         source_lines=source_lines(None if cost is None else cost.sites, hot),

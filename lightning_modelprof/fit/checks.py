@@ -28,7 +28,8 @@ def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> N
     ours = [callback for callback in trainer.callbacks if isinstance(callback, callback_type)]
     if len(ours) > 1:
         raise ConfigError(
-            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)}. Remove all but one."
+            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)}. Remove all but one;"
+            " one may have come through an entry point of lightning.pytorch.callbacks_factory."
         )
     for activity in config.activities or ():
         if activity != "cpu" and not getattr(torch, activity).is_available():

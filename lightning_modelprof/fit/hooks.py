@@ -73,8 +73,8 @@ class ProfilingHooks:
         self.config.check()
         check_trainer(self.config, trainer, ProfilingHooks)
         check_ignored(self.config, pl_module)
-        log_dir = trainer.log_dir or trainer.default_root_dir  # on every rank: it is broadcast
-        directory = Path(self.config.dirpath or Path(log_dir) / DEFAULT_FOLDER)
+        # The first rank's counts: it is broadcast when the loop begins.
+        directory = Path(self.config.dirpath or _folder_of_the_run(trainer) / DEFAULT_FOLDER)
         # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
         has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
         if has_files:
@@ -319,6 +319,21 @@ class ProfilingHooks:
 
 def _count_nothing(_: Any) -> int:
     return NOT_MEASURED
+
+
+def _folder_of_the_run(trainer: Any) -> Path:
+    """Where the first logger keeps what is of this run alone; without one, the Trainer's folder.
+
+    Loggers that do not say have ``save_dir`` for all their runs, in which MLflow takes every folder for an
+    experiment. There it is the folder in which ModelCheckpoint has its own.
+    """
+    logger = trainer.loggers[0] if trainer.loggers else None
+    if logger is None or not (logger.log_dir or logger.save_dir):
+        return Path(trainer.default_root_dir)
+    if logger.log_dir:
+        return Path(logger.log_dir)
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return Path(logger.save_dir, str(logger.name), version)
 
 
 def _warn(message: str) -> None:

@@ -194,16 +194,17 @@ class Inspection:
 
     def end_batch(self, *, failed: bool = False) -> None:
         """The inspected step has done its work, or failed: take out what was put in."""
+        # What was put in is forgotten when it is out, so that close() tries again if something fails here.
         if self._is_counting and self._counter is not None:
-            self._is_counting = False
             self._counter.__exit__(None, None, None)
+            self._is_counting = False
             if failed:
                 self.followed.give_up()
             self.followed.end()
             self._look_around(None if failed else BATCH_END)
         if self._is_timing and self._timer is not None:
-            self._is_timing = False
             self._timer.disarm(failed=failed)
+            self._is_timing = False
 
     def end_step(self) -> None:
         """The inspected step is over: what takes long is done here, outside of it."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import Averages, averages
 from lightning_modelprof.analysis.model_flops import model_flops
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.recorder import Recorder
-from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
@@ -19,22 +19,29 @@ from lightning_modelprof.run.steps import StepTimings
 _MANY: Final = 256
 
 
+class TakesSteps(Protocol):
+    """Somebody else who looks at the steps."""
+
+    def add(self, steps: StepTimings) -> None:
+        """Steps that ended since this was last called."""
+
+
 class LiveFigures:
     """Averages over the steps since somebody last looked; every looker has a place of its own.
 
     Args:
         recorder: where the steps are.
         unit: what the samples are called.
-        slow: is told of the same steps.
+        others: are told of the same steps.
 
     Attributes:
         metric: the clean steps up to the last cut, ready to be reduced over ranks.
         newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
     """
 
-    def __init__(self, recorder: Recorder, unit: str, slow: SlowStepWatch) -> None:
+    def __init__(self, recorder: Recorder, unit: str, *others: TakesSteps) -> None:
         self._recorder = recorder
-        self._slow = slow
+        self._others = others
         self._unit = unit
         self._for_logs = _Unseen()
         self._for_step_info = _Unseen()
@@ -47,7 +54,8 @@ class LiveFigures:
     def take(self) -> None:
         """Take over the steps since the last time, before they become many."""
         steps = self._recorder.take_new()
-        self._slow.add(steps)
+        for other in self._others:
+            other.add(steps)
         clean = steps.clean()
         self._for_logs.add(clean)
         self._for_step_info.add(steps)
@@ -110,19 +118,33 @@ class LiveFigures:
 
         Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
         """
-        get_metrics = bar.get_metrics
-
-        def with_throughput(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            metrics: dict[str, Any] = get_metrics(*args, **kwargs)
-            newest = self.newest
-            if newest is not None and newest.steps_per_s is not None:
-                metrics["ips"] = float(f"{newest.steps_per_s:.4g}")
-                if newest.reader_ratio is not None:
-                    metrics["reader"] = f"{100 * newest.reader_ratio:.0f}%"
-            return metrics
-
+        with_throughput = _WithThroughput(self, bar.get_metrics)
         bar.get_metrics = with_throughput
         cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
+
+
+class _WithThroughput:
+    """``get_metrics`` of a progress bar, and our figures; a copy or pickle of the bar has its own alone."""
+
+    def __init__(self, figures: LiveFigures, get_metrics: Callable[..., dict[str, Any]]) -> None:
+        self._figures = figures
+        self._get_metrics = get_metrics
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        metrics = self._get_metrics(*args, **kwargs)
+        newest = self._figures.newest
+        if newest is not None and newest.steps_per_s is not None:
+            metrics["ips"] = float(f"{newest.steps_per_s:.4g}")
+            if newest.reader_ratio is not None:
+                metrics["reader"] = f"{100 * newest.reader_ratio:.0f}%"
+        return metrics
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self._get_metrics,)
+
+
+def _itself(get_metrics: Any) -> Any:
+    return get_metrics
 
 
 class _Unseen:

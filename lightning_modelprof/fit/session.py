@@ -31,6 +31,7 @@ from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.environment import run_info
 from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.measure.recorder import Recorder
@@ -49,10 +50,10 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from lightning_modelprof.run.training_setup import TrainingSetup
 
 _DEFAULT_CUT: Final = 50
+"""Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
 
 _LOOK_EVERY: Final = 200
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
-"""Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
 
 
 class LoopSession:
@@ -90,7 +91,8 @@ class LoopSession:
         self._warn = warn
         self._recorder = Recorder(config.skip_first)
         self._slow = SlowStepWatch()
-        self.live = LiveFigures(self._recorder, config.unit, self._slow)
+        self._budget = OwnBudget(config.max_overhead)
+        self.live = LiveFigures(self._recorder, config.unit, self._slow, self._budget)
         marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
         self._device = None if marks is None else DevicePhases(marks, self._recorder.add_device)
         self.ledger = PhaseLedger(
@@ -136,8 +138,12 @@ class LoopSession:
         trainer, config = self._trainer, self._config
         directory = self._wanted_directory
         if directory is not None:
-            claimed = str(claim_directory(directory)) if trainer.is_global_zero else ""
-            directory = Path(trainer.strategy.broadcast(claimed))
+            claimed = ""
+            try:
+                claimed = str(claim_directory(directory)) if trainer.is_global_zero else ""
+            finally:  # whatever fails here, the other ranks are waiting
+                claimed = trainer.strategy.broadcast(claimed)
+            directory = Path(claimed) if claimed else None
         outputs = self._outputs = Outputs(
             directory,
             list(trainer.loggers) if trainer.is_global_zero else [],
@@ -173,6 +179,7 @@ class LoopSession:
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             accumulate=trainer.accumulate_grad_batches,
+            why_not=self._why_no_window,
         )
         no_window = why_no_window(config, trainer.global_rank, trainer.world_size)
         if no_window and self._capture is None:
@@ -308,6 +315,11 @@ class LoopSession:
             self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
 
+    def _why_no_window(self) -> str:
+        """Why another window would be too much."""
+        self.live.take()
+        return self._budget.why_not()
+
     def _step_window(self, capture: Capture, step: int) -> StepTag:
         """Open or close a window, which the sampling thread is not to be seen in."""
         sampling = self._sampling
@@ -376,6 +388,8 @@ class LoopSession:
         """A window closed: keep what it holds, and write the report as far as it goes."""
         assert self._results is not None
         self._results.add(window, raw_path, self._clock)
+        if window.recorded_steps:
+            self._budget.add_window()
         is_first = len(self._results.windows) == 1
         if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
             self._saves.save(lambda: self._report(self._make_run("running")))

@@ -49,6 +49,7 @@ def make_capture(
     rank: int,
     world_size: int = 1,
     accumulate: int = 1,
+    why_not: Callable[[], str] = str,
 ) -> Capture | None:
     """The windows that a configuration asks for; ``None`` if it asks for none.
 
@@ -60,6 +61,7 @@ def make_capture(
         rank: of this process.
         world_size: number of ranks.
         accumulate: batches per optimizer step: without one, ranks do not wait for each other.
+        why_not: as of Capture.
     """
     if not config.schedule.active or not _recording_ranks(config, world_size):
         return None
@@ -79,6 +81,7 @@ def make_capture(
         records=rank in _recording_ranks(config, world_size),
         max_trace_mb=config.max_trace_mb,
         scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
+        why_not=why_not,
     )
 
 

@@ -73,6 +73,7 @@ class Capture:
         records: whether this rank opens windows; if not, it only tags the steps in which others do.
         max_trace_mb: a window ends early when another step would make its trace larger than this.
         scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
+        why_not: asked before each window but the first; the reason to leave it out, ``""`` if there is none.
 
     Attributes:
         ranges: set while a window records; the ledger writes phases into it.
@@ -91,8 +92,10 @@ class Capture:
         records: bool = True,
         max_trace_mb: float | None = None,
         scheduled: ScheduledSteps | None = None,
+        why_not: Callable[[], str] = str,
     ) -> None:
         self._schedule = schedule
+        self._why_not = why_not
         self._options = options
         self._export_path = export_path
         self._on_close = on_close
@@ -193,6 +196,12 @@ class Capture:
             _stop(profiler, ranges)
 
     def _prepare(self) -> None:
+        assert self._upcoming is not None
+        reason = self._why_not() if self._upcoming.index else ""
+        if reason:
+            self._on_close(self._record(WindowStatus.SKIPPED, reason), None)
+            self._next_window()
+            return
         if _is_profiling():
             self._refuse("another torch profiler was recording when this window was to open")
             return
@@ -212,14 +221,14 @@ class Capture:
             self._refuse("another torch profiler began to record during this window's warm-up")
             return
         self._cpu_at_start = read_cpu()
+        self.ranges = TraceRanges()  # first: what records is ours then, whatever interrupts its start
         try:
             self._profiler.start_trace()
         except RuntimeError as error:
-            self._profiler = None
+            self._profiler = self.ranges = None
             self._refuse(f"torch.profiler could not be started: {error}")
             return
         self._size.begin()
-        self.ranges = TraceRanges()
 
     def _refuse(self, reason: str) -> None:
         self._on_close(self._record(WindowStatus.REFUSED, reason), None)
@@ -312,14 +321,17 @@ class Capture:
 def _stop(profiler: Any, ranges: TraceRanges | None) -> None:
     """Stop a profiler that records (with its ranges) or warms up (without)."""
     if ranges is not None:
-        ranges.close_all()
-        if not _is_profiling():
-            return  # another one came and ended our recording; stopping it again would crash the process
-    elif _is_profiling():
-        return  # another one records: what only warms up ends with it, and must not be started
-    else:
+        try:
+            ranges.close_all()
+        finally:
+            # Another one may have come and ended our recording; stopping it again would crash the process.
+            if _is_profiling():
+                profiler.stop_trace()
+    elif (
+        not _is_profiling()
+    ):  # if another one records, what only warms up ends with it and must not be started
         profiler.start_trace()  # torch's own way out of a warm-up: start and stop at once
-    profiler.stop_trace()
+        profiler.stop_trace()
 
 
 def _is_profiling() -> bool:

@@ -33,7 +33,9 @@ def compile_setup(began_s: float) -> CompileSetup | None:
         return None
     return CompileSetup(
         compilations=tuple(_compilation(one) for one in metrics),
-        graph_breaks={_first_line(reason): count for reason, count in utils.counters["graph_break"].items()},
+        graph_breaks={
+            _first_line(reason): count for reason, count in utils.counters.get("graph_break", {}).items()
+        },
         failed_guards={
             code.co_name: tuple(dict.fromkeys(map(_first_line, reasons)))[:_MAX_GUARDS]
             for code, reasons in getattr(utils, "guard_failures", {}).items()

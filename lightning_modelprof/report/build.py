@@ -10,6 +10,7 @@ from typing import Any, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
+from lightning_modelprof.analysis.own_cost import OwnCost
 from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.analysis.run_settings import run_settings
 from lightning_modelprof.report.charts import CHARTS
@@ -52,6 +53,7 @@ def build_report(
             "callbacks": [asdict(callback) for callback in analysis.callbacks],
             "windows": [_window_section(facts.window) for facts in analysis.windows],
             "ranks": None if isinstance(analysis.rank_skew, Absent) else asdict(analysis.rank_skew),
+            "own_cost": _own_cost_section(analysis.own_cost),
             "flops": _flops_section(analysis),
             "memory": _memory_section(analysis),
             "verdict": asdict(verdict),
@@ -150,6 +152,10 @@ def _benchmark_section(analysis: Analysis) -> dict[str, Any] | None:
         ),
         "samples_per_step": figures.samples_per_step,
     }
+
+
+def _own_cost_section(cost: OwnCost | Absent) -> dict[str, Any] | None:
+    return None if isinstance(cost, Absent) else {**asdict(cost), "share": cost.share}
 
 
 def _flops_section(analysis: Analysis) -> dict[str, Any] | None:

@@ -28,11 +28,13 @@ class WindowStatus(Enum):
     COMPLETE = "complete"
     """All requested steps were recorded."""
     PARTIAL = "partial"
-    """Training ended, or an error came, before all requested steps were recorded."""
+    """Training ended, an error came or ``max_trace_mb`` was reached before all steps were recorded."""
     EMPTY = "empty"
     """The window opened, but not one step was recorded to its end."""
     NOT_REACHED = "not_reached"
     """Training ended before the first step of the window."""
+    SKIPPED = "skipped"
+    """It would have cost more time than ``max_overhead`` allows."""
     REFUSED = "refused"
     """Another torch profiler was recording when the window was to open."""
 
@@ -101,7 +103,7 @@ class RankRecord:
             finished step (after the last step; steps that never finished).
         unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
         callbacks: time by callback and hook.
-        windows: the torch.profiler windows, in order.
+        windows: the first and the newest torch.profiler windows, in order.
         model_cost: what one step of the model costs; ``None`` when that was not asked for.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
         stacks: which source lines the training thread was at; ``None`` when that was not asked for.

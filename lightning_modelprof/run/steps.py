@@ -24,11 +24,12 @@ class StepTag(IntFlag):
     SKIP_FIRST = 2
     """Among the first ``skip_first`` steps of the loop."""
     PROFILER_WARMUP = 4
-    """torch.profiler was warming up."""
+    """torch.profiler was warming up, here or on another rank."""
     PROFILED = 8
-    """torch.profiler was recording."""
+    """torch.profiler was recording, here or on another rank."""
     PROFILER_STOP = 16
-    """Contains the closing of a profiler window, with its files, or a save of the archive."""
+    """Contains the closing of a profiler window (here or on another rank), with its files, or a save of the
+    archive."""
     VALIDATION = 32
     """A validation loop ran inside the step."""
     NO_OPTIMIZER_STEP = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
@@ -64,6 +65,9 @@ def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...
             f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step"
             " (gradient accumulation); a step is one batch."
         )
+    cost = analysis.own_cost
+    if not isinstance(cost, Absent) and cost.share is not None:
+        notes.append(f"This profiler took {100 * cost.share:.2g} % of the loop, none of it in these steps.")
     return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
 
 

@@ -77,6 +77,7 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
         rows=rows,
         notes=notes,
         absent_reason=reason,
+        is_detail=not rows,  # most runs have none, and then nobody wants to read of them
     )
 
 
