@@ -16,7 +16,7 @@ settings.load_profile("any machine")
 
 @pytest.fixture(autouse=True)
 def _warnings_are_errors(request, caplog):
-    """A warning of ours that is an error becomes a line in the log, so that training goes on; here it fails."""
+    """A warning of ours that is an error becomes a line in the log, so that training goes on; not here."""
     yield
     if request.node.get_closest_marker("logs_warnings") is None:
         said = [one.getMessage() for one in caplog.get_records("call") if one.name.startswith(OURS)]

@@ -34,6 +34,8 @@ SIGNIFICANCE: Final = 0.01
 LEAST_STEPS: Final = 8
 """Common clean steps, below which nothing is said of who is late."""
 
+_AS_WELL: Final = 0.25
+
 _Times = NDArray[np.float64]
 
 
@@ -70,7 +72,7 @@ class Straggler:
 
     Attributes:
         rank: the latest one.
-        others: further ranks that are late, the latest first.
+        others: further ranks that are late by at least a quarter as much, the latest first.
         phase: key of the phase that makes it late by the most.
         phase_ns: its mean there.
         usual_ns: mean of the ranks that are not late.
@@ -241,6 +243,7 @@ def _find_straggler(times: _Times, numbers: list[int], own: Sequence[str]) -> St
         return None
     order = sorted(late, key=lambda place: -late[place])
     latest = order[0]
+    others = [place for place in order[1:] if late[place] >= _AS_WELL * late[latest]]
     usual = [place for place in range(len(numbers)) if place not in late] or [
         place for place in range(len(numbers)) if place != latest
     ]
@@ -256,7 +259,7 @@ def _find_straggler(times: _Times, numbers: list[int], own: Sequence[str]) -> St
     waiting = max(meeting, key=lambda index: -excess_ns[index])
     return Straggler(
         rank=numbers[latest],
-        others=tuple(numbers[place] for place in order[1:]),
+        others=tuple(numbers[place] for place in others),
         phase=PHASES[cause].key,
         phase_ns=float(means_ns[latest, cause]),
         usual_ns=float(usual_ns[cause]),
