@@ -143,7 +143,7 @@ VIEWS: Final = (
             "The steps of a whole run are here when ModelProfCallback has measured it. Traces hold only the"
             " few steps that were recorded: see Overview and Trace."
         ),
-        parts=(_tables("phases", "callbacks", "dataloader"),),
+        parts=(_tables("phases", "slow_steps", "worst_step", "callbacks", "dataloader"),),
         columns=STEPS,
     ),
     View(

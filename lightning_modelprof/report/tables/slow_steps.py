@@ -37,12 +37,12 @@ def _row(one: SlowCause) -> tuple[Cell, ...]:
         f"step {slow.step}",
         slow.duration_ns,
         slow.duration_ns / slow.usual_ns if slow.usual_ns else None,
+        cause_words(one),
         PHASES[PHASE_INDEX[one.phase]].label,
         one.phase_excess_ns,
         slow.collector_ns,
         slow.major_faults,
         slow.preemptions,
-        cause_words(one),
     )
 
 
@@ -67,12 +67,12 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
             Column("step", "Step"),
             Column("duration_ns", "Time", Unit.DURATION_NS),
             Column("times_usual", "Times usual", Unit.RATE),
+            Column("cause", "Cause"),
             Column("phase", "Longest beyond usual"),
             Column("phase_excess_ns", "Beyond by", Unit.DURATION_NS),
             Column("collector_ns", "Collector", Unit.DURATION_NS),
             Column("major_faults", "Faults", Unit.COUNT),
             Column("preemptions", "Preempted", Unit.COUNT),
-            Column("cause", "Cause"),
         ),
         rows=rows,
         notes=notes,
