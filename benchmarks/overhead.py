@@ -14,162 +14,33 @@ How it is measured, and why so:
 * The variants take turns in one process, many short runs in rotating order. Each is compared with the bare
   Trainer of its own round, as a machine's speed drifts by more than what is measured. The figure is the
   median of these differences, with a bootstrap interval, and the lowest and highest round.
+* What a tool does on threads of its own is in no figure of the training thread. So CPU time of all threads of
+  the process is there too, as a mean over all steps: in short fits, as the first seconds are the most
+  expensive ones of anything that samples.
 * The bare Trainer runs twice in each round: what "bare again" shows is the noise that is left.
 * What happens once per run (set-up, the report at the end) is not in the steps; it has a column of its own.
+* What changes the whole process is measured in processes of its own, by ``overhead_processes.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
-import io
 import json
-import logging
 import os
 import platform
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import lightning
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
+from overhead_variants import BARE, BLOCK, EMPTY, WARM_UP_STEPS, Variant, be_quiet, variants
 
-BARE, EMPTY = "bare", "empty-callback"
-BLOCK = 50  # steps between two readings of the clock; also Trainer's log_every_n_steps
-WARM_UP_STEPS = 60  # more than a block, so that everything has happened once
-
-
-class TinyModel(LightningModule):
-    """A step that is nearly nothing but Lightning's loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 2)
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        return self.layer(batch).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
-class ProbedBatches:
-    """A data loader of one batch over and over that reads the clock every `BLOCK` steps, after a warm-up.
-
-    Between two fetches lies exactly one step, whatever hooks run in it.
-    """
-
-    def __init__(self, steps: int) -> None:
-        # One more than is measured: the last fetch ends the last measured step.
-        self.length = WARM_UP_STEPS + steps + 1
-        self.batch = torch.rand(16, 32)
-        self.clock: list[float] = []
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for step in range(self.length):
-            if step >= WARM_UP_STEPS and (step - WARM_UP_STEPS) % BLOCK == 0:
-                self.clock.append(time.thread_time())
-            yield self.batch
-
-
-@dataclass
-class Variant:
-    """One way to train.
-
-    Attributes:
-        name: as on the command line.
-        label: as in the table.
-        arguments: makes the Trainer's arguments for a run in a folder; they are fresh each time.
-        step_us: CPU time per step in the fastest block, one figure per round.
-        mean_us: CPU time per step in all blocks, one figure per round.
-        once_ms: CPU time of the run outside the measured steps and the warm-up, one figure per round.
-    """
-
-    name: str
-    label: str
-    arguments: Callable[[str], dict[str, Any]]
-    step_us: list[float] = field(default_factory=list)
-    mean_us: list[float] = field(default_factory=list)
-    once_ms: list[float] = field(default_factory=list)
-
-    def run(self, steps: int) -> None:
-        """Trains once and notes what it cost."""
-        # In a temporary folder and with nothing printed: the terminal's speed is not the subject.
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            batches = ProbedBatches(steps)
-            gc.collect()
-            begin = time.thread_time()
-            trainer = Trainer(
-                **{
-                    "accelerator": "cpu",
-                    "max_epochs": 1,
-                    "logger": False,
-                    "log_every_n_steps": BLOCK,
-                    "enable_progress_bar": False,
-                    "enable_model_summary": False,
-                    "enable_checkpointing": False,
-                    "default_root_dir": folder,
-                    **self.arguments(folder),
-                }
-            )
-            trainer.fit(TinyModel(), batches)
-            total = time.thread_time() - begin
-        steps_s = np.diff(batches.clock) / BLOCK
-        self.step_us.append(float(steps_s.min()) * 1e6)
-        self.mean_us.append(float(steps_s.mean()) * 1e6)
-        self.once_ms.append((total - float(steps_s.mean()) * len(batches)) * 1e3)
-
-
-def ours(**arguments: Any) -> Callback:
-    from lightning_modelprof import ModelProfCallback  # noqa: PLC0415 - the peers can be measured without it
-
-    return ModelProfCallback(active=0, progress_bar=False, **arguments)
-
-
-def tensorboard(folder: str, *callbacks: Callback) -> dict[str, Any]:
-    return {"logger": TensorBoardLogger(folder), "callbacks": list(callbacks)}
-
-
-def variants() -> list[Variant]:
-    return [
-        Variant(BARE, "bare Trainer", lambda folder: {}),
-        Variant("bare-again", "bare Trainer again", lambda folder: {}),
-        Variant(EMPTY, "empty Callback", lambda folder: {"callbacks": [Callback()]}),
-        Variant("ours", "ModelProfCallback, timing only", lambda folder: {"callbacks": [ours()]}),
-        Variant(
-            "ours-unsampled",
-            "ModelProfCallback, sampling=False",
-            lambda folder: {"callbacks": [ours(sampling=False)]},
-        ),
-        Variant("simple-profiler", "SimpleProfiler", lambda folder: {"profiler": SimpleProfiler()}),
-        Variant("logger", "TensorBoardLogger alone", tensorboard),
-        Variant("ours-logger", "ModelProfCallback + logger", lambda folder: tensorboard(folder, ours())),
-        Variant(
-            "throughput-monitor",
-            "ThroughputMonitor + logger",
-            lambda folder: tensorboard(folder, ThroughputMonitor(batch_size_fn=len)),
-        ),
-        Variant(
-            "device-stats-monitor",
-            "DeviceStatsMonitor + logger",
-            lambda folder: tensorboard(folder, DeviceStatsMonitor()),
-        ),
-    ]
+PEERS = ("gpuprof", "traceml-ai")
 
 
 def measure(chosen: list[Variant], rounds: int, steps: int) -> list[Variant]:
@@ -182,9 +53,7 @@ def measure(chosen: list[Variant], rounds: int, steps: int) -> list[Variant]:
         except (ImportError, MisconfigurationException) as error:
             print(f"skipped {variant.name}: {error}")
             continue
-        variant.step_us.clear()
-        variant.mean_us.clear()
-        variant.once_ms.clear()
+        variant.clear()
         usable.append(variant)
 
     for number in range(rounds):
@@ -226,6 +95,7 @@ def summarize(usable: list[Variant]) -> dict[str, dict[str, Any]]:
     """Compares every variant with the bare Trainer of the same round."""
     step_us = {variant.name: np.array(variant.step_us) for variant in usable}
     mean_us = {variant.name: np.array(variant.mean_us) for variant in usable}
+    threads_us = {variant.name: np.array(variant.threads_us) for variant in usable}
     once_ms = {variant.name: np.array(variant.once_ms) for variant in usable}
     over_bare = {name: values - step_us[BARE] for name, values in step_us.items()}
     return {
@@ -234,6 +104,7 @@ def summarize(usable: list[Variant]) -> dict[str, dict[str, Any]]:
             "step_us": spread(step_us[variant.name]),
             "over_bare_us": spread(over_bare[variant.name]),
             "mean_over_bare_us": spread(mean_us[variant.name] - mean_us[BARE]),
+            "threads_over_bare_us": spread(threads_us[variant.name] - threads_us[BARE]),
             "step_ratio": spread(step_us[variant.name] / step_us[BARE]),
             "cost_in_empty_callbacks": (
                 quotient(over_bare[variant.name], over_bare[EMPTY]) if EMPTY in over_bare else None
@@ -249,7 +120,7 @@ def summarize(usable: list[Variant]) -> dict[str, dict[str, Any]]:
 def print_table(results: dict[str, dict[str, Any]]) -> None:
     print(f"\nbare Trainer: {results[BARE]['step_us']['median']:.1f} us of CPU time per step (median)\n")
     print(
-        f"{'':<31}{'us/step':>8}{'95 % interval':>18}{'min .. max':>16}{'mean':>8}"
+        f"{'':<34}{'us/step':>8}{'95 % interval':>18}{'min .. max':>16}{'mean':>8}{'threads':>9}"
         f"{'x empty':>9}{'95 % interval':>16}{'step':>8}{'once, ms':>10}"
     )
     for name, result in results.items():
@@ -263,16 +134,26 @@ def print_table(results: dict[str, dict[str, Any]]) -> None:
             times = f"{empties['median']:.2f}"
             times_interval = f"{empties['interval_low']:.2f} .. {empties['interval_high']:.2f}"
         print(
-            f"{result['label']:<31}{cost['median']:>+8.1f}{interval:>18}{extremes:>16}"
-            f"{result['mean_over_bare_us']['median']:>+8.1f}{times:>9}{times_interval:>16}{result['step_ratio']['median']:>7.3f}x"
+            f"{result['label']:<34}{cost['median']:>+8.1f}{interval:>18}{extremes:>16}"
+            f"{result['mean_over_bare_us']['median']:>+8.1f}"
+            f"{result['threads_over_bare_us']['median']:>+9.1f}{times:>9}{times_interval:>16}{result['step_ratio']['median']:>7.3f}x"
             f"{result['once_over_bare_ms']:>+10.1f}"
         )
     print(
         "\nus/step: CPU time over the bare Trainer of the same round, fastest blocks. mean: of all steps."
+        "\nthreads: mean of all steps, of all threads of the process."
         "\nx empty: us/step in costs of an empty Callback. step: CPU time of a step over that of the bare"
         "\nTrainer. once: outside the steps (set-up, report), per run, over the bare Trainer. Compare what"
         "\nhas a logger with the logger alone."
     )
+
+
+def version_of(package: str) -> str:
+    """As its metadata says."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def environment() -> dict[str, Any]:
@@ -289,6 +170,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,
+        **{package: version_of(package) for package in PEERS},
         "system": f"{platform.system()} {platform.machine()}",
     }
 
@@ -315,11 +197,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # about few workers and the like; the same for all
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
+    be_quiet()
     about = environment()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     print(f"{args.rounds} rounds of {args.steps} steps after {WARM_UP_STEPS} of warm-up")

@@ -88,6 +88,8 @@ def measure(paths: list[Path], options: argparse.Namespace) -> list[dict[str, Ou
         start = number % len(CONTENDERS)
         for path, outcomes in zip(paths, table, strict=True):
             for contender in CONTENDERS[start:] + CONTENDERS[:start]:
+                if contender.name in options.leave_out:
+                    outcomes[contender.name].problem = "left out"
                 outcome, python = outcomes[contender.name], options.peers.get(contender.peer)
                 if not outcome.problem:
                     run_worker(outcome, contender.name, python, [str(path)], options.timeout)
@@ -284,6 +286,8 @@ def parse_args() -> argparse.Namespace:
         help="leave json.loads and the peers out above this, as they need many times the size (default: 250)",
     )
     add("--peers-python", action="append", default=[], metavar="NAME=PATH", help="Python that has a peer")
+    names = [contender.name for contender in CONTENDERS if contender.name != OURS]
+    add("--leave-out", nargs="+", choices=names, default=[], metavar="NAME", help=f"of {', '.join(names)}")
     add("--window-steps", type=int, default=10, help="steps recorded for key_averages, 0: none (default: 10)")
     add("--timeout", type=float, default=900.0, metavar="S", help="for one measurement (default: 900)")
     add("--json", type=Path, metavar="FILE", help="also write all figures to a file")

@@ -2,6 +2,7 @@
 
     python benchmarks/verdict_peers.py --json verdicts.json --markdown verdicts.md
     python benchmarks/verdict_peers.py --only slow_loss slow_logger --tools traceml ours
+    python benchmarks/verdict_peers.py --every 5 --tools ours traceml gpuprof_first
 
 The trainings are those of ``tests/scenarios.py``, each for 200 steps instead of 40 (100 where its data is
 fixed, as many times more epochs where it has several, and still 8 where too few steps are the point), because
@@ -213,6 +214,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", help="scenarios; by default all")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th scenario of the list")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
     parser.add_argument("--attempts", type=int, default=1, help="at most, until one is right")
@@ -230,7 +232,7 @@ def main() -> None:
         "versions": available(options.tools),
         "rows": [],
     }
-    scenarios = load_scenarios(options.steps).SCENARIOS
+    scenarios = load_scenarios(options.steps).SCENARIOS[:: options.every]
     for tool in result["versions"]:
         for scenario in scenarios:
             if options.only and scenario.name not in options.only:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, rank_skew
 from lightning_modelprof.cli import read_report
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.fit import gathering
 from lightning_modelprof.fit.gathering import gather_rank_steps
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.archive import save_run
@@ -253,35 +253,22 @@ def test_messages_of_many_ranks_are_small(world_size):
     assert len(told.totals) == told.num_steps == 4_000, "the means are of all clean steps"
 
 
-class Strategy:
-    """Carries the messages of ranks that are all in this process."""
-
-    root_device = "cpu"
-
-    def __init__(self, messages):
-        self.messages = messages  # of the other ranks
-
-    def all_gather(self, tensor):
-        if tensor.dtype == torch.int64:
-            sizes = [int(tensor), *map(len, self.messages)]
-            self.longest = max(*sizes, 1)
-            return torch.tensor(sizes).reshape(-1, 1)
-        rows = [tensor[: self.longest]]
-        rows[0] = torch.nn.functional.pad(rows[0], (0, self.longest - len(rows[0])))
-        for message in self.messages:
-            row = torch.zeros(self.longest, dtype=torch.uint8)
-            row[: len(message)] = torch.tensor(list(message), dtype=torch.uint8)
-            rows.append(row)
-        return torch.stack(rows)
-
-
-def test_ranks_that_have_nothing_to_say_are_left_out():
+def test_ranks_that_have_nothing_to_say_are_left_out(monkeypatch):
     runs = [run_of(rank, steps_of(20, dataloader=rank + 1), 4) for rank in range(4)]
-    messages = [pack_rank_steps(rank_steps(runs[2])), b"", b"damaged"]
-    found = gather_rank_steps(Strategy(messages), 4, runs[0])
-    assert [one.rank for one in found] == [0, 2]
-    assert gather_rank_steps(Strategy([b"", b""]), 3, None) == ()
-    assert [one.rank for one in gather_rank_steps(Strategy([messages[0]]), 2, None)] == [2]
+    third = pack_rank_steps(rank_steps(runs[2]))
+
+    def gather(run, *others):
+        monkeypatch.setattr(gathering, "_all_gather", lambda message, device: [message, *others])
+        monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+        return [one.rank for one in gather_rank_steps(run, "cpu")]
+
+    assert gather(runs[0], third, b"", b"damaged") == [0, 2]
+    assert gather(None, b"", b"") == []
+    assert gather(None, third) == [2]
+
+
+def test_without_a_process_group_there_is_nobody_to_ask():
+    assert gather_rank_steps(run_of(0, steps_of(20)), "cpu") == ()
 
 
 def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):

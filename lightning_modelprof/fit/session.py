@@ -442,11 +442,11 @@ class LoopSession:
 
     def _make_run_of_all(self, status: str, everybody: AllRanks) -> Run:
         """With the steps of the other ranks, which are all here."""
-        strategy, run = self._trainer.strategy, None
+        run = None
         try:
             run = self._make_run(status, everybody)
         finally:  # whatever fails here, the others are waiting
-            rank_steps = gather_rank_steps(strategy, everybody.world_size, run)
+            rank_steps = gather_rank_steps(run, self._trainer.strategy.root_device)
         # The first rank's file holds them for all.
         return replace(run, rank_steps=rank_steps if self._trainer.is_global_zero else ())
 

@@ -1,0 +1,242 @@
+"""All benchmarks against the peers in one run of a quarter of an hour, written to ``benchmarks/README.md``.
+
+    python benchmarks/peers.py --environments peers
+    python benchmarks/peers.py --environments peers --only overhead window --results results
+    python benchmarks/peers.py --results results --render
+
+The peers live in virtual environments below the folder ``--environments``, which are made when they are not
+there (about 3 GB); PaddlePaddle has one of its own, and so have the packages that read traces. A peer that
+cannot be installed is left out and said so. What each benchmark wrote stays in ``--results``; ``--render``
+makes the tables of it anew without running anything.
+
+Nothing else should run on the machine: the load before and after each part is in the table of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peers_tables as tables
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "benchmarks"
+README = HERE / "README.md"
+
+ENVIRONMENTS = {
+    # torch before anything that would choose another build of it.
+    "main": (
+        ["torch==2.13.0"],
+        [
+            *(
+                "-c",
+                str(ROOT / "constraints.txt"),
+                "-e",
+                str(ROOT),
+                "lightning==2.6.6",
+                "pytorch-lightning==2.6.6",
+            ),
+            *(
+                "traceml-ai==0.5.0",
+                "gpuprof==0.7.1",
+                "fvcore",
+                "torchinfo==1.8.0",
+                "transformers",
+                "scikit-learn",
+            ),
+        ],
+    ),
+    "hta": (["HolisticTraceAnalysis==0.5.0", "torch_tb_profiler==0.4.3", "setuptools"],),
+    "paddle": (["paddlepaddle==3.3.1"],),
+}
+"""Packages of each virtual environment, in the order in which pip is called."""
+
+VERSIONS = {
+    "main": (
+        *("torch", "lightning", "pytorch-lightning", "lightning-modelprof", "traceml-ai", "gpuprof"),
+        *("fvcore", "torchinfo", "transformers"),
+    ),
+    "hta": ("HolisticTraceAnalysis", "torch_tb_profiler"),
+    "paddle": ("paddlepaddle",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One benchmark.
+
+    Attributes:
+        name: of the section, and of the files in the folder of results.
+        environment: that it runs in.
+        script, arguments: the command; it writes JSON to the file that is added.
+        table: makes Markdown of that JSON, or of what was printed.
+    """
+
+    name: str
+    environment: str
+    script: str
+    arguments: Sequence[str]
+    table: Callable[[Any], str]
+    writes_json: bool = True
+
+
+def parts(environments: Path, traces: Sequence[Path]) -> list[Part]:
+    """The short configurations, those that measure time first."""
+    reader = str(environments / "hta" / "bin" / "python")
+    peers = [f"--peers-python={name}={reader}" for name in ("torch_tb_profiler", "HolisticTraceAnalysis")]
+    in_turns = ("--rounds", "15", "--steps", "300")
+    processes = ("--rounds", "4", "--fits", "4", "--steps", "300", "--only", "bare-again", "empty-callback")
+    processes += ("ours", "gpuprof", "traceml")
+    files = [str(path.resolve()) for path in traces]
+    analysis = (
+        *files,
+        "--generate-mb",
+        "50",
+        "--rounds",
+        "3",
+        "--window-steps",
+        "4",
+        "--leave-out",
+        "hta_all",
+    )
+    trainings = ("--every", "5", "--tools", "ours", "traceml", "gpuprof_first")
+    counters = ("--jobs", "2", "--tools", "ours", "fvcore", "flop_counter_mode", "torchinfo")
+    return [
+        Part("overhead", "main", "overhead.py", in_turns, tables.overhead_table),
+        Part("processes", "main", "overhead_processes.py", processes, tables.overhead_table),
+        Part("paddle", "paddle", "overhead_paddle.py", ("--rounds", "20"), tables.paddle_table),
+        Part("window", "main", "window.py", ("--active", "10", "--rounds", "3"), tables.window_table),
+        Part("traces", "main", "trace_analysis.py", (*analysis, *peers), tables.traces_table),
+        Part("verdicts", "main", "verdict_peers.py", trainings, tables.verdicts_table),
+        Part("flops", "main", "flops.py", counters, tables.flops_table, writes_json=False),
+    ]
+
+
+def make_environments(folder: Path) -> None:
+    """Make those that are not there; one that cannot be made is removed from nothing and said so."""
+    for name, steps in ENVIRONMENTS.items():
+        home = folder / name
+        ready = home / "ready"
+        if ready.exists():
+            continue
+        print(f"making {home}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        pip = [str(home / "bin" / "python"), "-m", "pip", "install", "-q"]
+        if all(subprocess.run([*pip, *packages], check=False).returncode == 0 for packages in steps):
+            ready.touch()
+        else:
+            print(f"left out: the packages of {name} cannot be installed here", flush=True)
+
+
+def versions_in(folder: Path) -> dict[str, str]:
+    """Packages of all environments, as their metadata says."""
+    code = "import sys, importlib.metadata as m\nfor p in sys.argv[1:]: print(p, m.version(p))"
+    found: dict[str, str] = {}
+    for name, packages in VERSIONS.items():
+        if (folder / name / "ready").exists():
+            python = str(folder / name / "bin" / "python")
+            done = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, check=True)
+            found |= dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return found
+
+
+def about_machine(environments: Path) -> dict[str, str]:
+    """What the figures depend on."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = models[0] if models else platform.processor() or platform.machine()
+    return {
+        "Date": time.strftime("%Y-%m-%d, %H:%M UTC", time.gmtime()),
+        "Machine": f"{cpu}, {os.cpu_count()} cores, no GPU used, {platform.system()} {platform.machine()}",
+        "Python": platform.python_version(),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions_in(environments).items()),
+    }
+
+
+def run_part(part: Part, environments: Path, results: Path) -> dict[str, Any]:
+    """Run a benchmark; its output stays in the folder of results."""
+    about: dict[str, Any] = {"name": part.name, "began": time.strftime("%H:%M:%S", time.gmtime())}
+    about["load_before"] = os.getloadavg()[0]
+    begin = time.perf_counter()
+    if (environments / part.environment / "ready").exists():
+        python = str((environments / part.environment / "bin" / "python").absolute())
+        command = [python, str(HERE / part.script), *part.arguments]
+        command += ["--json", str(results / f"{part.name}.json")] if part.writes_json else []
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "6"}
+        print(f"{part.name}: {part.script} {' '.join(part.arguments)}", flush=True)
+        with (results / f"{part.name}.txt").open("w") as printed, tempfile.TemporaryFile("w+") as errors:
+            with tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run(
+                    command, cwd=folder, env=environment, stdout=printed, stderr=errors, check=False
+                )
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or [""])[-1]
+        about["problem"] = f"failed: {last}" if done.returncode else ""
+    else:
+        about["problem"] = "left out: its packages are not installed"
+    about |= {"seconds": time.perf_counter() - begin, "load_after": os.getloadavg()[0]}
+    print(f"  {about['seconds']:.0f} s {about['problem']}", flush=True)
+    return about
+
+
+def render(all_parts: Sequence[Part], results: Path) -> None:
+    """Write the tables into the document."""
+    run = json.loads((results / "run.json").read_text())
+    tables.put_between_markers(README, "run", tables.run_table(run))
+    for part in all_parts:
+        [said] = [one for one in run["parts"] if one["name"] == part.name] or [{"problem": "not run"}]
+        if said["problem"]:
+            tables.put_between_markers(README, part.name, f"Not in this run: {said['problem']}.")
+            continue
+        path = results / f"{part.name}.{'json' if part.writes_json else 'txt'}"
+        content = json.loads(path.read_text()) if part.writes_json else path.read_text()
+        tables.put_between_markers(README, part.name, part.table(content))
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [part.name for part in parts(Path(), ())]
+    parser.add_argument("--environments", type=Path, default=Path("peers"), help="(default: peers)")
+    parser.add_argument(
+        "--results", type=Path, default=Path("peers/results"), help="(default: peers/results)"
+    )
+    parser.add_argument(
+        "--traces", type=Path, nargs="+", default=[], metavar="FILE", help="analyse these, too"
+    )
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=f"of {names}")
+    parser.add_argument("--render", action="store_true", help="only write the tables of an earlier run")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run and write."""
+    options = parse_args()
+    all_parts = parts(options.environments, options.traces)
+    if not options.render:
+        make_environments(options.environments)
+        options.results.mkdir(parents=True, exist_ok=True)
+        results = options.results.resolve()
+        about = about_machine(options.environments)
+        done = [
+            run_part(part, options.environments, results) for part in all_parts if part.name in options.only
+        ]
+        (results / "run.json").write_text(json.dumps({"about": about, "parts": done}, indent=1))
+    render(all_parts, options.results)
+
+
+if __name__ == "__main__":
+    main()
