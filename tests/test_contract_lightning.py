@@ -7,18 +7,22 @@ a warning and times by hooks.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import lightning
 import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.measure.classify import INSIDE_TRANSFER, PHASE_OF_HOOK
 from lightning_modelprof.measure.phases import REQUIRED_HOOKS
+from lightning_modelprof.measure.rank_wait import BROADCAST
 from lightning_modelprof.run.loops import PREDICT, TEST, VALIDATE
 from tests.support import HAS_SAVE_ACTION, make_trainer
 
@@ -298,3 +302,11 @@ def test_order_of_an_evaluation_loop(package, loop):
     parts = (EVALUATION_START, *(3 * [EVALUATION_BATCH]), EVALUATION_END)
     expected = [line for part in parts for line in part.format(**names).strip().splitlines()]
     assert events[first : last + 1] == expected
+
+
+def test_the_method_in_which_ranks_wait_for_each_other():
+    """Without it that wait stays in the phase Logging; see ``measure/rank_wait.py``."""
+    loops = pytest.importorskip("lightning.pytorch.loops.training_epoch_loop")
+    if Version(lightning.__version__) < Version("2.6"):
+        pytest.skip("of Lightning 2.6 and later")
+    assert inspect.signature(getattr(loops._TrainingEpochLoop, BROADCAST)).parameters.keys() == {"self"}

@@ -140,6 +140,7 @@ class Sleep(nn.Module):
         return SleepFunction.apply(x, self.forward_s, self.backward_s)
 
 
+@pytest.mark.alone
 def test_known_sleeps_are_attributed(tmp_path):
     callback = run_fit(tmp_path, module=Sleepy(), data=loader(24), active=0, skip_first=10)
     modules = {module.path: module for module in callback_modules(callback)}

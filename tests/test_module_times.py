@@ -332,6 +332,7 @@ def test_threads_do_not_mix(clock):
 # ---- A real clock
 
 
+@pytest.mark.alone
 def test_known_sleeps():
     costs = {"0": 0.020, "1": 0.050}
     model = nn.Sequential(*(Costly(time.sleep, cost, cost) for cost in costs.values()))

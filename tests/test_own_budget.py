@@ -49,6 +49,17 @@ def test_the_first_window_is_always_recorded():
     assert budget_of(None, WINDOW).why_not() == ""
 
 
+def test_what_the_user_does_in_a_window_is_not_ours():
+    long = (2_000, 0, StepTag.PROFILED | StepTag.VALIDATION)
+    assert budget_of(0.07, CLEAN, WINDOW, [long]).own_ns == 31 * MS
+
+
+def test_what_was_done_just_now_counts():
+    budget = budget_of(0.1, CLEAN, WINDOW)
+    assert budget.why_not() == ""
+    assert budget.why_not(100 * MS).startswith("max_overhead=0.1: with another window")
+
+
 def test_with_time_the_budget_grows():
     budget = budget_of(0.01, CLEAN, WINDOW)
     assert budget.why_not()

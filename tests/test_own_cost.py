@@ -55,6 +55,12 @@ def test_a_window_and_an_inspection():
     assert cost.share == pytest.approx((287 + 15 + 25) / 567)
 
 
+@pytest.mark.parametrize("tag", [StepTag.VALIDATION, StepTag.FIRST_OF_EPOCH])
+def test_what_the_user_does_in_a_window_is_not_ours(tag):
+    rows = [*[(10, 0, 0)] * 8, (12, 0, StepTag.PROFILED), (2_000, 0, StepTag.PROFILED | tag)]
+    assert cost_of(rows).recorded_ns == 2 * MS
+
+
 def test_faster_steps_in_a_window_are_no_gain():
     cost = cost_of([*[(10, 0, 0)] * 8, (9, 0, StepTag.PROFILED)])
     assert (cost.work_ns, cost.recorded_ns, cost.inspected_ns) == (0, 0.0, 0.0)

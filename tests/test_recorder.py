@@ -143,6 +143,14 @@ def test_large_times_are_kept_whole(largest):
     assert set(steps.samples.tolist()) == {-1}
 
 
+def test_columns_are_kept_in_the_smallest_integers_that_hold_them():
+    recorder = record(10_000, lambda step: (phases(forward=3_000_000, dataloader=70_000), 0, 8), max_kept=500)
+    part = recorder._kept[0]
+    assert (part.phases_ns.dtype, part.device_phases_ns.dtype) == (np.int32, np.int8)
+    recorder = record(10_000, lambda step: (phases(forward=3_000_000_000), 0, 8), max_kept=500)
+    assert recorder._kept[0].phases_ns.dtype == np.int64
+
+
 def test_memory_is_bounded():
     """1,000,000 steps are in benchmarks/many_steps.py; here steps five times as many take no more."""
 

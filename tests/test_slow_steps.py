@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from lightning.pytorch import Callback
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE, slow_facts
@@ -74,8 +75,21 @@ def test_in_a_short_run_the_steps_around_say_what_is_usual():
 def test_what_is_slow_does_not_become_usual():
     """Half of the steps are slow for a while."""
     parts = [steps_of(50 * number, [9] * 25 + [40] * 25) for number in range(1, 20)]
-    record = watched(steps_of(0, [9] * 50), *parts)
-    assert record.count == 19 * 25
+    record = watched(steps_of(0, [9] * 50), *[one.select(one.step % 50 < 49) for one in parts])
+    assert record.count == 19 * 24
+
+
+def test_another_pace_is_usual_after_a_while():
+    """Longer sequences from some step on: slow once, and not for ever."""
+    parts = [steps_of(50 * number, [40] * 50) for number in range(1, 40)]
+    assert watched(steps_of(0, [9] * 50), *parts).count <= 6 * 50
+
+
+def test_what_we_do_ourselves_makes_no_step_slow():
+    part = steps_of(50, [9] * 50)
+    part.phases_ns[20, PHASE_INDEX["profiler"]] = 400 * MS
+    part.duration_ns[20] += 400 * MS
+    assert watched(steps_of(0, [9] * 50), part).count == 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +136,8 @@ def test_the_slowest_are_kept_whatever_their_order():
 def slow(**given):
     phases_ns = given.pop("phases", {"forward": 89 * MS, "dataloader": MS})
     values = {"step": 60, "tags": 0, "usual_ns": 10.0 * MS, "collector_ns": 0, "generation": None}
-    values |= {"first_watched": 50, "last_watched": 99, "preemptions": 0, "major_faults": 0}
+    values |= {"first_watched": 50, "last_watched": 99, "watched_ns": 1_000 * MS}
+    values |= {"preemptions": 0, "major_faults": 0}
     return SlowStep(**(values | {"duration_ns": sum(phases_ns.values()), "phases_ns": phases_ns} | given))
 
 
@@ -138,7 +153,11 @@ def test_causes():
     assert cause_of(slow(collector_ns=39 * MS, generation=2)).cause == "forward"
     everywhere = {"forward": 29 * MS, "dataloader": 21 * MS, "backward": 20 * MS, "optimizer": 20 * MS}
     assert cause_of(slow(phases=everywhere)).cause == ""
-    assert cause_of(slow(phases=everywhere, preemptions=250)).cause == MACHINE
+    assert cause_of(slow(phases=everywhere, preemptions=50)).cause == MACHINE
+    assert cause_of(slow(phases=everywhere, preemptions=49)).cause == ""
+    assert cause_of(slow(preemptions=50)).cause == MACHINE, "whoever computes cannot go on without a CPU"
+    fetched = {"dataloader": 81 * MS, "forward": 9 * MS}
+    assert cause_of(slow(phases=fetched, preemptions=50)).cause == "dataloader"
     assert cause_of(slow(phases=everywhere, preemptions=None)).cause == ""
     saved = {"checkpoint": 80 * MS, "forward": 9 * MS, "dataloader": MS}
     assert cause_of(slow(phases=saved)).cause == "checkpoint"
@@ -193,6 +212,33 @@ def test_the_collector_is_watched_only_while_the_loop_runs(tmp_path):
     fit_quietly(make_trainer(tmp_path, make_callback(tmp_path, active=0)), module, loader())
     assert set(seen) == {len(before) + 1}
     assert gc.callbacks == before
+
+
+def test_the_collector_is_found_in_the_last_steps_of_a_run(tmp_path):
+    """What comes after the last step does not shift the steps."""
+
+    class Tail(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            time.sleep(0.5)
+
+    def at_batch(batch_idx):
+        if batch_idx == 97:
+            begin_ns = time.perf_counter_ns()
+            watch = next(
+                one.__self__
+                for one in gc.callbacks
+                if isinstance(getattr(one, "__self__", None), CollectorWatch)
+            )
+            watch._note("start", {"generation": 2})
+            while time.perf_counter_ns() - begin_ns < 200 * MS:
+                pass
+            watch._note("stop", {"generation": 2})
+
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, callback, Tail()), Net(at_batch=at_batch), loader(200))
+    found = {one.step: one for one in callback.run.ranks[0].slow.worst}
+    assert found[97].collector_ns >= 199 * MS
+    assert not any(one.collector_ns > 50 * MS for step, one in found.items() if step != 97)
 
 
 # A real run

@@ -15,6 +15,8 @@ from lightning_modelprof.run.steps import StepTag
 _PROFILER: Final = PHASE_INDEX["profiler"]
 _RECORDED: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 _INSPECTED: Final = int(StepTag.INSPECTED)
+_USERS: Final = int(StepTag.VALIDATION | StepTag.FIRST_OF_EPOCH)
+"""Steps that are long for reasons of the user's: how much longer through us nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,6 @@ def own_cost(
 
 def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> float:
     """Time of the steps with a tag, without the phase Profiler, beyond what as many typical ones take."""
-    some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & but_tags) == 0))
+    some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | _USERS)) == 0))
     taken_ns = int(some.whole("duration_ns")) - int(some.whole("phases_ns")[_PROFILER])
     return max(0.0, taken_ns - len(some) * usual_ns)

@@ -8,6 +8,7 @@ a long Dataloader on rank 1 and a long Backward on all others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -23,15 +24,17 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.steps import NOT_MEASURED
 
-MEETING: Final = ("forward", "backward", "optimizer", "clip", "validation", "other")
+MEETING: Final = ("forward", "backward", "optimizer", "clip", "validation", "other", "rank_wait")
 """Phases in which ranks wait for each other: gradients, sharded parameters, broadcast buffers, norms."""
+
+_MAY_MEET: Final = ("callbacks", "module_hooks", "logging", "transfer", "checkpoint")
 
 NOT_COUNTED: Final = ("profiler",)
 
 SIGNIFICANCE: Final = 0.01
 """Probability that any rank is called late though none is."""
 
-LEAST_STEPS: Final = 8
+LEAST_STEPS: Final = 20
 """Common clean steps, below which nothing is said of who is late."""
 
 _AS_WELL: Final = 0.25
@@ -91,6 +94,14 @@ class Straggler:
     waiting_phase: str
 
     @property
+    def is_ambiguous(self) -> bool:
+        """Whether it may be the other way round: the others are late where ranks meet, and this one waits.
+
+        So it is where ranks meet in a hook or a callback of the user's.
+        """
+        return self.phase in _MAY_MEET and self.waiting_phase in ("optimizer", "clip", "validation", "other")
+
+    @property
     def cost_ns(self) -> float:
         """What a step would be shorter by: no more than the rank is late, nor than anybody waits."""
         return max(0.0, min(self.late_ns, self.waited_ns))
@@ -129,12 +140,13 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
 
     Definition: a rank is late when, over the steps that are clean on all ranks, its own time (all phases but
     those in which ranks meet) is longer than the mean of the other ranks' in the same step by more than
-    chance explains: the mean difference over its standard error exceeds the normal quantile for
-    ``SIGNIFICANCE``, divided among the ranks (Bonferroni). If none is late so, Forward counts as own time
-    as well, which it is unless parameters are sharded or buffers are broadcast.
+    chance explains: the mean difference over its standard error exceeds Student's quantile for
+    ``SIGNIFICANCE``, divided among the ranks (Bonferroni). Forward is own time unless parameters are sharded
+    or buffers are broadcast: both are tried, and what explains more of the others' waiting counts.
 
     Caveats: a rank that computes more slowly in Backward makes the others wait in their Backward: host times
-    cannot tell who waits there. Traces can (Waiting for other ranks).
+    cannot tell who waits there. Traces can (Waiting for other ranks). Nor can they tell where a callback or
+    hook of the user's lets ranks meet: see ``Straggler.is_ambiguous``.
     """
     if world_size < 2:
         return Absent("there is one rank")
@@ -162,13 +174,9 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
     times = np.where(phases_ns == NOT_MEASURED, 0, phases_ns).astype(np.float64)
     numbers = [one.rank for one in with_steps]
     strict = tuple(phase.key for phase in PHASES if phase.key not in (*MEETING, *NOT_COUNTED))
-    straggler, own = None, strict
-    for own in (strict, (*strict, "forward")):
-        straggler = _find_straggler(times, numbers, own)
-        if straggler is not None:
-            break
-    else:
-        own = strict
+    found = [(_find_straggler(times, numbers, own), own) for own in (strict, (*strict, "forward"))]
+    # Forward may hold waits or work of a rank's own: whichever explains more of what the others wait.
+    straggler, own = max(found, key=lambda one: -1.0 if one[0] is None else one[0].cost_ns)
     own_ns = times[..., [PHASE_INDEX[key] for key in own]].sum(axis=2)
     return RankSkew(
         ranks=tuple(_with_lateness(pace, own_ns, place) for place, pace in enumerate(paces)),
@@ -222,6 +230,23 @@ def _late(own_ns: _Times, place: int) -> _Times:
     return late
 
 
+def _t_quantile(probability: float, num_steps: int) -> float:
+    """Student's t for a mean over so many steps, by its standard error from overlapping batch means.
+
+    Source: degrees of freedom of overlapping batch means: Meketon and Schmeiser 1984, as of the standard
+    error; the expansion of the quantile: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    """
+    degrees = 1.5 * (num_steps / math.isqrt(num_steps) - 1)
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
+
+
 def _find_straggler(times: _Times, numbers: list[int], own: Sequence[str]) -> Straggler | None:
     """The latest of the ranks that are late for sure.
 
@@ -232,7 +257,7 @@ def _find_straggler(times: _Times, numbers: list[int], own: Sequence[str]) -> St
     """
     own_places = [PHASE_INDEX[key] for key in own]
     own_ns = times[..., own_places].sum(axis=2)
-    enough = NormalDist().inv_cdf(1 - SIGNIFICANCE / len(numbers))
+    enough = _t_quantile(1 - SIGNIFICANCE / len(numbers), own_ns.shape[1])
     late = {}
     for place in range(len(numbers)):
         difference = _late(own_ns, place)

@@ -19,7 +19,11 @@ SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
 COLLECTOR: Final = "garbage collection"
 MACHINE: Final = "the machine"
 
-_PREEMPTIONS_PER_STEP: Final = 5.0
+_PREEMPTIONS_PER_S: Final = 50.0
+"""So often another process gets the CPU only if there are more that want it than CPUs."""
+
+_COMPUTING: Final = ("forward", "backward", "optimizer", "zero_grad", "clip", "transfer", "other")
+"""Phases in which a process that has lost its CPU cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +103,8 @@ def _cause(slow: SlowStep, medians_ns: Mapping[str, float]) -> SlowCause:
 def _name(slow: SlowStep, excess_ns: float, phase: str, phase_excess_ns: float) -> str:
     if slow.collector_ns >= MOST * excess_ns:
         return COLLECTOR
-    if phase_excess_ns >= MOST * excess_ns:
-        return phase
-    # Every phase was slower: then it was nothing of the training.
-    num_watched = slow.last_watched - slow.first_watched + 1
-    if slow.preemptions is not None and slow.preemptions >= _PREEMPTIONS_PER_STEP * num_watched:
+    is_most = phase_excess_ns >= MOST * excess_ns
+    preemptions_per_s = 1e9 * (slow.preemptions or 0) / slow.watched_ns if slow.watched_ns else 0.0
+    if preemptions_per_s >= _PREEMPTIONS_PER_S and (phase in _COMPUTING or not is_most):
         return MACHINE
-    return ""
+    return phase if is_most else ""

@@ -80,7 +80,7 @@ class EpochBoundaries:
 
     Attributes:
         num_all: epochs that began, but for the first, among all finished steps.
-        count: those of them among the steady steps; every figure below is their sum.
+        count: those of them among the steady steps that were kept; every figure below is their sum.
         init_ns: shutting workers down and starting them.
         extra_wait_ns: how much longer the first fetch of an epoch waits than one in the middle of it;
             ``None`` if there is none in the middle.

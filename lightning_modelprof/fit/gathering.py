@@ -8,25 +8,19 @@ import torch
 import torch.distributed
 
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps, unpack_rank_steps
-from lightning_modelprof.run.records import RankSteps, Run
+from lightning_modelprof.run.rank_files import unpack_rank_steps
+from lightning_modelprof.run.records import RankSteps
 
 
-def gather_rank_steps(run: Run | None, device: torch.device) -> tuple[RankSteps, ...]:
+def gather_rank_steps(message: bytes, device: torch.device) -> tuple[RankSteps, ...]:
     """What every rank measured; every rank must call this, as the ranks talk to each other.
 
-    A rank that cannot say anything sends an empty message, and is left out.
-
     Args:
-        run: what this rank measured; ``None`` if that failed.
+        message: of this rank, by ``pack_rank_steps``; a rank with an empty one is left out.
         device: carries the messages.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return ()
-    try:
-        message = b"" if run is None else pack_rank_steps(rank_steps(run))
-    except Exception:  # the others are waiting
-        message = b""
     found = []
     for one in _all_gather(message, device):
         with suppress(ArchiveError):

@@ -34,6 +34,7 @@ from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.phases import make_delegate, uninstall
 from lightning_modelprof.measure.prefetch import num_prefetched
+from lightning_modelprof.measure.rank_wait import time_broadcast
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.measure.scheduled_steps import NEVER
 from lightning_modelprof.measure.slow_steps import SlowStepWatch
@@ -45,7 +46,8 @@ from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.records import AllRanks, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps
+from lightning_modelprof.run.records import AllRanks, RankRecord, RankSteps, Run, RunInfo, Window
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from lightning_modelprof.run.training_setup import TrainingSetup
 
@@ -127,6 +129,7 @@ class LoopSession:
         )
         self.is_armed = self.is_finished = self._is_reported = False
         self._is_watched = False  # whether anybody sees the live figures
+        self._message = b""  # to the other ranks
         self.run: Run | None = None
         self.report: Report | None = None
         trainer.profiler = self.delegate
@@ -196,6 +199,8 @@ class LoopSession:
         self._is_watched = bar is not None or self._logs_scalars
         self._memory = LoopMemory(trainer, pl_module)
         self._armed_ns = self._clock()
+        if self._loop.is_fit:
+            time_broadcast(trainer, self.ledger, self._cleanup)
         self._slow.collector.start()
         self._cleanup.callback(self._slow.collector.stop)
         self.delegate.arm()
@@ -230,6 +235,9 @@ class LoopSession:
         self.close()
         self.live.cut()
         self._slow.look(self.ledger.step_end_ns)
+        if self.is_armed and status == "finished" and self._trainer.world_size > 1:
+            # Before the ranks vote on whether all are well: what fails later keeps the others waiting.
+            self._message = pack_rank_steps(rank_steps(self._make_run(status)))
 
     def finish(self, status: str, *, is_safe_point: bool) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
@@ -241,17 +249,28 @@ class LoopSession:
         if not self.is_armed or self._is_reported:
             return
         self._is_reported = True
-        world_size = self._trainer.world_size
         everybody: AllRanks | None = None
-        if is_safe_point and world_size > 1:
-            everybody = self.live.metric.compute_over_ranks(self._trainer.strategy.root_device, world_size)
-        self._report(self._make_run_of_all(status, everybody) if everybody else self._make_run(status))
+        ranks: tuple[RankSteps, ...] = ()
+        if is_safe_point and self._trainer.world_size > 1:
+            everybody, ranks = self._ask_all_ranks()
+        # The first rank's file holds them for all.
+        ranks = ranks if self._trainer.is_global_zero else ()
+        self._report(replace(self._make_run(status, everybody), rank_steps=ranks))
         outputs, run, report = self._outputs, self.run, self.report
         assert outputs is not None
         assert run is not None
         assert report is not None
         outputs.show_report(report, self._logger_step())
         outputs.write_profile(lambda: run_profile(run, report), self._logger_step())
+
+    def _ask_all_ranks(self) -> tuple[AllRanks | None, tuple[RankSteps, ...]]:
+        """What all ranks measured; they are all here."""
+        device, world_size = self._trainer.strategy.root_device, self._trainer.world_size
+        try:
+            everybody = self.live.metric.compute_over_ranks(device, world_size)
+        finally:  # whatever fails here, the others are waiting
+            ranks = gather_rank_steps(self._message, device)
+        return everybody, ranks
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -318,7 +337,7 @@ class LoopSession:
     def _why_no_window(self) -> str:
         """Why another window would be too much."""
         self.live.take()
-        return self._budget.why_not()
+        return self._budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _step_window(self, capture: Capture, step: int) -> StepTag:
         """Open or close a window, which the sampling thread is not to be seen in."""
@@ -439,16 +458,6 @@ class LoopSession:
         if self._memory is None:
             return None
         return self._memory.record(None if self._inspection is None else self._inspection.followed)
-
-    def _make_run_of_all(self, status: str, everybody: AllRanks) -> Run:
-        """With the steps of the other ranks, which are all here."""
-        run = None
-        try:
-            run = self._make_run(status, everybody)
-        finally:  # whatever fails here, the others are waiting
-            rank_steps = gather_rank_steps(run, self._trainer.strategy.root_device)
-        # The first rank's file holds them for all.
-        return replace(run, rank_steps=rank_steps if self._trainer.is_global_zero else ())
 
     def _report(self, run: Run) -> None:
         assert self._outputs is not None

@@ -78,6 +78,7 @@ class PhaseLedger:
         self_ns: nanoseconds per phase since the last step ended.
         outside_ns: nanoseconds per phase that belong to no finished step.
         steps_ended: number of finished steps in this loop.
+        step_end_ns: when the last of them ended, by the host clock.
         unfinished_steps: batches that began and did not end.
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
@@ -105,6 +106,7 @@ class PhaseLedger:
         "ranges",
         "samples",
         "self_ns",
+        "step_end_ns",
         "steps_ended",
         "tags",
         "unfinished_steps",
@@ -135,18 +137,13 @@ class PhaseLedger:
         """Begin to count now; what was counted so far is kept in ``outside_ns``."""
         self.self_ns = [0] * len(PHASES)
         self.current = OTHER
-        self.last_ns = self.clock()
+        self.last_ns = self.step_end_ns = self.clock()
         self.tags = 0
         self.samples = NOT_MEASURED
         self.batch_began = self.batch_ended = False
         self.in_validation = False
         self.backward_outer: int | None = None
         self.gap_range_open = False
-
-    @property
-    def step_end_ns(self) -> int:
-        """When the last step ended, by the host clock; the time since then is in ``self_ns``."""
-        return self.last_ns - sum(self.self_ns)
 
     def charge(self, phase: int | None = None) -> None:
         """Give the time since the last event to ``phase``, or to the current one."""
@@ -166,6 +163,7 @@ class PhaseLedger:
             self.device.mark(DATALOADER)
             self.device.close_step(self.steps_ended)
         self.on_step((self.self_ns, self.tags, self.samples))
+        self.step_end_ns = self.last_ns
         self.steps_ended += 1
         self.self_ns = [0] * len(PHASES)
         self.tags = 0

@@ -9,6 +9,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 
 _PROFILER: Final = PHASE_INDEX["profiler"]
 _SLOWED: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP | StepTag.INSPECTED)
+_USERS: Final = int(StepTag.VALIDATION | StepTag.FIRST_OF_EPOCH)
 
 
 class OwnBudget:
@@ -29,7 +30,8 @@ class OwnBudget:
         """Steps that ended since this was last called."""
         work_ns = steps.phases_ns[:, _PROFILER]
         work_ns = work_ns * (work_ns != NOT_MEASURED)
-        is_slowed, clean = (steps.tags & _SLOWED) != 0, steps.clean()
+        is_slowed = ((steps.tags & _SLOWED) != 0) & ((steps.tags & _USERS) == 0)
+        clean = steps.clean()
         self._loop_ns += int(steps.duration_ns.sum())
         self._work_ns += int(work_ns.sum())
         self._num_slowed += int(is_slowed.sum())
@@ -49,15 +51,19 @@ class OwnBudget:
         usual_ns = self._clean_ns / self._num_clean
         return self._work_ns + max(0.0, self._slowed_ns - self._num_slowed * usual_ns)
 
-    def why_not(self) -> str:
-        """Why another window would be too much, ``""`` if it would not; the first one is always recorded."""
-        limit = self._max_overhead
-        if limit is None or not self._num_windows or not self._loop_ns:
+    def why_not(self, pending_ns: int = 0) -> str:
+        """Why another window would be too much, ``""`` if it would not; the first one is always recorded.
+
+        Args:
+            pending_ns: what has been done in the step that is about to begin, such as closing a window.
+        """
+        limit, loop_ns = self._max_overhead, self._loop_ns + pending_ns
+        if limit is None or not self._num_windows or not loop_ns:
             return ""
-        with_another_ns = self.own_ns * (1 + 1 / self._num_windows)
-        if with_another_ns <= limit * self._loop_ns:
+        with_another_ns = (self.own_ns + pending_ns) * (1 + 1 / self._num_windows)
+        if with_another_ns <= limit * loop_ns:
             return ""
         return (
             f"max_overhead={limit:g}: with another window the profiler would have taken"
-            f" {100 * with_another_ns / self._loop_ns:.2g} % of the loop so far"
+            f" {100 * with_another_ns / loop_ns:.2g} % of the loop so far"
         )

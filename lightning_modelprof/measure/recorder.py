@@ -24,6 +24,8 @@ _FOLDED: Final = 256
 
 _MAX_PARTS: Final = 32
 
+_INTEGERS: Final = (np.int8, np.int16, np.int32, np.int64)
+
 
 class Recorder:
     """Collects steps cheaply (one tuple each) and makes columns of them when a cut is asked for.
@@ -188,5 +190,6 @@ def _replaced(steps: StepTimings, change: Callable[[NDArray[np.int64]], NDArray[
 
 
 def _smallest(column: NDArray[np.int64]) -> np.dtype[Any]:
-    least = np.promote_types(np.min_scalar_type(column.min()), np.min_scalar_type(column.max()))
-    return np.promote_types(least, np.int8)
+    least, most = int(column.min()), int(column.max())
+    fitting = (kind for kind in _INTEGERS if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max)
+    return np.dtype(next(fitting))

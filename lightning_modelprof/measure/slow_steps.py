@@ -7,7 +7,6 @@ follows from when the last one ended, and what was noted with its time is found 
 from __future__ import annotations
 
 import gc
-import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -99,7 +98,8 @@ class SlowStepWatch:
 
     def look(self, end_ns: int) -> None:
         """Look at the steps that were added; the last one ended at ``end_ns``."""
-        steps, self._unseen = StepTimings.concatenate(self._unseen), []
+        whole, self._unseen = StepTimings.concatenate(self._unseen), []
+        steps = whole.net()
         counts, before = _counts(), self._counts
         self._counts = counts
         if not len(steps):
@@ -110,12 +110,13 @@ class SlowStepWatch:
             usual_ns = float(np.median(known_ns))
             is_slow = (steps.duration_ns > self._factor * usual_ns) & ((steps.tags & _OURS) == 0)
             if is_slow.any():
-                ends_ns = end_ns - steps.duration_ns.sum() + np.cumsum(steps.duration_ns)
+                ends_ns = end_ns - whole.duration_ns.sum() + np.cumsum(whole.duration_ns)
                 context = _difference(before, counts, steps)
                 for place in np.flatnonzero(is_slow).tolist():
                     self._note(steps, place, int(ends_ns[place]), usual_ns, context)
-            # What is slow does not become usual by and by.
-            clean_ns = clean_ns[clean_ns <= self._factor * usual_ns]
+            # What is slow does not become usual by and by, unless most steps are.
+            usual = clean_ns <= self._factor * usual_ns
+            clean_ns = clean_ns[usual] if 2 * usual.sum() > len(usual) else clean_ns
         self._usual = np.concatenate([self._usual, clean_ns])[-_RECENT:]
 
     def record(self) -> SlowSteps:
@@ -154,7 +155,6 @@ class SlowStepWatch:
                 phases_ns={phase.key: ns for phase, ns in times_ns if ns > 0},
                 collector_ns=collector_ns,
                 generation=generation,
-                load_per_cpu=_load_per_cpu(),
                 **context,
             )
         )
@@ -181,11 +181,5 @@ def _difference(
         "last_watched": int(steps.step[-1]),
         "major_faults": faults,
         "preemptions": switches,
+        "watched_ns": int(steps.duration_ns.sum()),
     }
-
-
-def _load_per_cpu() -> float | None:
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (AttributeError, OSError):  # not on Windows
-        return None

@@ -45,6 +45,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase("dataloader_init", "Dataloader init", "worker shut-down and start-up at an epoch's start"),
     Phase("profiler", "Profiler", "this profiler's own work and the user's own profiler"),
     Phase("other", "Loop", "Lightning's loop between the above"),
+    Phase("rank_wait", "Rank wait", "several ranks: until Lightning has told all whether a signal came"),
 )
 
 PHASE_INDEX: Final[dict[str, int]] = {phase.key: index for index, phase in enumerate(PHASES)}

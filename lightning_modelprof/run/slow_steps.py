@@ -12,15 +12,15 @@ class SlowStep:
     Attributes:
         step: its number.
         tags: :class:`~lightning_modelprof.run.steps.StepTag` bits.
-        duration_ns: wall time.
+        duration_ns: wall time without the phase ``profiler``.
         usual_ns: median of the clean steps before it; in the first of a loop, of those around it.
         phases_ns: self time by phase key; without phases that took none, or were not measured.
         collector_ns: time in Python's garbage collector, in runs of a millisecond and more.
         generation: oldest generation that it collected; ``None`` if it did not run for so long.
         first_watched, last_watched: the steps over which the counts below were taken, this one among them.
+        watched_ns: time of these steps.
         major_faults: page faults that read from a disk; ``None`` where the system does not count.
         preemptions: times that the process lost its CPU to another; ``None`` as above.
-        load_per_cpu: the system's load average over a minute, by the number of its CPUs; ``None`` as above.
     """
 
     step: int
@@ -32,9 +32,9 @@ class SlowStep:
     generation: int | None
     first_watched: int
     last_watched: int
+    watched_ns: int
     major_faults: int | None = None
     preemptions: int | None = None
-    load_per_cpu: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

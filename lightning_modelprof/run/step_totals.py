@@ -8,10 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTimings
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, PROFILER, StepTimings
 
-_NUM_PHASES: Final = len(PHASES)
 _LARGEST: Final = np.iinfo(np.int64).max
 
 ADDED: Final = (
@@ -27,6 +25,8 @@ ADDED: Final = (
 )
 """Columns that are sums; the others are the most or the least of one step."""
 
+_OF_PHASES: Final = ("phases_ns", "phases_max_ns", "phases_min_ns", "num_in_phase")
+
 
 class StepTotals:
     """Steps summed by their set of tags, as columns; tags alone decide which steps a figure is of.
@@ -35,6 +35,7 @@ class StepTotals:
         tags: int64, shape (c,): :class:`StepTag` bits, each set of them once, ascending.
         num_steps: int64, shape (c,): how many steps have them.
         duration_ns, duration_max_ns, duration_min_ns: int64, shape (c,): wall time in all, most and least.
+        net_max_ns, net_min_ns: int64, shape (c,): most and least without the phase ``profiler``.
         samples: int64, shape (c,): in the steps of which they are known.
         num_counted: int64, shape (c,): how many steps that is.
         phases_ns, phases_max_ns, phases_min_ns: int64, shape (c, len(PHASES)): self time in all, most and
@@ -45,13 +46,24 @@ class StepTotals:
         num_on_device: int64, shape (c, len(PHASES)): for how many steps that is.
     """
 
-    __slots__ = ("duration_max_ns", "duration_min_ns", "phases_max_ns", "phases_min_ns", "tags", *ADDED)
+    __slots__ = (
+        "duration_max_ns",
+        "duration_min_ns",
+        "net_max_ns",
+        "net_min_ns",
+        "phases_max_ns",
+        "phases_min_ns",
+        "tags",
+        *ADDED,
+    )
 
     tags: NDArray[np.int64]
     num_steps: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     duration_max_ns: NDArray[np.int64]
     duration_min_ns: NDArray[np.int64]
+    net_max_ns: NDArray[np.int64]
+    net_min_ns: NDArray[np.int64]
     samples: NDArray[np.int64]
     num_counted: NDArray[np.int64]
     phases_ns: NDArray[np.int64]
@@ -84,6 +96,8 @@ class StepTotals:
             "duration_ns": steps.duration_ns,
             "duration_max_ns": steps.duration_ns,
             "duration_min_ns": steps.duration_ns,
+            "net_max_ns": steps.net().duration_ns,
+            "net_min_ns": steps.net().duration_ns,
             "samples": np.where(is_counted, steps.samples, 0),
             "num_counted": is_counted.astype(np.int64),
             "phases_ns": np.where(is_measured, steps.phases_ns, 0),
@@ -117,8 +131,14 @@ class StepTotals:
         return self.select((self.tags & int(tags)) == 0)
 
     def clean(self) -> StepTotals:
-        """The steps that the benchmark uses."""
-        return self.without(NOT_CLEAN)
+        """The steps that the benchmark uses, without the time of the phase ``profiler``."""
+        clean = self.without(NOT_CLEAN)
+        phases = {name: getattr(clean, name).copy() for name in _OF_PHASES}
+        for column in phases.values():
+            column[:, PROFILER] = 0
+        duration_ns = clean.duration_ns - clean.phases_ns[:, PROFILER]
+        most_and_least = {"duration_max_ns": clean.net_max_ns, "duration_min_ns": clean.net_min_ns}
+        return StepTotals(**(clean.columns() | phases | {"duration_ns": duration_ns} | most_and_least))
 
     def num_with(self, tag: int) -> int:
         """Number of steps that have any of these tags."""

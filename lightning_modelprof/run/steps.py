@@ -9,7 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+
+PROFILER: Final = PHASE_INDEX["profiler"]
 
 NOT_MEASURED: Final = -1
 """How "not measured" is stored in integer columns, where ``None`` cannot be."""
@@ -124,5 +126,19 @@ class StepTimings:
         return StepTimings(**{name: column[mask] for name, column in self.columns().items()})
 
     def clean(self) -> StepTimings:
-        """The steps that the benchmark uses: those without a tag of ``NOT_CLEAN``."""
-        return self.select((self.tags & int(NOT_CLEAN)) == 0)
+        """The steps that the benchmark uses, those without a tag of ``NOT_CLEAN``, without our own time.
+
+        What this profiler does between two steps, such as sending scalars to loggers, is in the phase
+        ``profiler`` of the next one; here it is taken off.
+        """
+        return self.select((self.tags & int(NOT_CLEAN)) == 0).net()
+
+    def net(self) -> StepTimings:
+        """The same steps without the time of the phase ``profiler``."""
+        ours = self.phases_ns[:, PROFILER]
+        if not (ours > 0).any():
+            return self
+        phases_ns = self.phases_ns.copy()
+        phases_ns[:, PROFILER] = np.minimum(ours, 0)
+        duration_ns = self.duration_ns - np.maximum(ours, 0)
+        return StepTimings(**(self.columns() | {"phases_ns": phases_ns, "duration_ns": duration_ns}))

@@ -24,15 +24,12 @@ class SlowLogger(PhaseShareRule):
         """Log less often, or faster."""
         every = setup.log_every_n_steps or 1
         names = ", ".join(one.name.rpartition(".")[0] for one in setup.loggers)
-        advice = (
+        return (
             f"Trainer(log_every_n_steps={max(50, every * 10)}): {every} now, with {names}; or make"
             " log_metrics hand its work to another thread."
             if names
             else "There is no logger: look at what self.log() is given, and what is computed for it."
         )
-        if setup.local_world_size > 1:
-            advice += " Ranks also wait for each other here, where Lightning tells them of signals."
-        return advice
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The loggers, the user's own first."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE, SPECIAL
-from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import (
     ShareRule,
     count,
@@ -74,7 +74,7 @@ class SlowStepsCost(ShareRule):
                 f" median: {milliseconds(cost_ns)} by step ({percent(share)}). Mostly {said}; the worst is"
                 f" step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                 _ADVICE.get(cause, _USUAL_ADVICE),
-                self.severity(share or 0.0),
+                Severity.WARNING,  # the rules about what is slow in them say more
                 saving_ns=cost_ns,
                 evidence=[*evidence, text("most common cause", said)],
             ),

@@ -8,10 +8,11 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew, Straggler
-from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
 from lightning_modelprof.report.rules.input_bound import places_of_batches
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.rank_files import rank_file
 
 _ADVICE: Final = {
     "dataloader": "Look at what makes batches slow on {rank} alone: what its part of the data is, where it"
@@ -21,8 +22,8 @@ _ADVICE: Final = {
     " wait for.",
     "logging": "Log less often: what one rank alone writes, all wait for.",
     "checkpoint": "Save less often, or asynchronously: what one rank alone writes, all wait for.",
-    "forward": "Give ranks batches that are equally large, of samples that are equally long. If they are,"
-    " {rank}'s device or CPU is slower than the others'.",
+    "forward": "Look at what {rank} alone does in training_step. If it does the same as the others, give"
+    " ranks equally large batches of equally long samples; else its device or CPU is slower.",
 }
 _USUAL_ADVICE: Final = "Look at what {rank} does there and the others do not."
 
@@ -62,15 +63,20 @@ class StragglerRank(ShareRule):
         phase, waiting = (_label(key) for key in (late.phase, late.waiting_phase))
         rank = f"rank {late.rank}"
         too = f" Late as well: {_listed(late.others)}." if late.others else ""
+        if late.is_ambiguous:
+            too += (
+                f" Or, if ranks meet in {phase}: the others are late in {waiting}, and {rank} waits for them."
+            )
         return (
             self.found(
                 f"Rank {late.rank}{_host(skew, late)} takes {milliseconds(late.phase_ns)} a step in {phase},"
                 f" the others {milliseconds(late.usual_ns)}. They wait for it {milliseconds(late.cost_ns)}"
                 f" ({percent(share)} of a step), most of it in {waiting}.{too}",
-                _ADVICE.get(late.phase, _USUAL_ADVICE).format(rank=rank),
-                self.severity(late.cost_ns / skew.step_ns),
+                f"{_ADVICE.get(late.phase, _USUAL_ADVICE).format(rank=rank)} Its own lines:"
+                f" lightning-modelprof report RUN/{rank_file(late.rank)}",
+                Severity.INFO if late.is_ambiguous else self.severity(late.cost_ns / skew.step_ns),
                 title=f"The ranks wait for rank {late.rank}: {phase}",
-                saving_ns=late.cost_ns,
+                saving_ns=None if late.is_ambiguous else late.cost_ns,
                 places=places_of_batches(analysis.setup) if late.phase == "dataloader" else (),
                 evidence=[
                     *evidence,

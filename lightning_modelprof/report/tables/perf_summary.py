@@ -67,7 +67,9 @@ def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...
         )
     cost = analysis.own_cost
     if not isinstance(cost, Absent) and cost.share is not None:
-        notes.append(f"This profiler took {100 * cost.share:.2g} % of the loop, none of it in these steps.")
+        notes.append(
+            f"This profiler took {100 * cost.share:.2g} % of the loop; none of it is in these figures."
+        )
     return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
 
 

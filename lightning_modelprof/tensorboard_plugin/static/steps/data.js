@@ -40,6 +40,7 @@ export class Steps {
       times: column(`phase_${place}`),
       isMeasured: !meta.unmeasured.includes(place),
     }));
+    this.profiler = this.phases.find((phase) => phase.key === "profiler")?.times;
     /** @type {Layer[]} */
     this.layers = meta.layers.map((/** @type {Layer} */ layer) => ({
       ...layer,
@@ -47,6 +48,14 @@ export class Steps {
     }));
     this.hasSamples = !this.samples.includes(NOT_MEASURED);
     this.hasConsecutiveNumbers = this.count > 0 && this.number[this.count - 1] - this.number[0] === this.count - 1;
+  }
+
+  /**
+   * Its time without what the profiler did in it, as the benchmark takes a clean step.
+   * @param {number} step
+   */
+  net(step) {
+    return this.duration[step] - Math.max(this.profiler?.[step] ?? 0, 0);
   }
 
   /**

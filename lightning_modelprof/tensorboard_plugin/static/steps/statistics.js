@@ -36,7 +36,7 @@ function percentile(sorted, percent) {
  * @returns {Figures}
  */
 export function rangeFigures(steps, first, last) {
-  const { duration, samples, exclusion } = steps;
+  const { samples, exclusion } = steps;
   const reader = steps.phases.find((phase) => phase.key === "dataloader")?.times;
   const times = new Float64Array(last - first + 1);
   let clean = 0;
@@ -47,9 +47,9 @@ export function rangeFigures(steps, first, last) {
   let hasReader = true;
   for (let step = first; step <= last; step += 1) {
     if (exclusion[step]) continue;
-    times[clean] = duration[step];
+    times[clean] = steps.net(step);
+    total += times[clean];
     clean += 1;
-    total += duration[step];
     if (samples[step] < 0) hasSamples = false;
     else amount += samples[step];
     if (!reader) continue; // it took no time in any step
