@@ -262,7 +262,8 @@ def test_a_pause_in_one_step_is_the_worst_step(tmp_path):
     tables = {table.id: table for table in callback.report.tables}
     row = next(row for row in tables["slow_steps"].rows if row[0] == "step 150")
     keys = [column.key for column in tables["slow_steps"].columns]
-    assert row[keys.index("cause")] == "Forward"
+    assert row[keys.index("phase")] == "Forward"
+    assert row[keys.index("cause")] in ("Forward", "the machine: other processes had the CPU")
     assert tables["worst_step"].rows
     finding = next(one for one in callback.report.findings if one.kind == "slow_steps")
     assert finding.status is Status.FOUND
