@@ -251,7 +251,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train all stages, one after the other: about a minute on a machine that does nothing else."""
+    """Train all stages, one after the other; it takes less than a minute."""
     options = parse()
     torch.set_num_threads(1)  # with more, what else the machine does counts for more than the stages
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
