@@ -229,6 +229,7 @@ def parse_args() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--only", nargs="+", choices=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    add("--every", type=int, default=1, metavar="N", help="every N-th model of the list")
     add("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), metavar="TOOL", help=", ".join(TOOLS))
     add("--jobs", type=int, default=1, metavar="N", help="cells at the same time (default: 1)")
     add("--timeout", type=float, default=180.0, metavar="S", help="for one cell (default: 180)")
@@ -239,15 +240,15 @@ def parse_args() -> argparse.Namespace:
         help=f"put the tables between the file's lines {BEGIN} and {END}",
     )
     options = parser.parse_args()
-    if options.write and (options.only or options.tools != list(TOOLS)):
-        parser.error("expected --write without --only and --tools: a document has the whole table")
+    if options.write and (options.only or options.every > 1 or options.tools != list(TOOLS)):
+        parser.error("expected --write without --only, --every and --tools: a document has the whole table")
     return options
 
 
 def main() -> None:
     """Count, print, and write if wanted."""
     options = parse_args()
-    models = options.only or list(MODELS)
+    models = (options.only or list(MODELS))[:: options.every]
     with ThreadPoolExecutor(options.jobs) as pool:
         pending = {
             model: {tool: pool.submit(count_cell, tool, model, options.timeout) for tool in options.tools}

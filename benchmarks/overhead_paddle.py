@@ -3,11 +3,11 @@
     python benchmarks/overhead_paddle.py
     python benchmarks/overhead_paddle.py --rounds 40 --steps 500 --json overhead_paddle.json
 
-Needs ``paddlepaddle``, and nothing of torch or Lightning. The model is the one linear layer of `overhead.py` in
-a plain loop over a `paddle.io.DataLoader`, as in Paddle's documentation: there is no Trainer, so a step is much
-shorter than Lightning's and the same cost a larger share of it. Plain and timed loops take turns. CPU time of
-the training thread, the fastest block of 50 steps of a run, each compared with the plain loop of its own round;
-*plain again* is the noise that is left.
+Needs ``paddlepaddle``, and nothing of torch or Lightning. The model is the one linear layer of `overhead.py`
+in a plain loop over a `paddle.io.DataLoader`, as in Paddle's documentation: there is no Trainer, so a step is
+much shorter than Lightning's and the same cost a larger share of it. Plain and timed loops take turns. CPU
+time of the training thread, the fastest block of 50 steps of a run, each compared with the plain loop of its
+own round; *plain again* is the noise that is left.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main() -> None:
         )
         document[way] = {"over_plain_us": cost, "share": share}
         print(
-            f"{way:<12} {cost['median']:+6.1f} us (half of the rounds {cost['low']:+.1f} .. {cost['high']:+.1f})"
+            f"{way:<12} {cost['median']:+6.1f} us (half of all: {cost['low']:+.1f} .. {cost['high']:+.1f})"
             f" {share['median']:+7.1%} of its step"
         )
     if options.json:

@@ -1,4 +1,4 @@
-"""All benchmarks against the peers in one run of a quarter of an hour, written to ``benchmarks/README.md``.
+"""All benchmarks against the peers in one run of about 20 minutes, written to ``benchmarks/README.md``.
 
     python benchmarks/peers.py --environments peers
     python benchmarks/peers.py --environments peers --only overhead window --results results
@@ -94,7 +94,7 @@ def parts(environments: Path, traces: Sequence[Path]) -> list[Part]:
     """The short configurations, those that measure time first."""
     reader = str(environments / "hta" / "bin" / "python")
     peers = [f"--peers-python={name}={reader}" for name in ("torch_tb_profiler", "HolisticTraceAnalysis")]
-    in_turns = ("--rounds", "15", "--steps", "300")
+    in_turns = ("--rounds", "25", "--steps", "300")
     processes = ("--rounds", "4", "--fits", "4", "--steps", "300", "--only", "bare-again", "empty-callback")
     processes += ("ours", "gpuprof", "traceml")
     files = [str(path.resolve()) for path in traces]
@@ -110,7 +110,8 @@ def parts(environments: Path, traces: Sequence[Path]) -> list[Part]:
         "hta_all",
     )
     trainings = ("--every", "5", "--tools", "ours", "traceml", "gpuprof_first")
-    counters = ("--jobs", "2", "--tools", "ours", "fvcore", "flop_counter_mode", "torchinfo")
+    counters = ("--every", "2", "--jobs", "2", "--tools", "ours", "fvcore", "flop_counter_mode", "torchinfo")
+    ranks = ("--ranks", "64", "--steps", "5000")
     return [
         Part("overhead", "main", "overhead.py", in_turns, tables.overhead_table),
         Part("processes", "main", "overhead_processes.py", processes, tables.overhead_table),
@@ -119,11 +120,13 @@ def parts(environments: Path, traces: Sequence[Path]) -> list[Part]:
         Part("traces", "main", "trace_analysis.py", (*analysis, *peers), tables.traces_table),
         Part("verdicts", "main", "verdict_peers.py", trainings, tables.verdicts_table),
         Part("flops", "main", "flops.py", counters, tables.flops_table, writes_json=False),
+        Part("steps", "main", "many_steps.py", ("--steps", "200000"), tables.as_printed, writes_json=False),
+        Part("ranks", "main", "many_ranks.py", ranks, tables.as_printed, writes_json=False),
     ]
 
 
 def make_environments(folder: Path) -> None:
-    """Make those that are not there; one that cannot be made is removed from nothing and said so."""
+    """Make those that are not there; what cannot be installed is said."""
     for name, steps in ENVIRONMENTS.items():
         home = folder / name
         ready = home / "ready"
@@ -195,9 +198,9 @@ def render(all_parts: Sequence[Part], results: Path) -> None:
     run = json.loads((results / "run.json").read_text())
     tables.put_between_markers(README, "run", tables.run_table(run))
     for part in all_parts:
-        [said] = [one for one in run["parts"] if one["name"] == part.name] or [{"problem": "not run"}]
-        if said["problem"]:
-            tables.put_between_markers(README, part.name, f"Not in this run: {said['problem']}.")
+        problems = [one["problem"] for one in run["parts"] if one["name"] == part.name] or ["not asked for"]
+        if problems[0]:
+            tables.put_between_markers(README, part.name, f"Not in this run: {problems[0]}.")
             continue
         path = results / f"{part.name}.{'json' if part.writes_json else 'txt'}"
         content = json.loads(path.read_text()) if part.writes_json else path.read_text()
@@ -225,6 +228,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Run and write."""
     options = parse_args()
+    options.environments = options.environments.absolute()  # the commands run in other folders
     all_parts = parts(options.environments, options.traces)
     if not options.render:
         make_environments(options.environments)

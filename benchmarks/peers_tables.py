@@ -70,7 +70,8 @@ def paddle_table(document: Mapping[str, Any]) -> str:
             ]
         )
     first = f"paddlepaddle {document['paddle']}; a step without it takes"
-    first += f" {document['plain_step_us']['median']:.0f} µs; {document['rounds']} rounds of {document['steps']} steps."
+    first += f" {document['plain_step_us']['median']:.0f} µs;"
+    first += f" {document['rounds']} rounds of {document['steps']} steps."
     header = ["", "µs per step", "half of the rounds", "share of its own step", "half of the rounds"]
     return f"{first}\n\n" + table(header, rows)
 
@@ -147,9 +148,9 @@ def key_averages_text(document: Mapping[str, Any]) -> str:
         return f"`key_averages().table()`: {document['problem']}"
     ratios = sorted(entry["torch_s"] / entry["ours_s"] for entry in document["rounds"])
     return (
-        f"Of a recorded window of {document['num_events']:,} events, torch's `key_averages().table()` takes"
-        f" {ratios[len(ratios) // 2]:.1f} times ({ratios[0]:.1f} to {ratios[-1]:.1f}) the CPU time of our export and"
-        " all tables."
+        f"Of a recorded window of {document['num_events']:,} events, `key_averages().table()` of torch takes"
+        f" {ratios[len(ratios) // 2]:.1f} times ({ratios[0]:.1f} to {ratios[-1]:.1f}) the CPU time of"
+        " our export and all tables."
     )
 
 
@@ -174,6 +175,11 @@ def flops_table(printed: str) -> str:
     """The table of tools of what ``flops.py`` prints, with the number of models."""
     _, tools, models, *_ = printed.split("\n\n")
     return f"{len(models.splitlines()) - 2} models.\n\n{tools}"
+
+
+def as_printed(printed: str) -> str:
+    """What has no table."""
+    return f"```\n{printed.rstrip()}\n```"
 
 
 def run_table(run: Mapping[str, Any]) -> str:
