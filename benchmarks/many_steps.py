@@ -2,8 +2,9 @@
 
     python benchmarks/many_steps.py [--steps 1000000]
 
-Steps come as the ledger hands them on, and are taken over every 50 steps and looked at every 200, as the session does. Growth is that
-of the process's resident memory from the first 20,000 steps on, and of what Python has allocated.
+Steps come as the ledger hands them on, are taken over every 50 steps and looked at every 200, as the session
+does. Growth is that of the process's resident memory from the first 20,000 steps on, and of what
+Python has allocated.
 """
 
 from __future__ import annotations

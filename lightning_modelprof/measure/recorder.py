@@ -162,7 +162,7 @@ class Recorder:
         self._kept.append(_narrow(kept))
         self._num_kept += len(kept)
         if len(self._kept) > _MAX_PARTS:
-            self._kept = [_narrow(StepTimings.concatenate([_widen(part) for part in self._kept]))]
+            self._kept = [_narrow(StepTimings.concatenate(self._kept))]
 
     def _is_kept(self, steps: StepTimings) -> NDArray[np.bool_]:
         """Which of these steps are kept one by one."""
