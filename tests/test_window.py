@@ -488,7 +488,7 @@ def test_tags_and_what_the_benchmark_leaves_out(tmp_path):
     steps = steps_of(callback)
     ours = steps.phases_ns[
         clean, PHASE_INDEX["profiler"]
-    ]  # looks between steps, which are nobody else's time
+    ]  # looks between steps
     net_ns = steps.duration_ns[clean] - ours
     assert benchmark["batch_cost_ns"]["max"] == net_ns.max()
     assert benchmark["batch_cost_ns"]["avg"] == net_ns.sum() / len(clean)
