@@ -486,9 +486,7 @@ def test_tags_and_what_the_benchmark_leaves_out(tmp_path):
     clean = [2, 3, 9, 10, 11]
     assert benchmark["steps"] == len(clean)
     steps = steps_of(callback)
-    ours = steps.phases_ns[
-        clean, PHASE_INDEX["profiler"]
-    ]  # looks between steps
+    ours = steps.phases_ns[clean, PHASE_INDEX["profiler"]]  # looks between steps
     net_ns = steps.duration_ns[clean] - ours
     assert benchmark["batch_cost_ns"]["max"] == net_ns.max()
     assert benchmark["batch_cost_ns"]["avg"] == net_ns.sum() / len(clean)

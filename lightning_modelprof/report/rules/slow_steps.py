@@ -74,7 +74,8 @@ class SlowStepsCost(ShareRule):
                 f" median: {milliseconds(cost_ns)} by step ({percent(share)}). Mostly {said}; the worst is"
                 f" step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                 _ADVICE.get(cause, _USUAL_ADVICE),
-                Severity.WARNING,  # the rules about what is slow in them say more
+                # What other phases take is the business of other rules, and a busy machine is nobody's fault.
+                Severity.WARNING if cause == COLLECTOR else Severity.INFO,
                 saving_ns=cost_ns,
                 evidence=[*evidence, text("most common cause", said)],
             ),
