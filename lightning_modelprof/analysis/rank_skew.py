@@ -32,7 +32,7 @@ _MAY_MEET: Final = ("callbacks", "module_hooks", "logging", "transfer", "checkpo
 NOT_COUNTED: Final = ("profiler",)
 
 SIGNIFICANCE: Final = 0.01
-"""Probability that any rank is called late though none is."""
+"""Probability that any rank is called late though none is, in each try with and without Forward."""
 
 LEAST_STEPS: Final = 20
 """Common clean steps, below which nothing is said of who is late."""

@@ -35,7 +35,6 @@ class SlowCause:
         excess_ns: how much longer than usual it took.
         phase: key of the phase with the most additional time.
         phase_excess_ns: how much that is.
-        usual_phase_ns: median of the phase over the typical steps.
         cause: ``COLLECTOR``, the key of a phase, ``MACHINE``, or ``""`` where nothing explains half of it.
     """
 
@@ -43,7 +42,6 @@ class SlowCause:
     excess_ns: float
     phase: str
     phase_excess_ns: float
-    usual_phase_ns: float
     cause: str
 
 
@@ -95,7 +93,6 @@ def _cause(slow: SlowStep, medians_ns: Mapping[str, float]) -> SlowCause:
         excess_ns=excess_ns,
         phase=phase,
         phase_excess_ns=beyond_ns.get(phase, 0.0),
-        usual_phase_ns=medians_ns.get(phase, 0.0),
         cause=_name(slow, excess_ns, phase, beyond_ns.get(phase, 0.0)),
     )
 

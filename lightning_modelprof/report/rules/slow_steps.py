@@ -38,7 +38,7 @@ _USUAL_ADVICE: Final = "Table Slow steps says where each one's time went."
 class SlowStepsCost(ShareRule):
     """What clean steps of more than three times the median take beyond the median, by step of all clean ones.
 
-    Caveats: such time is part of the means that other rules look at, too.
+    A hint without time at stake, unless it is mostly the garbage collector, of which no other rule knows.
     """
 
     kind: ClassVar[str] = "slow_steps"
@@ -68,15 +68,17 @@ class SlowStepsCost(ShareRule):
         cause = weights.most_common(1)[0][0]
         worst = max(clean, key=lambda one: one.slow.duration_ns)
         said = next(cause_words(one) for one in clean if one.cause == cause)
+        # What other phases take is the business of other rules, which have the same time at stake, and a busy
+        # machine is nobody's fault.
+        is_ours_alone = cause == COLLECTOR
         return (
             self.found(
                 f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
                 f" median: {milliseconds(cost_ns)} by step ({percent(share)}). Mostly {said}; the worst is"
                 f" step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                 _ADVICE.get(cause, _USUAL_ADVICE),
-                # What other phases take is the business of other rules, and a busy machine is nobody's fault.
-                Severity.WARNING if cause == COLLECTOR else Severity.INFO,
-                saving_ns=cost_ns,
+                Severity.WARNING if is_ours_alone else Severity.INFO,
+                saving_ns=cost_ns if is_ours_alone else None,
                 evidence=[*evidence, text("most common cause", said)],
             ),
         )
