@@ -19,7 +19,8 @@ from lightning_modelprof.errors import (
 if TYPE_CHECKING:
     from lightning_modelprof.callback import ModelProfCallback
     from lightning_modelprof.flops.count import count_flops
-    from lightning_modelprof.measure.timing import EventTimer, benchmark_inference
+    from lightning_modelprof.measure.event_timer import EventTimer
+    from lightning_modelprof.measure.inference_benchmark import benchmark_inference
     from lightning_modelprof.model_profile import profile_model
 
 __version__ = "0.1.0"
@@ -39,9 +40,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EventTimer": "measure.timing",
+    "EventTimer": "measure.event_timer",
     "ModelProfCallback": "callback",
-    "benchmark_inference": "measure.timing",
+    "benchmark_inference": "measure.inference_benchmark",
     "count_flops": "flops.count",
     "profile_model": "model_profile",
 }

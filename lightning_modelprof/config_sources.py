@@ -12,7 +12,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import yaml
 
-from lightning_modelprof.config import FIELDS, WHERE, ProfileConfig, nearest
+from lightning_modelprof.config import FIELDS, WHERE, ProfileConfig
+from lightning_modelprof.config_checks import check_config, nearest
 from lightning_modelprof.errors import ConfigError
 
 SWITCH: Final = "LIGHTNING_MODELPROF"
@@ -67,7 +68,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         arguments["peak_flops_per_s"] = _number(peak)
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = tuple(arguments["steps"])
-    ProfileConfig(**arguments).check(where)
+    check_config(ProfileConfig(**arguments), where)
     return arguments
 
 

@@ -20,8 +20,8 @@ from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.profiled_call import ProfiledCall, kind_of
 from lightning_modelprof.flops.untouched import untouched
 from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.device_spans import wait_for
 from lightning_modelprof.measure.inference_setup import tensors_in
-from lightning_modelprof.measure.timing import wait_for
 from lightning_modelprof.model_profile_arguments import (
     check_tensors,
     ignored_paths,

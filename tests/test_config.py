@@ -18,7 +18,8 @@ import yaml
 
 from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
-from lightning_modelprof.fit.checks import check_writeable
+from lightning_modelprof.config_checks import check_config
+from lightning_modelprof.fit.run_folder import check_writeable
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TIME_UNITS, VIEWS, ReportOptions
 from tests.fits import ROOT, Net, fit_quietly, loader, make_callback, make_trainer, run_fit, steps_of
 
@@ -368,7 +369,7 @@ def test_steps_in_yaml(tmp_path):
     (tmp_path / "config.yaml").write_text("steps: [3, 14]\n")
     callback = ModelProfCallback.from_yaml(str(tmp_path / "config.yaml"))
     assert callback.config.steps == (3, 14)
-    callback.config.check()
+    check_config(callback.config)
 
 
 def test_paddles_names_in_yaml(tmp_path):
@@ -410,7 +411,7 @@ def test_every_name_is_in_the_documentation(name):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_shipped_configurations_are_valid(path):
     config = ModelProfCallback.from_yaml(path).config
-    config.check()
+    check_config(config)
     written = yaml.safe_load(path.read_text())
     assert {name: getattr(config, name) for name in written} == written
 
@@ -578,7 +579,7 @@ def test_cli_accepts_ranks(parser, text, expected):
     parsed = parser.parse_args([f"--callback.ranks={text}", "--callback.keep_windows=null"])
     config = instantiate(parser, parsed).config
     assert (config.ranks, config.keep_windows) == (expected, None)
-    config.check()
+    check_config(config)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_modelprof.fit import loop_memory
-from lightning_modelprof.fit.outputs import claim_directory
+from lightning_modelprof.fit.run_folder import claim_directory
 from lightning_modelprof.measure.memory import DeviceMemory, ProcessMemory
 from tests.fits import run_fit
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.diagnose import diagnose
@@ -109,7 +110,7 @@ def test_wrong_thresholds_stop_a_fit_before_it_begins(tmp_path):
 @pytest.mark.parametrize("given", [["input_bound"], {"input_bound": 0.1}])
 def test_what_is_no_mapping_is_refused_with_the_configuration(given):
     with pytest.raises(ConfigError, match="rules: expected a mapping"):
-        ProfileConfig(rules=given).check()
+        check_config(ProfileConfig(rules=given))
 
 
 def test_a_rule_that_fails_costs_its_own_finding_alone():

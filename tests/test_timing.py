@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import UserDict
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,11 +13,22 @@ import torch
 from torch import nn
 
 from lightning_modelprof import ConfigError, EventTimer, benchmark_inference
-from lightning_modelprof.measure import timing
+from lightning_modelprof.measure import device_spans, event_timer, inference_benchmark
+from lightning_modelprof.measure.cpu_time import CpuTime
 from tests.support import FakeClock
 from tests.test_device_phases import FakeDeviceClock
 
 MS = 1_000_000
+
+PARTS = (device_spans, event_timer, inference_benchmark)
+
+
+def patch_all(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    """Put ``value`` in the place of ``name`` in every part of the timing that has it."""
+    having = [part for part in PARTS if hasattr(part, name)]
+    assert having, name
+    for part in having:
+        monkeypatch.setattr(part, name, value)
 
 
 class World:
@@ -31,14 +43,14 @@ class World:
         self.device = FakeDeviceClock()
         self.device.reached_ns = 0
         self.waits = 0
-        self.cpu = timing.CpuTime(0, 0)
-        monkeypatch.setattr(timing, "host_clock", self.host)
-        monkeypatch.setattr(timing, "wait_for", self.wait_for)
-        monkeypatch.setattr(timing, "cpu_time", lambda: self.cpu)
+        self.cpu = CpuTime(0, 0)
+        patch_all(monkeypatch, "host_clock", self.host)
+        patch_all(monkeypatch, "wait_for", self.wait_for)
+        patch_all(monkeypatch, "cpu_time", lambda: self.cpu)
         self.patch = monkeypatch
 
     def has_events(self) -> World:
-        self.patch.setattr(timing, "device_clock", lambda device: self.device)
+        patch_all(self.patch, "device_clock", lambda device: self.device)
         return self
 
     def timer(self) -> EventTimer:
@@ -57,7 +69,7 @@ class World:
 
     def compute(self, ns: int, *, user_ns: int = 0, system_ns: int = 0) -> None:
         self.host.advance(ns)
-        self.cpu = timing.CpuTime(self.cpu.user_ns + user_ns, self.cpu.system_ns + system_ns)
+        self.cpu = CpuTime(self.cpu.user_ns + user_ns, self.cpu.system_ns + system_ns)
 
     def check_marks(self) -> None:
         """Every mark was given back exactly once."""
@@ -107,8 +119,8 @@ def test_events_see_the_device_and_wait_twice_in_all(world):
 
 def test_wall_sees_the_launches_and_claims_no_throughput(world, monkeypatch):
     # The device of the batch is what makes the difference, so it is one that only pretends.
-    monkeypatch.setattr(timing, "devices_of", lambda module, batch: (torch.device("cuda:0"),))
-    monkeypatch.setattr(timing, "random_states_restored", lambda devices: timing.nullcontext())
+    patch_all(monkeypatch, "devices_of", lambda module, batch: (torch.device("cuda:0"),))
+    patch_all(monkeypatch, "random_states_restored", lambda devices: nullcontext())
     times = benchmark_inference(Launches(world), BATCH, warm_up=0, runs=4, method="wall", tokens=1)
     assert times.device == "cuda:0"
     assert times.avg_ns == times.min_ns == times.max_ns == 10
@@ -137,7 +149,7 @@ def test_user_and_system_time_are_those_of_the_runs(world):
 
 def test_marks_of_streams_that_overtook_each_other_are_no_times(world):
     world.has_events()
-    world.patch.setattr(timing, "wait_for", lambda device: None)
+    patch_all(world.patch, "wait_for", lambda device: None)
     world.device.reached_ns = None  # all of them are reached at once
     x = iter([1_000, -5_000, 3_000])
     times = benchmark_inference(lambda _: world.device.advance(next(x)), BATCH, warm_up=0, runs=3)
@@ -297,8 +309,8 @@ def test_models_and_batches_that_cannot_be_used():
 
 def test_several_devices_are_all_waited_for(world, monkeypatch):
     devices = (torch.device("cuda:0"), torch.device("cuda:1"))
-    monkeypatch.setattr(timing, "devices_of", lambda module, batch: devices)
-    monkeypatch.setattr(timing, "random_states_restored", lambda devices: timing.nullcontext())
+    patch_all(monkeypatch, "devices_of", lambda module, batch: devices)
+    patch_all(monkeypatch, "random_states_restored", lambda devices: nullcontext())
     times = benchmark_inference(Launches(world), BATCH, warm_up=0, runs=3)
     assert (times.method, times.device) == ("synchronize", "cuda:0, cuda:1")
     assert world.waits == 2 * (2 * 3 + 2)
@@ -449,7 +461,7 @@ def test_timing_never_synchronises_a_stage(monkeypatch):
         monkeypatch.setattr(namespace, "synchronize", lambda *args: calls.append(args))
     monkeypatch.setattr(torch.cuda.Event, "synchronize", calls.append)
     device = FakeDeviceClock()
-    monkeypatch.setattr(timing, "device_clock", lambda _: device)
+    patch_all(monkeypatch, "device_clock", lambda _: device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     timer = EventTimer("cuda")
     device.reached_ns = -1

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from lightning_modelprof.config import ProfileConfig, nearest
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config_checks import nearest
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
-
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
-"""What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
 
 
 def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> None:
@@ -79,43 +74,3 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
                 "ModelProfCallback: ignore_modules: expected names of classes or paths of modules of"
                 f" {type(pl_module).__name__}, got {name!r}.{nearest(name, names)} Correct it."
             )
-
-
-def check_writeable(directory: Path) -> None:
-    """Refuse a folder that cannot be made or written to, without making it yet.
-
-    Raises:
-        ConfigError: with the place that is in the way, or for a place that is not on this machine.
-    """
-    if _SCHEME.fullmatch(directory.parts[0] if directory.parts else ""):
-        address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
-        raise ConfigError(
-            f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
-            " a local path. Give a local dirpath=..., or set files=False."
-        )
-    problem = _problem(directory)
-    if problem:
-        raise ConfigError(
-            f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
-            f" {problem}. Give dirpath=..., change the logger's folder, or set files=False."
-        )
-
-
-def _problem(directory: Path) -> str:
-    """Why a folder cannot be made or written to, ``""`` when it can."""
-    try:
-        existing = next((place for place in (directory, *directory.parents) if _exists(place)), directory)
-        if not existing.is_dir():
-            return f"{existing} is a file"
-    except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
-        return f"{error.filename or directory} cannot be looked at: {error.strerror or error}"
-    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writeable"
-
-
-def _exists(place: Path) -> bool:
-    """Unlike ``Path.exists``, the same in every Python: raises when it cannot be told."""
-    try:
-        place.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

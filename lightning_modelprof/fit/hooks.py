@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
-from weakref import WeakSet
+from typing import Any
 
 from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.config_sources import is_switched_off
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.fit.checks import check_ignored, check_trainer, check_writeable
-from lightning_modelprof.fit.outputs import claim_directory
+from lightning_modelprof.fit.checks import check_ignored, check_trainer
+from lightning_modelprof.fit.forks import forget_in_children
+from lightning_modelprof.fit.run_folder import claim_directory, wanted_folder
 from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.fit.warn import warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.samples import SampleCounter, make_counter
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.archive import DEFAULT_FOLDER
 from lightning_modelprof.run.loops import FIT, LOOPS, Loop
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
-
-_log = logging.getLogger(__name__)
 
 
 class ProfilingHooks:
@@ -70,16 +66,10 @@ class ProfilingHooks:
         if stage not in LOOPS or is_switched_off():
             return
         self._loop = LOOPS[stage]
-        self.config.check()
+        check_config(self.config)
         check_trainer(self.config, trainer, ProfilingHooks)
         check_ignored(self.config, pl_module)
-        # The first rank's counts: it is broadcast when the loop begins.
-        directory = Path(self.config.dirpath or _folder_of_the_run(trainer) / DEFAULT_FOLDER)
-        # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
-        has_files = self.config.files and not (trainer.fast_dev_run and self.config.dirpath is None)
-        if has_files:
-            check_writeable(directory)
-        self._directory = directory if has_files else None
+        self._directory = wanted_folder(self.config, trainer)  # the first rank's is broadcast
         self._is_awaited = True
         try:
             self._begin(trainer)
@@ -106,7 +96,7 @@ class ProfilingHooks:
         has_no_report = session is not None and not session.is_armed and not loop.is_fit
         # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.
         if has_no_report and getattr(getattr(trainer, loop.trainer_attribute, None), "skip", False):
-            _warn(f"{loop.subject} had no batch: there is no report of it")
+            warn(f"{loop.subject} had no batch: there is no report of it")
         self._leave()
         self._forget_module()
 
@@ -217,12 +207,12 @@ class ProfilingHooks:
             self._directory,
             own_prefix=f"[Callback]{self.state_key}.",
             clock=self._clock,
-            warn=_warn,
+            warn=warn,
             guard=self._guard,
         )
         self._session = session
         session.delegate.on_error = self._step_aside
-        _MEASURING.add(self)
+        forget_in_children(self)
 
     def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
         """The loop begins; returns the session's ledger if there is something to measure."""
@@ -249,7 +239,7 @@ class ProfilingHooks:
                 has_session = self._session is not None
                 is_safe_point = bool(trainer.strategy.reduce_boolean_decision(has_session, all=True))
             except Exception as error:  # a rank has died; every rank keeps what it has itself
-                _warn(f"could not ask the other ranks: {type(error).__name__}: {error}")
+                warn(f"could not ask the other ranks: {type(error).__name__}: {error}")
         self._finish("finished", is_safe_point=is_safe_point)
 
     def _stop(self, status: str) -> None:
@@ -288,7 +278,7 @@ class ProfilingHooks:
         """Give up for the rest of the loop and warn; to be called while an error of ours is being handled."""
         session, self._session = self._session, None
         self._ledger = self._evaluation = None
-        _warn(
+        warn(
             f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
             f" Please report this:\n{traceback.format_exc()}"
         )
@@ -296,19 +286,19 @@ class ProfilingHooks:
             try:
                 session.abort()
             except Exception:  # what could not be undone or saved must not hurt either
-                _warn(f"could not undo or save everything:\n{traceback.format_exc()}")
+                warn(f"could not undo or save everything:\n{traceback.format_exc()}")
             self._take_results(session)
 
     def _stop_counting(self, error: Exception) -> None:
         self._count = _count_nothing
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
         self._guard(
-            lambda: _warn(
+            lambda: warn(
                 f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known"
             )
         )
 
-    def _forget_session(self) -> None:
+    def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
         session, self._session = self._session, None
         self._ledger, self._evaluation, self._is_awaited = None, None, False
@@ -319,38 +309,3 @@ class ProfilingHooks:
 
 def _count_nothing(_: Any) -> int:
     return NOT_MEASURED
-
-
-def _folder_of_the_run(trainer: Any) -> Path:
-    """Where the first logger keeps what is of this run alone; without one, the Trainer's folder.
-
-    Loggers that do not say have ``save_dir`` for all their runs, in which MLflow takes every folder for an
-    experiment. There it is the folder in which ModelCheckpoint has its own.
-    """
-    logger = trainer.loggers[0] if trainer.loggers else None
-    if logger is None or not (logger.log_dir or logger.save_dir):
-        return Path(trainer.default_root_dir)
-    if logger.log_dir:
-        return Path(logger.log_dir)
-    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    return Path(logger.save_dir, str(logger.name), version)
-
-
-def _warn(message: str) -> None:
-    """Warn of something; where the user has made warnings errors, the loop goes on all the same."""
-    try:
-        warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)
-    except Exception:
-        _log.warning("ModelProfCallback: %s", message)
-
-
-_MEASURING: Final[WeakSet[ProfilingHooks]] = WeakSet()
-
-
-def _forget_sessions() -> None:
-    for callback in tuple(_MEASURING):
-        callback._forget_session()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_forget_sessions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import Any, Final
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.run.archive import RUN_FILE, pack, save_run, write_atomically
+from lightning_modelprof.run.archive import pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window
@@ -263,21 +262,3 @@ def trace_name(window: Window, rank: int) -> str:
     """Where a window's trace lies in the run's folder."""
     steps = window.recorded_steps
     return f"traces/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"
-
-
-def claim_directory(wanted: Path) -> Path:
-    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if another run has it: nothing is overwritten.
-
-    The folder is claimed by making its archive, still empty, which only one of several runs can do.
-    """
-    for number in itertools.count():
-        directory = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / RUN_FILE).touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        except OSError:
-            break  # saving the run will say what is wrong
-        return directory
-    return wanted

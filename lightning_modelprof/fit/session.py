@@ -22,7 +22,8 @@ from lightning_modelprof.fit.gathering import gather_rank_steps
 from lightning_modelprof.fit.inspection import Inspection, make_inspection
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.fit.loop_memory import LoopMemory
-from lightning_modelprof.fit.outputs import Outputs, claim_directory
+from lightning_modelprof.fit.outputs import Outputs
+from lightning_modelprof.fit.run_folder import claim_directory
 from lightning_modelprof.fit.sampling import Sampling
 from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.fit.windows import WindowResults, make_capture, why_no_window

@@ -1,0 +1,107 @@
+"""Which folder the files of a loop go to: chosen, checked before training starts, and claimed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
+"""What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
+
+
+def wanted_folder(config: ProfileConfig, trainer: Any) -> Path | None:
+    """The folder to claim when the loop begins, ``None`` when no files are wanted.
+
+    Args:
+        config: what is wanted.
+        trainer: on every rank; that of the first rank counts.
+
+    Raises:
+        ConfigError: when it cannot be made or written to.
+    """
+    # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
+    if not config.files or (trainer.fast_dev_run and config.dirpath is None):
+        return None
+    folder = Path(config.dirpath or _folder_of_the_run(trainer) / DEFAULT_FOLDER)
+    check_writeable(folder)
+    return folder
+
+
+def claim_directory(wanted: Path) -> Path:
+    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if another run has it: nothing is overwritten.
+
+    The folder is claimed by making its archive, still empty, which only one of several runs can do.
+    """
+    for number in itertools.count():
+        directory = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / RUN_FILE).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:
+            break  # saving the run will say what is wrong
+        return directory
+    return wanted
+
+
+def check_writeable(directory: Path) -> None:
+    """Refuse a folder that cannot be made or written to, without making it yet.
+
+    Raises:
+        ConfigError: with the place that is in the way, or for a place that is not on this machine.
+    """
+    if _SCHEME.fullmatch(directory.parts[0] if directory.parts else ""):
+        address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
+        raise ConfigError(
+            f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
+            " a local path. Give a local dirpath=..., or set files=False."
+        )
+    problem = _problem(directory)
+    if problem:
+        raise ConfigError(
+            f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
+            f" {problem}. Give dirpath=..., change the logger's folder, or set files=False."
+        )
+
+
+def _problem(directory: Path) -> str:
+    """Why a folder cannot be made or written to, ``""`` when it can."""
+    try:
+        existing = next((place for place in (directory, *directory.parents) if _exists(place)), directory)
+        if not existing.is_dir():
+            return f"{existing} is a file"
+    except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
+        return f"{error.filename or directory} cannot be looked at: {error.strerror or error}"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writeable"
+
+
+def _exists(place: Path) -> bool:
+    """Unlike ``Path.exists``, the same in every Python: raises when it cannot be told."""
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _folder_of_the_run(trainer: Any) -> Path:
+    """Where the first logger keeps what is of this run alone; without one, the Trainer's folder.
+
+    Loggers that do not say have ``save_dir`` for all their runs, in which MLflow takes every folder for an
+    experiment. There it is the folder in which ModelCheckpoint has its own.
+    """
+    logger = trainer.loggers[0] if trainer.loggers else None
+    if logger is None or not (logger.log_dir or logger.save_dir):
+        return Path(trainer.default_root_dir)
+    if logger.log_dir:
+        return Path(logger.log_dir)
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return Path(logger.save_dir, str(logger.name), version)
