@@ -382,7 +382,7 @@ def test_trainer_of_pytorch_lightning(bench, key):
 def test_device_times(monkeypatch, bench, key):
     """The device takes three times the host's time; predictions are fetched from it."""
     bench.truth.device = FakeDeviceClock()
-    monkeypatch.setattr("lightning_modelprof.fit.session.device_clock", lambda _: bench.truth.device)
+    monkeypatch.setattr("lightning_modelprof.fit.step_timing.device_clock", lambda _: bench.truth.device)
     bench.run(key, PlainNet(bench.truth), bench.data())
     bench.check(num_steps=3)
     device_ns = bench.record.steps.device_phases_ns

@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_modelprof.fit import hooks, outputs, session, windows
+from lightning_modelprof.fit import hooks, loop_parts, outputs, session, step_timing, windows
 from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.inspection import Inspection
 from lightning_modelprof.fit.live import LiveFigures
@@ -314,12 +314,12 @@ TIMING_ONLY = {"flops": False, "steps": None, "active": 0}
 PLACES = {
     # setup, when all that is refused on purpose has been checked
     "setup: session": Place(LoopSession, "__init__", steps=None, errors=ALL),
-    "setup: delegate": Place(session, "make_delegate", steps=None),
-    "setup: device clock": Place(session, "device_clock", steps=None),
+    "setup: delegate": Place(step_timing, "make_delegate", steps=None),
+    "setup: device clock": Place(step_timing, "device_clock", steps=None),
     "setup: counter": Place(hooks, "make_counter", steps=None),
     # on_train_start
     "on_train_start": Place(LoopSession, "arm", steps=None, errors=(*ALL, "ctrl-c")),
-    "on_train_start: training's setup": Place(session, "read_setup", steps=None),
+    "on_train_start: training's setup": Place(loop_parts, "read_setup", steps=None),
     "on_train_start: first save": Place(SaveTimer, "save", steps=0),
     "on_train_start: sampling": Place(session, "Sampling", steps=0),
     # on_train_batch_start

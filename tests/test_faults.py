@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_modelprof.analysis import trace_facts
-from lightning_modelprof.fit import live, outputs, session, windows
+from lightning_modelprof.fit import live, loop_parts, outputs, session, windows
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.capture import Capture
 from lightning_modelprof.measure.metrics import BenchmarkMetric
@@ -89,7 +89,7 @@ def harmless(tmp_path, weights, monkeypatch):
     ("owner", "name", "num_steps"),
     [
         pytest.param(LoopSession, "arm", None, id="arm"),
-        pytest.param(session, "run_info", None, id="inside arm"),
+        pytest.param(loop_parts, "run_info", None, id="inside arm"),
         pytest.param(LoopSession, "_on_boundary", 0, id="first boundary"),
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),

@@ -325,7 +325,8 @@ def test_a_worker_that_ends(tmp_path: Path, monkeypatch: Any, dies: bool) -> Non
         found = fit(callback)
     # The pipe of a dead worker may break before torch sees that it died.
     for outcome in (expected, found):
-        assert isinstance(outcome.error, RuntimeError | ConnectionError if dies else ZeroDivisionError)
+        expected_errors = RuntimeError | OSError | EOFError if dies else ZeroDivisionError
+        assert isinstance(outcome.error, expected_errors), repr(outcome.error)
     # What a worker had ready when it died arrives, or does not: the same as far as both come.
     assert dies or len(expected.states) == len(found.states) == 8
     come = min(len(expected.states), len(found.states)) - 1

@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-import lightning_modelprof.fit.session as session_module
+from lightning_modelprof.fit import loop_parts
 from lightning_modelprof.flops import site_sums
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.host_waits import look_of
@@ -397,13 +397,13 @@ def test_places_are_capped(monkeypatch):
 @pytest.fixture
 def inspections(monkeypatch):
     made = []
-    make = session_module.make_inspection
+    make = loop_parts.make_inspection
 
     def recorded(*args, **kwargs):
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(session_module, "make_inspection", recorded)
+    monkeypatch.setattr(loop_parts, "make_inspection", recorded)
     return made
 
 
@@ -750,7 +750,7 @@ def frame_in(file, **names):
         (STDLIB / "json" / "decoder.py", {}, False),
         (Path(site.getusersitepackages()) / "thing.py", {}, False),
         (torch.nn.functional.__file__, {}, False),
-        (session_module.__file__, {}, False),  # this package, installed from a checkout
+        (loop_parts.__file__, {}, False),  # this package, installed from a checkout
         (HERE, {}, True),
     ],
 )

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.benchmark import Averages, averages
 from lightning_modelprof.analysis.model_flops import model_flops
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.stand_in import StandIn, stand_in
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
@@ -118,33 +119,24 @@ class LiveFigures:
 
         Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
         """
-        with_throughput = _WithThroughput(self, bar.get_metrics)
-        bar.get_metrics = with_throughput
-        cleanup.callback(_restore_method, bar, "get_metrics", with_throughput)
+        stand_in(bar, "get_metrics", _WithThroughput(self, bar.get_metrics), cleanup)
 
 
-class _WithThroughput:
-    """``get_metrics`` of a progress bar, and our figures; a copy or pickle of the bar has its own alone."""
+class _WithThroughput(StandIn):
+    """``get_metrics`` of a progress bar, and our figures."""
 
     def __init__(self, figures: LiveFigures, get_metrics: Callable[..., dict[str, Any]]) -> None:
+        super().__init__(get_metrics)
         self._figures = figures
-        self._get_metrics = get_metrics
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        metrics = self._get_metrics(*args, **kwargs)
+        metrics: dict[str, Any] = self.original(*args, **kwargs)
         newest = self._figures.newest
         if newest is not None and newest.steps_per_s is not None:
             metrics["ips"] = float(f"{newest.steps_per_s:.4g}")
             if newest.reader_ratio is not None:
                 metrics["reader"] = f"{100 * newest.reader_ratio:.0f}%"
         return metrics
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._get_metrics,)
-
-
-def _itself(get_metrics: Any) -> Any:
-    return get_metrics
 
 
 class _Unseen:
@@ -171,9 +163,3 @@ class _Unseen:
 
 def _ms(time_ns: float | None) -> float | None:
     return None if time_ns is None else time_ns / 1e6
-
-
-def _restore_method(owner: Any, name: str, ours: Any) -> None:
-    """Take our instance attribute away, if nobody has put another in its place."""
-    if owner.__dict__.get(name) is ours:
-        delattr(owner, name)

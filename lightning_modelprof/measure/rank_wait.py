@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.measure.stand_in import StandIn, stand_in
 from lightning_modelprof.run.phases import PHASE_INDEX
 
 RANK_WAIT: Final = PHASE_INDEX["rank_wait"]
@@ -19,11 +20,11 @@ BROADCAST: Final = "_broadcast_sigterm_tensor"
 """Lightning's own method, which is private: where there is none, the wait stays in the gap that it is in."""
 
 
-class TimedBroadcast:
-    """Lightning's method, its time told apart; a copy, or a pickle, of the loop has Lightning's alone."""
+class TimedBroadcast(StandIn):
+    """Lightning's method, its time told apart."""
 
     def __init__(self, broadcast: Callable[[], None], ledger: PhaseLedger) -> None:
-        self._broadcast = broadcast
+        super().__init__(broadcast)
         self._ledger = ledger
 
     def __call__(self) -> None:
@@ -32,31 +33,15 @@ class TimedBroadcast:
         ledger.charge()
         outer, ledger.current = ledger.current, RANK_WAIT
         try:
-            self._broadcast()
+            self.original()
         finally:
             ledger.charge()
             ledger.current = outer
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._broadcast,)
 
 
 def time_broadcast(trainer: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
     """Tell the wait of a fit of several ranks apart, until ``cleanup``."""
     loop = trainer.fit_loop.epoch_loop
     broadcast = getattr(loop, BROADCAST, None)
-    if trainer.world_size < 2 or broadcast is None:
-        return
-    timed = TimedBroadcast(broadcast, ledger)
-    setattr(loop, BROADCAST, timed)
-    cleanup.callback(_give_back, loop, timed)
-
-
-def _give_back(loop: Any, timed: TimedBroadcast) -> None:
-    """Take ours away, if nobody has put another in its place."""
-    if vars(loop).get(BROADCAST) is timed:
-        delattr(loop, BROADCAST)
-
-
-def _itself(broadcast: Any) -> Any:
-    return broadcast
+    if trainer.world_size > 1 and broadcast is not None:
+        stand_in(loop, BROADCAST, TimedBroadcast(broadcast, ledger), cleanup)

@@ -1,0 +1,130 @@
+"""What measures a loop from its first step on beside the timing, and where its results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_modelprof import __version__
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.fit.inspection import Inspection, make_inspection
+from lightning_modelprof.fit.loop_memory import LoopMemory
+from lightning_modelprof.fit.outputs import Outputs
+from lightning_modelprof.fit.sampling import Sampling
+from lightning_modelprof.fit.step_timing import StepTiming
+from lightning_modelprof.fit.windows import WindowResults, make_capture
+from lightning_modelprof.measure.capture import Capture
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.environment import run_info
+from lightning_modelprof.measure.training_setup import read_setup
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.records import RunInfo, Window
+from lightning_modelprof.run.training_setup import TrainingSetup
+
+
+@dataclass
+class LoopParts:
+    """The parts of one loop that begins.
+
+    Attributes:
+        outputs: where everything goes.
+        results: the windows that closed.
+        info: what the run is.
+        setup: how training is set up; complete when the loop has ended.
+        capture: the windows; ``None`` if none is wanted.
+        inspection: FLOPs and module times; ``None`` if they are not wanted.
+        memory: of process and device.
+        has_bar: whether a progress bar shows figures of ours.
+        sampling: looks from a thread of its own; ``None`` if it is not wanted, or has not begun.
+    """
+
+    outputs: Outputs
+    results: WindowResults
+    info: RunInfo
+    setup: TrainingSetup
+    capture: Capture | None
+    inspection: Inspection | None
+    memory: LoopMemory
+    has_bar: bool
+    sampling: Sampling | None = None
+
+
+def make_parts(
+    config: ProfileConfig,
+    loop: Loop,
+    trainer: Any,
+    pl_module: Any,
+    timing: StepTiming,
+    *,
+    directory: Path | None,
+    on_window: Callable[[Window, Path | None], None],
+    why_no_window: Callable[[], str],
+    clock: HostClock,
+    warn: Callable[[str], None],
+    cleanup: ExitStack,
+) -> LoopParts:
+    """Make them; none of them has begun.
+
+    Args:
+        config: the checked configuration.
+        loop: which loop it is.
+        trainer: that runs it.
+        pl_module: the LightningModule.
+        timing: of the loop's steps.
+        directory: claimed for files; ``None`` writes none.
+        on_window: as of Capture.
+        why_no_window: why another window would be too much, ``""`` while it would not.
+        clock: host clock.
+        warn: called with one sentence.
+        cleanup: is told what has to be undone.
+    """
+    outputs = Outputs(
+        directory,
+        list(trainer.loggers) if trainer.is_global_zero else [],
+        use_terminal=config.terminal,
+        use_tensorboard=config.tensorboard,
+        rank=trainer.global_rank,
+        warn=warn,
+    )
+    results = WindowResults(
+        outputs,
+        trainer.global_rank,
+        warn,
+        loop,
+        config.report_options,
+        max_trace_mb=config.max_trace_mb,
+        keep_windows=config.keep_windows,
+    )
+    capture = make_capture(
+        config,
+        results.raw_path,
+        on_window,
+        clock=clock,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        accumulate=trainer.accumulate_grad_batches,
+        why_not=why_no_window,
+    )
+    bar = trainer.progress_bar_callback if config.progress_bar and loop.is_fit else None
+    if bar is not None:
+        timing.live.join_progress_bar(bar, cleanup)
+    return LoopParts(
+        outputs=outputs,
+        results=results,
+        info=run_info(
+            trainer,
+            pl_module,
+            loop,
+            config=config.as_plain(),
+            sample_unit=config.unit,
+            version=__version__,
+        ),
+        setup=read_setup(trainer, pl_module, loop),
+        capture=capture,
+        inspection=make_inspection(config, loop, trainer, pl_module, lambda: timing.ledger.samples),
+        memory=LoopMemory(trainer, pl_module),
+        has_bar=bar is not None,
+    )

@@ -1,0 +1,177 @@
+"""What is done between two steps while a loop runs, and between which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.fit.fallback import HookFallback
+from lightning_modelprof.fit.inspection import Inspection
+from lightning_modelprof.fit.loop_parts import LoopParts
+from lightning_modelprof.fit.save_timer import SaveTimer
+from lightning_modelprof.fit.step_timing import StepTiming
+from lightning_modelprof.measure.capture import Capture
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.prefetch import num_prefetched
+from lightning_modelprof.measure.scheduled_steps import NEVER
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.steps import StepTag
+
+_DEFAULT_CUT: Final = 50
+"""Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
+
+_LOOK_EVERY: Final = 200
+"""Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
+
+
+class StepBoundaries:
+    """Windows, inspected steps, logged figures and saves: each at its steps, and nothing at all others.
+
+    Args:
+        config: the checked configuration.
+        loop: which loop it is.
+        trainer: that runs it.
+        timing: of its steps.
+        parts: of the loop.
+        fallback: checks that Lightning's actions are known.
+        saves: when the archive is saved.
+        save: saves it.
+        clock: host clock.
+    """
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        loop: Loop,
+        trainer: Any,
+        timing: StepTiming,
+        parts: LoopParts,
+        *,
+        fallback: HookFallback,
+        saves: SaveTimer,
+        save: Callable[[], None],
+        clock: HostClock,
+    ) -> None:
+        self._loop = loop
+        self._trainer = trainer
+        self._timing = timing
+        self._parts = parts
+        self._fallback = fallback
+        self._saves = saves
+        self._save = save
+        self._clock = clock
+        self._armed_ns = clock()
+        self._inspection_began_ns = 0
+        self._stops_trainer = config.stop_after_profile and loop.is_fit
+        log_every = config.log_every_n_steps
+        log_every = int(trainer.log_every_n_steps if log_every is None else log_every)
+        # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
+        # The batches of an evaluation have no step number that loggers could show them at.
+        self._logs_scalars = loop.is_fit and log_every > 0 and parts.outputs.has_loggers
+        self._log_every = log_every or _DEFAULT_CUT
+        self._is_watched = parts.has_bar or self._logs_scalars
+
+    def begin_step(self) -> None:
+        """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
+        timing, parts = self._timing, self._parts
+        ledger, capture = timing.ledger, parts.capture
+        step, end_ns = ledger.steps_ended, ledger.step_end_ns
+        if step == 1:
+            self._fallback.check_first_step()
+        if parts.sampling is None and ledger.ranges is None:
+            parts.memory.look(step)  # not in a window: torch's Python tracer would record it
+        if capture is not None and step == capture.next_step:
+            self._step_window(capture, step)
+        if parts.inspection is not None:
+            self._inspect(parts.inspection, step)
+        if step and step % self._log_every == 0 and self._is_watched:
+            self._cut()
+        elif step and step % _LOOK_EVERY == 0:
+            timing.live.take()
+        if step and step % _LOOK_EVERY == 0:
+            timing.slow.look(end_ns)
+        if step:
+            self._save_if_due(step)
+        ledger.next_boundary = self._next_boundary(step)
+
+    def _step_window(self, capture: Capture, step: int) -> None:
+        """Open or close a window, which the sampling thread is not to be seen in."""
+        timing, sampling = self._timing, self._parts.sampling
+        if sampling is not None:
+            sampling.pause()
+        tags = capture.begin_step(step)
+        if sampling is not None and not tags & (StepTag.PROFILER_WARMUP | StepTag.PROFILED):
+            sampling.resume()
+        timing.ledger.tags |= tags
+        if StepTag.PROFILER_STOP in tags:
+            timing.recorder.drain(step, num_prefetched(self._trainer, self._loop))
+        timing.ledger.ranges = capture.ranges
+        timing.delegate.choose_table()
+        if capture.is_done and self._stops_trainer:
+            self._trainer.should_stop = True
+
+    def _inspect(self, inspection: Inspection, step: int) -> None:
+        """Close the inspection of the step that ended, and begin that of the step that begins."""
+        ledger = self._timing.ledger
+        if ledger.inspection is not None:
+            ledger.inspection = None
+            inspection.end_step()
+            ledger.tags |= StepTag.INSPECTED  # what was done just now is in the step that begins
+            self._timing.live.set_flops(inspection.cost)
+            # Meanwhile the workers went on, by no more batches than steps would have fitted in.
+            self._drain(step, self._clock() - self._inspection_began_ns)
+        if inspection.begin_step(step):
+            ledger.inspection = inspection
+            ledger.tags |= StepTag.INSPECTED
+            self._inspection_began_ns = self._clock()
+
+    def _cut(self) -> None:
+        """Show the clean steps since the last cut to those who watch."""
+        live, parts = self._timing.live, self._parts
+        live.cut()
+        scalars = live.scalars()
+        if scalars and self._logs_scalars:
+            parts.outputs.log_scalars(scalars | parts.memory.scalars(), logger_step(self._trainer))
+
+    def _save_if_due(self, step: int) -> None:
+        """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
+        if self._clock() < self._saves.next_ns:
+            return
+        save_ns = self._saves.save(self._save)
+        self._timing.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
+        # With slow steps and a long queue the next save would be due before a whole queue is used up, and
+        # no step were clean; but a save is short.
+        self._drain(step, save_ns)
+
+    def _drain(self, step: int, paused_ns: int) -> None:
+        """The next steps find batches that workers made while the loop stood still."""
+        per_step_ns = self._step_ns(self._clock() - paused_ns, step)
+        most = num_prefetched(self._trainer, self._loop)
+        self._timing.recorder.drain(step, min(most, paused_ns // per_step_ns))
+
+    def _next_boundary(self, step: int) -> int:
+        """The next step at whose start there is something to do."""
+        capture, inspection = self._parts.capture, self._parts.inspection
+        upcoming = [(step // every + 1) * every for every in (self._log_every, _LOOK_EVERY)]
+        if step == 0:
+            upcoming.append(1)  # are all names known?
+        else:
+            # Slow steps: the archive is due before the next cut.
+            now = self._clock()
+            upcoming.append(step + max(1, (self._saves.next_ns - now) // self._step_ns(now, step)))
+        if capture is not None and capture.next_step != NEVER:
+            upcoming.append(capture.next_step)
+        if inspection is not None:
+            upcoming.append(step + 1 if self._timing.ledger.inspection is not None else inspection.next_step)
+        return min(upcoming)
+
+    def _step_ns(self, now: int, step: int) -> int:
+        """What a step took so far, at least 1."""
+        return max(1, (now - self._armed_ns) // step)
+
+
+def logger_step(trainer: Any) -> int:
+    """The step that Lightning's own loggers use for the batch that ended last."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    return max(0, int(getattr(epoch_loop, "_batches_that_stepped", trainer.global_step)) - 1)

@@ -1,0 +1,61 @@
+"""What times every step of a loop, from ``setup`` to the loop's end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.fit.live import LiveFigures
+from lightning_modelprof.measure.clock import HostClock, device_clock
+from lightning_modelprof.measure.device_phases import DevicePhases
+from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.measure.own_budget import OwnBudget
+from lightning_modelprof.measure.phases import make_delegate
+from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.slow_steps import SlowStepWatch
+from lightning_modelprof.run.loops import Loop
+
+
+class StepTiming:
+    """The delegate that hears Lightning's actions, the ledger that it feeds, and those who keep its steps.
+
+    Args:
+        config: the checked configuration.
+        loop: which loop it is.
+        trainer: keeps its profiler, in whose place the delegate may be put.
+        own_prefix: start of the profiler actions of the callback itself.
+        clock: host clock.
+        on_boundary: called where a step begins at which there is something to do.
+        on_failure: called when an exception ends the loop.
+
+    Attributes:
+        recorder: keeps the steps.
+        slow: keeps the slowest of them with what went on.
+        budget: what this profiler takes.
+        live: averages while the loop runs.
+        device: device time by phase; ``None`` without device events.
+        ledger: splits each step into phases.
+        delegate: hears Lightning's actions.
+    """
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        loop: Loop,
+        trainer: Any,
+        *,
+        own_prefix: str,
+        clock: HostClock,
+        on_boundary: Callable[[], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.recorder = Recorder(config.skip_first)
+        self.slow = SlowStepWatch()
+        self.budget = OwnBudget(config.max_overhead)
+        self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget)
+        marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
+        self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
+        self.ledger = PhaseLedger(clock, self.recorder.add, on_boundary, device=self.device)
+        self.ledger.on_failure = on_failure
+        self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
