@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from tests.chromium import start_chromium
@@ -29,3 +30,12 @@ def browser():
     driver = start_chromium()
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other make small models slow on a machine that has more to do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

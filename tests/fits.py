@@ -16,11 +16,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.flops.count import added_up
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 from lightning_modelprof.run.trace import Category
 
 ROOT = Path(__file__).resolve().parent.parent
+
+REPORT_FILES = {"report.html", "report.json", "report.txt", "run.json"}
 
 
 class Numbers(Dataset):
@@ -142,6 +145,11 @@ def our_warnings():
 
 def steps_of(callback):
     return callback.run.ranks[0].steps
+
+
+def flops_of(callback):
+    """FLOPs of the counted step by its part."""
+    return added_up(callback.run.ranks[0].model_cost.count).flops
 
 
 def windows_of(callback):
