@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lightning_modelprof.measure.event_timer import EventTimer
     from lightning_modelprof.measure.inference_benchmark import benchmark_inference
     from lightning_modelprof.model_profile import profile_model
+    from lightning_modelprof.report_reading import analyze, read_report
+    from lightning_modelprof.show.terminal import print_report
 
 __version__ = "0.1.0"
 
@@ -34,17 +36,23 @@ __all__ = [
     "ModelProfError",
     "TraceError",
     "__version__",
+    "analyze",
     "benchmark_inference",
     "count_flops",
+    "print_report",
     "profile_model",
+    "read_report",
 ]
 
 _HOMES = {
     "EventTimer": "measure.event_timer",
     "ModelProfCallback": "callback",
+    "analyze": "report_reading",
     "benchmark_inference": "measure.inference_benchmark",
     "count_flops": "flops.count",
+    "print_report": "show.terminal",
     "profile_model": "model_profile",
+    "read_report": "report_reading",
 }
 """Public name → the file it is imported from when it is first used."""
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_modelprof.cli import main, read_report
+from lightning_modelprof.cli import main
 from lightning_modelprof.report.tables import TRACE_TABLES
+from lightning_modelprof.report_reading import read_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.json import render_json
 from tests.fits import Net, report_of, run_fit

@@ -10,8 +10,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lightning_modelprof import EventTimer, count_flops
-from lightning_modelprof.cli import analyze_files, main
+from lightning_modelprof import EventTimer, analyze, count_flops
+from lightning_modelprof.cli import main
 from tests.fits import ROOT, run_script
 
 RUN = """
@@ -56,7 +56,7 @@ def test_the_trace_of_the_example_is_analysed(example, capsys):
 
 def test_traces_are_read_from_python(example):
     _, trace = example
-    tables = {table.id: table for table in analyze_files([trace]).tables}
+    tables = {table.id: table for table in analyze(trace).tables}
     assert tables["model_summary"].rows
     assert tables["step_breakdown"].rows
 

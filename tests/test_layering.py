@@ -50,7 +50,7 @@ LAWS = {
     "cli": (
         "cli_arguments",
         "profile_import",
-        "trace_reading",
+        "report_reading",
         "show",
         "report",
         "analysis",
@@ -58,6 +58,7 @@ LAWS = {
         "errors",
     ),
     "profile_import": ("trace_reading", "show", "report", "analysis", "run", "errors"),
+    "report_reading": ("trace_reading", "report", "analysis", "run", "errors"),
     "trace_reading": ("show.progress", "run", "errors"),
     "cli_arguments": ("report.options", "run.chrome", "__version__"),
     "model_profile": (
@@ -79,6 +80,8 @@ LAWS = {
         "measure.event_timer",
         "measure.inference_benchmark",
         "model_profile",
+        "report_reading",
+        "show.terminal",
     ),
 }
 # config may import measure.schedule and report.options, which import nothing but the standard library.
@@ -296,6 +299,7 @@ LIGHT = [
     "show.progress",
 ]
 LIGHT += [
+    "report_reading",
     "show.text",
     "show.tensorboard",
     "cli_arguments",

@@ -219,7 +219,7 @@ def ends(tmp_path_factory: Any) -> tuple[Path, dict[tuple[str, bool], Any]]:
     ("case", "status", "num_steps", "num_recorded"),
     [
         ("SIGINT", "interrupted", 7, 3),
-        ("SIGTERM", "failed", 7, 3),
+        ("SIGTERM", "interrupted", 7, 3),
         ("SIGKILL", "running", 7, None),
         ("a child exits", "finished", 10, 5),
         ("a child raises", "finished", 10, 5),

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_modelprof.analysis.intervals import length, union
 from lightning_modelprof.analysis.model_summary import NO_RANGES
-from lightning_modelprof.cli import analyze_files
+from lightning_modelprof.report_reading import analyze_files
 from lightning_modelprof.run.trace import DEVICE_WORK, Category
 from tests.traces import FOLDER, load, reference, summarize
 

@@ -149,7 +149,8 @@ def test_a_window_that_is_not_reached(tmp_path):
     ("count", "words"), [(1, "1 batch began and did not end, and is"), (3, "3 batches began")]
 )
 def test_unfinished_batches(count, words):
-    (note,) = report_of([0], unfinished_steps=count).notes
+    saved_while_running, note = report_of([0], unfinished_steps=count).notes
+    assert saved_while_running.startswith("This was saved while the loop ran")
     assert note.startswith(words)
     assert "That is normal once per epoch where training_step takes a dataloader_iter" in note
 

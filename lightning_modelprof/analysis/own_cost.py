@@ -37,10 +37,14 @@ class OwnCost:
     loop_ns: int
 
     @property
+    def total_ns(self) -> float:
+        """All of it."""
+        return self.work_ns + self.recorded_ns + self.inspected_ns
+
+    @property
     def share(self) -> float | None:
         """Of the loop; ``None`` if that took no time."""
-        total_ns = self.work_ns + self.recorded_ns + self.inspected_ns
-        return total_ns / self.loop_ns if self.loop_ns else None
+        return self.total_ns / self.loop_ns if self.loop_ns else None
 
 
 def own_cost(

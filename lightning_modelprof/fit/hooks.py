@@ -14,7 +14,7 @@ from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.fit.checks import check_ignored, check_trainer
 from lightning_modelprof.fit.forks import forget_in_children
 from lightning_modelprof.fit.run_folder import claim_directory, wanted_folder
-from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.fit.session import LoopSession, end_status
 from lightning_modelprof.fit.warn import warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
@@ -81,8 +81,7 @@ class ProfilingHooks:
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
-        status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-        session = self._session
+        status, session = end_status(exception), self._session
         if session is not None:
             self._guard(lambda: session.note_exception(exception))
         self._stop(status)

@@ -246,7 +246,7 @@ class LoopSession:
         if self.is_finished or not self.is_armed or self._parts is None:
             return
         # Callbacks are told while the exception is being handled.
-        status = "interrupted" if isinstance(sys.exc_info()[1], KeyboardInterrupt) else "failed"
+        status = end_status(sys.exc_info()[1])
         self.stop(status)
         self._parts.outputs.save_run(self._make_run(status))
 
@@ -312,3 +312,8 @@ class LoopSession:
         self.report = build_report(analysis, self._config.report_options)
         outputs.save_report(self.report)
         return self.report
+
+
+def end_status(exception: BaseException | None) -> str:
+    """How a loop ends that an exception ends; Lightning makes SIGTERM a kind of SystemExit."""
+    return "interrupted" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"

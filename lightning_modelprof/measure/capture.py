@@ -168,7 +168,7 @@ class Capture:
         num_recorded, num_asked = len(self._recorded), self._upcoming.last - self._upcoming.first + 1
         return (
             f"max_trace_mb={limit:g} ended it after {num_recorded} of {num_asked} steps,"
-            f" because with one more its trace would have about {expected / BYTES_PER_MB:,.0f} MB"
+            f" because with one more its trace would have about {expected / BYTES_PER_MB:,.3g} MB"
         )
 
     def finish(self, reason: str) -> None:

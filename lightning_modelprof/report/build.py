@@ -98,6 +98,11 @@ def _to_the_second(time: str) -> str:
 
 def _notes(analysis: Analysis) -> tuple[str, ...]:
     notes = list(analysis.notes)
+    if analysis.info.status == "running":
+        notes.append(
+            "This was saved while the loop ran: it still runs, or its process was killed. Later steps are in"
+            " no figure."
+        )
     for facts in analysis.windows:
         window = facts.window
         if window.status is not WindowStatus.COMPLETE:

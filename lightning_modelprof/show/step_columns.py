@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.profile import StepColumns
@@ -42,7 +43,7 @@ def pack_steps(columns: StepColumns) -> bytes:
     The description holds ``phases`` ([key, label] of each), ``exclusions``, ``tags`` (``TAG_WORDS``),
     ``layers`` ({label, color, phases}: which phases a layer of the stacked chart is made of, by position, and
     its colour number, as in report.html), ``unmeasured`` (positions of the phases that some step has no time
-    of) and ``notes``, which says how many older steps are left out.
+    of) and ``notes``, which say which steps are not among them.
     """
     left_out = max(len(columns.step) - MAX_STEPS, 0)
     newest = slice(left_out, None)
@@ -52,9 +53,7 @@ def pack_steps(columns: StepColumns) -> bytes:
         "tags": {str(bit): word for bit, word in _tag_words(columns).items()},
         "layers": _layers(columns),
         "unmeasured": [place for place in range(len(columns.phases)) if not _is_measured(columns, place)],
-        "notes": [f"The newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out."]
-        if left_out
-        else [],
+        "notes": _notes(columns.step[newest], left_out),
     }
     packed = {
         "step": columns.step[newest],
@@ -90,6 +89,20 @@ def unpack_steps(packed: bytes) -> StepColumns:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"these columns hold no steps: {error}") from error
+
+
+def _notes(step: NDArray[np.int64], left_out: int) -> list[str]:
+    """Which steps are not there."""
+    notes = []
+    if left_out:
+        notes.append(f"The newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out.")
+    span = int(step[-1] - step[0]) + 1 if len(step) else 0
+    if span > len(step):
+        notes.append(
+            f"{len(step):,} steps of {span:,} were kept, spread evenly; the Overview's totals and means are"
+            " of all of them."
+        )
+    return notes
 
 
 def _tag_words(columns: StepColumns) -> dict[int, str]:

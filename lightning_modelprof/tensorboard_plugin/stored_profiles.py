@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
@@ -63,7 +64,7 @@ class StoredProfiles:
         )
         return {
             run: sorted((_entry(tag, one) for tag, one in tags.items()), key=lambda entry: entry.wall_time)
-            for run, tags in sorted(series.items())
+            for run, tags in sorted(series.items(), key=lambda named: _in_numbers(named[0]))
             if tags
         }
 
@@ -126,3 +127,8 @@ def _entry(tag: str, series: Any) -> Entry:
     except ArchiveError as error:
         head, problem = None, str(error)
     return Entry(tag=tag, wall_time=series.max_wall_time, head=head, problem=problem)
+
+
+def _in_numbers(name: str) -> list[tuple[int, str]]:
+    """Sorts version_2 before version_10, as TensorBoard does."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -35,6 +35,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
     if rest:
         series.append(layer("rest", "Other phases", [phase.key for phase in rest]))
     per_point = bin_note(starts, num_steps, loop.step, loop.steps)
+    which = "finished" if num_steps == analysis.num_steps else "kept"
     return Chart(
         id="phases_per_step",
         title=f"Phases of each {loop.step}",
@@ -44,7 +45,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
         unit=Unit.DURATION_NS,
         series=tuple(series),
         notes=(
-            f"All finished {loop.steps}, clean or not. {per_point}",
+            f"All {which} {loop.steps}, clean or not. {per_point}",
             *layer_notes(analysis.phases, rest),
         ),
     )

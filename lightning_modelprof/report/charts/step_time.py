@@ -36,7 +36,8 @@ def step_time(analysis: Analysis) -> Chart | None:
     if len(edges) - 1 > MAX_BARS:
         edges = np.histogram_bin_edges(shown, MAX_BARS)
     counts, _ = np.histogram(shown, edges)
-    notes = [f"The {len(times_ms):,} clean {loop.steps}, which the benchmark is made of."]
+    kept = "" if len(analysis.steps) == analysis.num_steps else ", as far as they were kept"
+    notes = [f"The {len(times_ms):,} clean {loop.steps}, which the benchmark is made of{kept}."]
     num_beyond = len(times_ms) - len(shown)
     if num_beyond:
         which = f"{loop.step} lies" if num_beyond == 1 else f"{loop.steps} lie"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -28,7 +29,9 @@ def memory_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ..
     if isinstance(analysis.memory, Absent):
         return ()
     record = analysis.memory.record
-    return (_peaks(record), _by_phase(record.step_memory, record.notes))
+    was_asked_for = bool(analysis.info.config.get("profile_memory"))
+    by_phase = _by_phase(record.step_memory, record.notes)
+    return (_peaks(record), by_phase if was_asked_for else replace(by_phase, is_detail=True))
 
 
 def _peaks(record: MemoryRecord) -> Table:

@@ -21,10 +21,10 @@ _NOTE: Final = (
 def run_model_size(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """What the model of a run holds; no table when it was not inspected."""
     cost = analysis.cost
-    return () if cost is None else (model_size_table(cost.size, cost.size_note),)
+    return () if cost is None else (model_size_table(cost.size, cost.size_note, is_detail=True),)
 
 
-def model_size_table(size: ModelSize | None, note: str) -> Table:
+def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = False) -> Table:
     """How much memory the model takes before anything is computed, and in which dtypes.
 
     Definition: a row by kind and dtype; elements and bytes of the tensors in this process, each storage
@@ -33,6 +33,7 @@ def model_size_table(size: ModelSize | None, note: str) -> Table:
     Args:
         size: what was counted; ``None`` if nothing was.
         note: why nothing was.
+        is_detail: whether a short report may leave the table out.
     """
     rows = () if size is None else size.sizes
     total = () if size is None or not rows else (total_size(size),)
@@ -51,6 +52,7 @@ def model_size_table(size: ModelSize | None, note: str) -> Table:
         ),
         notes=((_NOTE,) if rows else ()) + _notes(size),
         absent_reason=_absent_reason(size, note),
+        is_detail=is_detail,
     )
 
 

@@ -68,6 +68,9 @@ _CLASS_DEFINITION: Final = (
     " and latency; depth 0 is the model."
 )
 
+_DETAILS: Final = frozenset({"module_tree", "top_modules"})
+"""Left out of a short report of a run, which has the slowest modules."""
+
 
 def run_module_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
     """The tables of the modules of a run's model; none when it was not inspected."""
@@ -76,7 +79,7 @@ def run_module_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table
     tables = module_tables(
         analysis.modules, module_depth=options.module_depth, top_modules=options.top_modules
     )
-    return tuple(replace(table, is_detail=table.id == "module_tree") for table in tables)
+    return tuple(replace(table, is_detail=table.id in _DETAILS) for table in tables)
 
 
 def module_tables(

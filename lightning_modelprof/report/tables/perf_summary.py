@@ -68,7 +68,8 @@ def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...
     cost = analysis.own_cost
     if not isinstance(cost, Absent) and cost.share is not None:
         notes.append(
-            f"This profiler took {100 * cost.share:.2g} % of the loop; none of it is in these figures."
+            f"This profiler took {_seconds(cost.total_ns)} s of the loop's {_seconds(cost.loop_ns)} s"
+            f" ({100 * cost.share:.2g} %); none of it is in these figures."
         )
     return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
 
@@ -120,3 +121,9 @@ def _advice(analysis: Analysis) -> str:
         for exclusion in large
     ]
     return "; ".join(dict.fromkeys(advice)) or loop.more
+
+
+def _seconds(time_ns: float) -> str:
+    """To two digits, or to the second."""
+    seconds = time_ns / 1e9
+    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

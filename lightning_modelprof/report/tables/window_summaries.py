@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.tables.model_summary import window_model_summary
@@ -13,9 +15,6 @@ from lightning_modelprof.report.tables.trace_tables import trace_tables
 
 MAX_SHOWN: Final = 3
 """Windows with a table of their own: with one every hundred steps there can be thousands."""
-
-_MAIN_TABLES: Final = frozenset({"device_usage", "step_breakdown"})
-"""Of the trace tables those that a short report has, beside the Model Summary."""
 
 
 def window_summaries(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
@@ -43,5 +42,14 @@ def window_summaries(analysis: Analysis, options: ReportOptions) -> tuple[Table,
         {analysis.rank: newest.facts}, options, title_suffix=suffix, without=frozenset({"model"})
     )
     if options.views is None:  # nobody asked for one of them
-        rest = tuple(replace(table, is_detail=table.id not in _MAIN_TABLES) for table in rest)
+        main = _main_tables(newest.facts)
+        rest = tuple(replace(table, is_detail=table.id not in main) for table in rest)
     return (*tables, *rest)
+
+
+def _main_tables(facts: TraceFacts) -> frozenset[str]:
+    """Of the trace tables those that a short report has, beside the Model Summary."""
+    breakdown = facts.step_breakdown
+    # Of a step without a device it knows little that the phases do not tell.
+    has_device = not isinstance(breakdown, Absent) and breakdown.has_device
+    return frozenset({"device_usage", "step_breakdown"} if has_device else {"device_usage"})

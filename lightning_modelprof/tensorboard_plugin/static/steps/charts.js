@@ -123,7 +123,7 @@ export class StepCharts {
     const parts = [
       size === 1
         ? `One bar is one ${words.step}.`
-        : `One bar is the mean of ${formatCount(size)} neighbouring ${words.steps}${onlyClean ? ", of the clean ones among them" : ""}.`,
+        : `One bar is the mean of ${formatCount(size)} ${this.steps.hasConsecutiveNumbers ? "neighbouring" : "kept"} ${words.steps}${onlyClean ? ", of the clean ones among them" : ""}.`,
     ];
     if (hasPeaks) parts.push(`The thin line is the slowest ${clean}${words.step} of each.`);
     parts.push(beyond(peaks, top, formatDuration));

@@ -1,0 +1,107 @@
+"""Reports of what lies on disk: of a saved run, and of traces that anybody recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_modelprof.analysis.analyze import analyze as analyze_run
+from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.errors import ArchiveError, TraceError
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions, saved_options
+from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
+from lightning_modelprof.run.archive import find_run, load_run
+from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
+from lightning_modelprof.run.rank_files import with_other_ranks
+from lightning_modelprof.run.records import Run
+from lightning_modelprof.trace_reading import read_with_progress, trace_files, window_traces
+
+
+def analyze(*paths: str | Path) -> Report:
+    """The report of traces that anybody recorded with torch.profiler, such as a loop of Fabric's.
+
+    What ``lightning-modelprof analyze`` shows; ``print_report`` prints it.
+
+    Args:
+        paths: Chrome traces, packed or not, or folders with some; those of several ranks go together.
+
+    Raises:
+        TraceError: when a file is no trace or is too large, or a folder holds none.
+    """
+    return analyze_files([Path(path) for path in paths])
+
+
+def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = lambda saved: saved) -> Report:
+    """The report of a saved run, derived anew from what was measured.
+
+    Args:
+        path: the run's folder, its run.json, or the logger's folder.
+        choose: the options to show it with, from those it was recorded with.
+
+    Raises:
+        ArchiveError: when there is no saved run.
+    """
+    run = load_run_with_ranks(path)
+    try:
+        options = choose(saved_options(run.info.config))
+    except ValueError as error:
+        raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
+    facts, notes = read_windows(run, find_run(path).parent)
+    return build_report(analyze_run(run, facts, notes), options)
+
+
+def analyze_files(
+    paths: Sequence[Path], options: ReportOptions = DEFAULT_OPTIONS, max_bytes: int = MAX_TRACE_BYTES
+) -> Report:
+    """The report of trace files that anybody recorded.
+
+    Args:
+        paths: Chrome traces of torch.profiler, or folders with some.
+        options: how the tables are cut and sorted.
+        max_bytes: largest uncompressed trace to read.
+
+    Raises:
+        TraceError: when a file is no trace or is too large, or a folder holds none.
+    """
+    traces: list[TraceFacts] = []
+    skipped: list[str] = []
+    seen: set[Path] = set()
+    for path in paths:
+        found = False
+        for file in trace_files(path):
+            # The same trace packed and not packed counts once.
+            place = file.resolve().with_suffix("") if file.suffix == ".gz" else file.resolve()
+            if place in seen:
+                found = True
+                continue
+            seen.add(place)
+            try:
+                traces.append(analyze_trace(read_with_progress(file, max_bytes)))
+                found = True
+            except TraceError as error:
+                if file == path:  # it was asked for by its name
+                    raise
+                skipped.append(f"Skipped {error}")
+        if not found:
+            raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
+    return build_trace_report(traces, options, skipped)
+
+
+def load_run_with_ranks(path: str | Path) -> Run:
+    """A saved run, with the other ranks of its job beside it."""
+    return with_other_ranks(load_run(path), find_run(path))
+
+
+def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:
+    """What the newest windows' traces say, and why of some there is nothing."""
+    facts: dict[int, TraceFacts] = {}
+    notes: dict[int, str] = {}
+    for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
+        if trace is not None:
+            facts[window.index] = analyze_trace(trace)
+        elif note:
+            notes[window.index] = note
+    return facts, notes
