@@ -88,3 +88,10 @@ def sample_steps(n, *, seed=0, epoch=100, has_samples=True, weights=WEIGHTS):
         samples=np.full(n, 32) if has_samples else np.full(n, NOT_MEASURED),
         tags=tags.astype(np.int64),
     )
+
+
+def with_profiler_time(steps, time_ns):
+    """Every fifth step, clean or not, is longer by what the phase ``profiler`` takes in it."""
+    steps.phases_ns[::5, PHASE_INDEX["profiler"]] += time_ns
+    steps.duration_ns[::5] += time_ns
+    return steps

@@ -17,12 +17,12 @@ from lightning_modelprof.report.step_columns import step_columns
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 from lightning_modelprof.show.format import format_amount, format_cell, format_duration
 from lightning_modelprof.show.step_columns import pack_steps
 from tests.dashboard_page import serve, wait, watched
 from tests.fits import run_fit
-from tests.steps_page import page_files, sample_steps
+from tests.steps_page import page_files, sample_steps, with_profiler_time
 
 ActionChains = pytest.importorskip(
     "selenium.webdriver.common.action_chains", reason="selenium is not installed"
@@ -136,6 +136,9 @@ def has_color(browser, color, canvas=0, tolerance=0):
 
 BACKWARD, FORWARD = [0x56, 0xB4, 0xE9], [0x00, 0x72, 0xB2]
 STEPS = sample_steps(600)
+PROFILER = PHASE_INDEX["profiler"]
+IN_REST, IN_LAYER = 400_000, 5_000_000
+"""Time in the phase ``profiler`` with which it is one of the other phases, and with which it has a layer."""
 
 
 # Numbers
@@ -174,7 +177,8 @@ def near(value):
 
 
 def test_figures_of_a_range_are_those_of_the_benchmark(page):
-    steps = with_unknowns(sample_steps(600, seed=3))
+    steps = with_profiler_time(with_unknowns(sample_steps(600, seed=3)), IN_LAYER)
+    steps.phases_ns[310:315, PROFILER] = NOT_MEASURED
     browser = page(steps)
     for first, last in RANGES:
         got = run(
@@ -241,6 +245,82 @@ def test_points_are_means_of_equally_many_steps(page):
             ]
             assert [values[point] for values in got["layers"]] == [near(value) for value in layers]
             assert sum(layers) == near(duration.mean())  # the layers stack up to the whole step
+
+
+def counted_steps(steps, only_clean, first, last):
+    """Places, times and phases of the steps that count: with the profiler's time, but clean ones without."""
+    places = [step for step in range(first, last + 1) if not (only_clean and steps.tags[step] & NOT_CLEAN)]
+    phases = steps.phases_ns[places].astype(float)
+    if only_clean:
+        phases[:, PROFILER] = 0
+    return places, phases.sum(axis=1), phases
+
+
+@pytest.mark.parametrize("profiler_ns", [IN_REST, IN_LAYER])
+@pytest.mark.parametrize("only_clean", [False, True])
+def test_clean_steps_are_without_the_profiler_and_all_steps_with_it(page, profiler_ns, only_clean):
+    steps = with_profiler_time(sample_steps(600, seed=7), profiler_ns)
+    browser = page(steps)
+    clean = str(only_clean).lower()
+    for first, last in RANGES:
+        got = run(
+            browser,
+            f"const p = bins.joinSteps(steps, {first}, {last}, 1, {clean});"
+            "const [mean, longest, slowest, rate] = [p.mean[0], p.longest[0], p.slowest[0], p.rate[0]];"
+            "const layers = Object.fromEntries(steps.layers.map((one, n) => [one.key, p.layers[n][0]]));"
+            f"const order = statistics.slowestSteps(steps, {first}, {last}, 20, {clean});"
+            "const rest = steps.layers.find((one) => one.key === 'rest').phases;"
+            "const inRest = rest.map((place) => steps.phases[place].key);"
+            "return {mean, longest, slowest, rate, layers, inRest, order}",
+        )
+        assert ("profiler" in got["inRest"]) == (profiler_ns == IN_REST)
+        places, times, phases = counted_steps(steps, only_clean, first, last)
+        if not places:
+            assert (got["mean"], got["rate"], got["order"]) == (None, None, [])
+            continue
+        assert got["mean"] == near(times.mean())
+        assert got["longest"] == times.max()
+        assert got["slowest"] == places[int(times.argmax())]
+        assert got["rate"] == near(steps.samples[places].sum() / (times.sum() / 1e9))
+        means = dict(zip((phase.key for phase in PHASES), phases.mean(axis=0), strict=True))
+        means["rest"] = sum(means[key] for key in got["inRest"])
+        assert got["layers"] == {key: near(means[key]) for key in got["layers"]}
+        assert sum(got["layers"].values()) == near(times.mean())
+        ranked = sorted(zip(-times, places, strict=True))
+        assert got["order"] == [place for _, place in ranked[:20]]
+
+
+@pytest.mark.parametrize("profiler_ns", [IN_REST, IN_LAYER])
+def test_figures_causes_and_throughput_of_clean_steps_agree(page, profiler_ns):
+    steps = with_profiler_time(sample_steps(600, seed=7), profiler_ns)
+    browser = page(steps)
+    for first, last in ((0, 599), (30, 99), (250, 420)):
+        got = run(
+            browser,
+            f"const f = statistics.rangeFigures(steps, {first}, {last});"
+            f"const p = bins.joinSteps(steps, {first}, {last}, 1, true);"
+            f"const causes = statistics.causesOfSlowness(steps, {first}, {last}, f.p90);"
+            "return {causes, mean: f.mean, samplesPerS: f.samplesPerS, p90: f.p90,"
+            "  pointMean: p.mean[0], pointRate: p.rate[0]}",
+        )
+        expected = benchmark(steps.select((steps.step >= first) & (steps.step <= last)))
+        assert got["mean"] == near(expected.batch_cost_ns.avg) == got["pointMean"]
+        assert got["samplesPerS"] == near(expected.samples_per_s.avg) == got["pointRate"]
+        assert got["p90"] == near(expected.batch_cost_ns.p90)
+        _, times, phases = counted_steps(steps, True, first, last)
+        slow = times > np.percentile(times, 90)
+        causes = got["causes"]
+        assert (causes["slow"], causes["others"]) == (slow.sum(), (~slow).sum())
+        assert (causes["step"]["slow"], causes["step"]["others"]) == near(
+            (times[slow].mean(), times[~slow].mean())
+        )
+        shown = {row["key"]: row for row in causes["phases"]}
+        assert set(shown) == {phase.key for phase in PHASES if phases[:, PHASE_INDEX[phase.key]].any()}
+        assert "profiler" not in shown
+        for key, row in shown.items():
+            column = phases[:, PHASE_INDEX[key]]
+            assert (row["slow"], row["others"]) == near((column[slow].mean(), column[~slow].mean()))
+        assert sum(row["share"] for row in shown.values()) == pytest.approx(1)
 
 
 def test_the_slowest_steps_are_found(page):
@@ -373,6 +453,59 @@ def test_the_tables_and_the_readout_say_what_was_measured(page):
     )
     assert layers["Forward"] == format_duration(int(STEPS.phases_ns[0, PHASE_INDEX["forward"]]))
     assert len(layers) == 8
+
+
+def test_the_page_says_where_the_profiler_is_in_the_times(page):
+    steps = with_profiler_time(sample_steps(600, seed=7), IN_LAYER)
+    steps.tags[5] = 0  # clean, and with time in the phase
+    steps.phases_ns[5, PHASE_INDEX["forward"]] += 10**8
+    steps.duration_ns[5] += 10**8
+    time_ns, net_ns = int(steps.duration_ns[5]), int(steps.duration_ns[5]) - IN_LAYER
+    browser = page(steps, {"initial": {"range": [0, 99]}})
+    _, times, _ = counted_steps(steps, True, 0, 99)
+    median = np.percentile(times, 50)
+
+    def slowest():
+        names = browser.execute_script(
+            "return [...document.querySelectorAll('.steps-slowest thead th')].map(h => h.textContent)"
+        )
+        return dict(zip(names, rows(browser, ".steps-slowest")[0], strict=True))
+
+    def readout():
+        press(browser, Keys.HOME, *[Keys.ARROW_RIGHT] * 5)
+        return text(browser, ".steps-chart .steps-readout")
+
+    with_it = slowest()
+    assert (with_it["step"], with_it["time"]) == ("5", format_duration(time_ns))
+    assert with_it["times the median"] == f"{time_ns / median:.2f} ×"
+    assert with_it["Profiler"] == format_duration(IN_LAYER)
+    assert readout().startswith(
+        f"step 5: {format_duration(time_ns)}; {format_cell(32e9 / time_ns, Unit.RATE)} "
+    )
+    assert "with the phase Profiler" in text(browser, ".steps-chart .note")
+    assert "with the phase Profiler" in text(browser, ".steps-slowest .note")
+    assert "without the phase Profiler" in text(browser, ".steps-range > .note")
+    assert "Profiler" not in {row[0] for row in rows(browser, ".steps-causes")}
+
+    browser.find_element("css selector", ".steps .tools input").click()
+    settle(browser)
+    without = slowest()
+    assert (without["step"], without["time"]) == ("5", format_duration(net_ns))
+    assert without["times the median"] == f"{net_ns / median:.2f} ×"
+    assert "Profiler" not in without
+    assert readout().startswith(
+        f"step 5: {format_duration(net_ns)}; {format_cell(32e9 / net_ns, Unit.RATE)} "
+    )
+    for note in (".steps-chart .note", ".steps-slowest .note"):
+        assert "without the phase Profiler" in text(browser, note)
+        assert "with the phase Profiler" not in text(browser, note)
+
+
+def test_a_run_without_profiler_time_is_told_nothing_of_it(page):
+    steps = sample_steps(100)
+    steps.duration_ns -= steps.phases_ns[:, PROFILER]
+    steps.phases_ns[:, PROFILER] = 0
+    assert "Profiler" not in text(page(steps), "main")
 
 
 def test_the_keyboard_moves_zooms_pans_and_resets(page):

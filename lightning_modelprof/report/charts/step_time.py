@@ -18,8 +18,8 @@ _TAIL: Final = 99
 def step_time(analysis: Analysis) -> Chart | None:
     """Whether the steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean steps.
 
-    Definition: number of clean steps by wall time, in bars as wide as numpy's rule ``auto`` says (the
-    narrower of Freedman-Diaconis and Sturges), at most ``MAX_BARS`` of them. Where the slowest step took
+    Definition: number of clean steps by wall time without the phase Profiler, in bars as wide as numpy's rule
+    ``auto`` says (the narrower of Freedman-Diaconis and Sturges), at most ``MAX_BARS`` of them. Where the slowest step took
     more than twice the 99th percentile, the bars end at this percentile and a note says how many steps lie
     beyond.
     """

@@ -16,14 +16,15 @@
 
 /**
  * Join the steps from `first` to `last`, both inclusive, into at most `most` points of equally many.
- * @param {import("./data.js").Steps} steps
+ * @param {import("./data.js").Steps} all
  * @param {number} first
  * @param {number} last
  * @param {number} most
- * @param {boolean} onlyClean whether only clean steps count
+ * @param {boolean} onlyClean whether only clean steps count, with their times without the phase Profiler
  * @returns {Points}
  */
-export function joinSteps(steps, first, last, most, onlyClean) {
+export function joinSteps(all, first, last, most, onlyClean) {
+  const steps = onlyClean ? all.net : all;
   const size = Math.max(1, Math.ceil((last - first + 1) / Math.max(1, most)));
   const length = Math.ceil((last - first + 1) / size);
   const column = () => new Float64Array(length);

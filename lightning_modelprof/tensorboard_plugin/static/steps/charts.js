@@ -128,6 +128,13 @@ export class StepCharts {
     if (hasPeaks) parts.push(`The thin line is the slowest ${clean}${words.step} of each.`);
     parts.push(beyond(peaks, top, formatDuration));
     if (leftOut.some((share) => share > 0)) parts.push(`Shaded and pale: ${words.steps} that the benchmark leaves out.`);
+    if (this.steps.hasProfilerTime) {
+      parts.push(
+        onlyClean
+          ? "Both charts are without the phase Profiler."
+          : `Both charts are with the phase Profiler; what is said of clean ${words.steps} is without it.`,
+      );
+    }
     this.note.textContent = parts.filter(Boolean).join(" ");
   }
 

@@ -2,6 +2,8 @@
 
 import { firstFrom } from "../sorted.js";
 
+/** @typedef {import("../columns.js").Unpacked} Unpacked */
+
 const NOT_MEASURED = -1;
 
 /**
@@ -14,8 +16,9 @@ const NOT_MEASURED = -1;
 
 /** Every step of a run; a step is its place in the columns, from 0. */
 export class Steps {
-  /** @param {import("../columns.js").Unpacked} unpacked what show/step_columns.py packed */
-  constructor({ meta, columns }) {
+  /** @param {Unpacked} unpacked what show/step_columns.py packed */
+  constructor(unpacked) {
+    const { meta, columns } = unpacked;
     const column = (/** @type {string} */ name) => {
       const values = columns.get(name);
       if (!values) throw new Error(`The steps have no column ${name}.`);
@@ -40,7 +43,6 @@ export class Steps {
       times: column(`phase_${place}`),
       isMeasured: !meta.unmeasured.includes(place),
     }));
-    this.profiler = this.phases.find((phase) => phase.key === "profiler")?.times;
     /** @type {Layer[]} */
     this.layers = meta.layers.map((/** @type {Layer} */ layer) => ({
       ...layer,
@@ -48,14 +50,10 @@ export class Steps {
     }));
     this.hasSamples = !this.samples.includes(NOT_MEASURED);
     this.hasConsecutiveNumbers = this.count > 0 && this.number[this.count - 1] - this.number[0] === this.count - 1;
-  }
-
-  /**
-   * Its time without what the profiler did in it, as the benchmark takes a clean step.
-   * @param {number} step
-   */
-  net(step) {
-    return this.duration[step] - Math.max(this.profiler?.[step] ?? 0, 0);
+    const net = withoutProfiler(unpacked);
+    this.hasProfilerTime = net !== null;
+    /** @type {Steps} the same steps without the time of the phase Profiler, as the benchmark takes the clean ones */
+    this.net = net ? new Steps(net) : this;
   }
 
   /**
@@ -91,4 +89,18 @@ export class Steps {
   placeOf(number) {
     return firstFrom(this.number, 0, this.count - 1, number);
   }
+}
+
+/**
+ * The columns with no time in the phase Profiler, which is taken off the whole steps.
+ * @param {Unpacked} unpacked
+ * @returns {Unpacked | null} null where there is none to take off
+ */
+function withoutProfiler({ meta, columns }) {
+  const place = meta.phases.findIndex((/** @type {[string, string]} */ [key]) => key === "profiler");
+  const [duration, profiler] = [columns.get("duration"), columns.get(`phase_${place}`)];
+  if (!duration || !profiler?.some((time) => time > 0)) return null;
+  const net = duration.map((time, step) => time - Math.max(profiler[step], 0));
+  const nothing = profiler.map((time) => Math.min(time, 0)); // what was not measured stays so
+  return { meta, columns: new Map([...columns, ["duration", net], [`phase_${place}`, nothing]]) };
 }

@@ -68,8 +68,9 @@ export class RangePanel {
       ? ` ${words.samples}/s is ${DASH}: the number of ${words.samples} of some clean ${words.step} is not known.`
       : "";
     const place = figures.steps === steps.count ? "the run" : "the range";
+    const net = steps.hasProfilerTime ? ": without the phase Profiler" : "";
     this.about.textContent =
-      `Times, rates and Reader Ratio are of the clean ${words.steps} of ${place}, as in the Perf Summary.${few}${unknown}`;
+      `Times, rates and Reader Ratio are of the clean ${words.steps} of ${place}, as in the Perf Summary${net}.${few}${unknown}`;
   }
 
   /**
@@ -100,12 +101,21 @@ export class RangePanel {
    */
   drawSlowest({ p50 }, first, last, onlyClean) {
     const { words } = this;
-    const slowest = slowestSteps(this.steps, first, last, MOST_ROWS, onlyClean);
+    const steps = onlyClean ? this.steps.net : this.steps;
+    const slowest = slowestSteps(steps, first, last, MOST_ROWS, onlyClean);
     const title = make("h2", {}, `Slowest ${onlyClean ? "clean " : ""}${words.steps}`);
     const about = slowest.length
-      ? `The ${slowest.length} slowest of the range; click one to zoom to it. The median is that of the clean ${words.steps}.`
+      ? `The ${slowest.length} slowest of the range; click one to zoom to it. The median is that of the clean ${words.steps}.${this.profilerNote(onlyClean)}`
       : `No clean ${words.step} in this range.`;
     this.slowest.replaceChildren(title, make("p", { class: "note" }, about));
-    if (slowest.length) this.slowest.append(slowestTable(this.steps, slowest, p50, words, this.onChoose));
+    if (slowest.length) this.slowest.append(slowestTable(steps, slowest, p50, words, this.onChoose));
+  }
+
+  /** @param {boolean} onlyClean */
+  profilerNote(onlyClean) {
+    if (!this.steps.hasProfilerTime) return "";
+    return onlyClean
+      ? " All times are without the phase Profiler."
+      : " The times are with the phase Profiler, the median is without it.";
   }
 }

@@ -1,4 +1,5 @@
-// Figures of the steps in a range, as docs/report.md defines them for the Perf Summary.
+// Figures of the steps in a range, as docs/report.md defines them for the Perf Summary: what is of clean steps is
+// without the time of the phase Profiler.
 
 /** @typedef {import("./data.js").Steps} Steps */
 
@@ -37,6 +38,7 @@ function percentile(sorted, percent) {
  */
 export function rangeFigures(steps, first, last) {
   const { samples, exclusion } = steps;
+  const { duration } = steps.net;
   const reader = steps.phases.find((phase) => phase.key === "dataloader")?.times;
   const times = new Float64Array(last - first + 1);
   let clean = 0;
@@ -47,7 +49,7 @@ export function rangeFigures(steps, first, last) {
   let hasReader = true;
   for (let step = first; step <= last; step += 1) {
     if (exclusion[step]) continue;
-    times[clean] = steps.net(step);
+    times[clean] = duration[step];
     total += times[clean];
     clean += 1;
     if (samples[step] < 0) hasSamples = false;
@@ -77,10 +79,11 @@ export function rangeFigures(steps, first, last) {
  * @param {number} first
  * @param {number} last inclusive
  * @param {number} most
- * @param {boolean} onlyClean
+ * @param {boolean} onlyClean whether only clean steps count, by their times without the phase Profiler
  * @returns {number[]}
  */
-export function slowestSteps({ duration, exclusion }, first, last, most, onlyClean) {
+export function slowestSteps(steps, first, last, most, onlyClean) {
+  const { duration, exclusion } = onlyClean ? steps.net : steps;
   /** @type {number[]} */
   const found = [];
   for (let step = first; step <= last; step += 1) {
@@ -111,9 +114,8 @@ export function slowestSteps({ duration, exclusion }, first, last, most, onlyCle
  * @param {number} limit slow is above this, in ns
  * @returns {{slow: number, others: number, step: Cause, phases: Cause[]} | null} null when no step is slower
  */
-export function causesOfSlowness(steps, first, last, limit) {
-  const { duration } = steps;
-  const group = { steps, first, last, limit };
+export function causesOfSlowness({ net }, first, last, limit) {
+  const group = { steps: net, first, last, limit };
   const [slow, others] = [countOf(group, true), countOf(group, false)];
   if (!slow || !others) return null;
   const compare = (/** @type {string} */ key, /** @type {string} */ label, /** @type {Float64Array} */ times) => {
@@ -127,8 +129,8 @@ export function causesOfSlowness(steps, first, last, limit) {
       more: isKnown ? high / slow - low / others : null,
     };
   };
-  const step = { ...compare("step", "Step", duration), share: 1 };
-  const phases = steps.phases
+  const step = { ...compare("step", "Step", net.duration), share: 1 };
+  const phases = net.phases
     .map(({ key, label, times }) => compare(key, label, times))
     .filter((row) => row.slow !== 0 || row.others !== 0)
     .map((row) => ({ ...row, share: row.more === null || !step.more ? null : row.more / step.more }));

@@ -206,7 +206,8 @@ class StepsView {
     const { points } = this.charts;
     this.cursor = point === null || point >= points.count.length ? null : point;
     const at = this.cursor;
-    this.readout.textContent = at === null ? "" : describePoint(this.steps, points, at, this.words);
+    const steps = this.clean.checked ? this.steps.net : this.steps; // as in the charts
+    this.readout.textContent = at === null ? "" : describePoint(steps, points, at, this.words);
     this.legend.show(at === null ? null : points.layers.map((layer) => layer[at]));
   }
 
