@@ -19,11 +19,9 @@ SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
 COLLECTOR: Final = "garbage collection"
 MACHINE: Final = "the machine"
 
-_PREEMPTIONS_PER_S: Final = 50.0
-"""So often another process gets the CPU only if there are more that want it than CPUs."""
-
 _COMPUTING: Final = ("forward", "backward", "optimizer", "zero_grad", "clip", "transfer", "other")
-"""Phases in which a process that has lost its CPU cannot go on."""
+"""Phases in which a thread that has no CPU cannot go on. Others wait for data or a disk, or do what is rare:
+the waiting for a CPU, of which only the sum over many steps is known, need not have been in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,8 @@ def slow_facts(record: SlowSteps | None, costs: StepCosts | Absent) -> SlowFacts
     if isinstance(costs, Absent):
         return Absent(costs.reason)
     medians_ns = costs.typical.medians_ns
-    causes = tuple(_cause(slow, medians_ns) for slow in record.worst)
+    usual_wait = record.usual_cpu_wait or 0.0
+    causes = tuple(_cause(slow, medians_ns, usual_wait) for slow in record.worst)
     clean = [one for one in causes if not one.slow.tags & SPECIAL]
     return SlowFacts(
         record=record,
@@ -84,7 +83,7 @@ def slow_facts(record: SlowSteps | None, costs: StepCosts | Absent) -> SlowFacts
     )
 
 
-def _cause(slow: SlowStep, medians_ns: Mapping[str, float]) -> SlowCause:
+def _cause(slow: SlowStep, medians_ns: Mapping[str, float], usual_wait: float) -> SlowCause:
     excess_ns = slow.duration_ns - slow.usual_ns
     beyond_ns = {key: ns - medians_ns.get(key, 0.0) for key, ns in slow.phases_ns.items()}
     phase = max(beyond_ns, key=lambda key: beyond_ns[key], default="other")
@@ -93,15 +92,26 @@ def _cause(slow: SlowStep, medians_ns: Mapping[str, float]) -> SlowCause:
         excess_ns=excess_ns,
         phase=phase,
         phase_excess_ns=beyond_ns.get(phase, 0.0),
-        cause=_name(slow, excess_ns, phase, beyond_ns.get(phase, 0.0)),
+        cause=_name(slow, excess_ns, phase, beyond_ns.get(phase, 0.0), usual_wait),
     )
 
 
-def _name(slow: SlowStep, excess_ns: float, phase: str, phase_excess_ns: float) -> str:
+def _name(slow: SlowStep, excess_ns: float, phase: str, phase_excess_ns: float, usual_wait: float) -> str:
     if slow.collector_ns >= MOST * excess_ns:
         return COLLECTOR
     is_most = phase_excess_ns >= MOST * excess_ns
-    preemptions_per_s = 1e9 * (slow.preemptions or 0) / slow.watched_ns if slow.watched_ns else 0.0
-    if preemptions_per_s >= _PREEMPTIONS_PER_S and (phase in _COMPUTING or not is_most):
+    if _lacked_cpu(slow, usual_wait) and (phase in _COMPUTING or not is_most):
         return MACHINE
     return phase if is_most else ""
+
+
+def _lacked_cpu(slow: SlowStep, usual_wait: float) -> bool:
+    """Whether waiting for a CPU explains what the slow steps that were looked at together took beyond usual.
+
+    Only the sum of the waiting is known: what is usual is taken off, or what steps that were not slow may
+    have waited, whichever is more.
+    """
+    if slow.cpu_wait_ns is None or slow.beyond_ns is None or slow.spread_ns is None:
+        return False
+    in_others_ns = max(usual_wait * slow.watched_ns, slow.spread_ns)
+    return slow.cpu_wait_ns - in_others_ns >= MOST * slow.beyond_ns

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ _FEW: Final = 20
 _RECENT: Final = 512
 _LEAST_NS: Final = 1_000_000
 """Shorter runs of the garbage collector are part of any step."""
+
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+_NOT_COUNTED: Final = "this system does not count it; Linux with scheduler statistics does"
 
 _SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
 _OURS: Final = int(NOT_CLEAN) & ~_SPECIAL
@@ -87,9 +91,20 @@ class SlowStepWatch:
         self._factor = factor
         self._unseen: list[StepTimings] = []
         self._usual: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._counts = _counts()
+        self._counts: Counts | None = None
+        # Of the looks without slow steps: how long they were, and how long the thread waited in them.
+        self._quiet_ns = self._quiet_wait_ns = 0
         self._found = SlowSteps(factor=factor)
         self._worst: dict[bool, list[SlowStep]] = {False: [], True: []}  # by whether they are special
+
+    def start(self) -> None:
+        """The loop begins in this thread: what was counted before is none of its own."""
+        self._counts = _counts()
+        self.collector.start()
+
+    def stop(self) -> None:
+        """The loop is over: watch the collector no more."""
+        self.collector.stop()
 
     def add(self, steps: StepTimings) -> None:
         """Steps that ended since this was last called."""
@@ -97,11 +112,10 @@ class SlowStepWatch:
             self._unseen.append(steps)
 
     def look(self, end_ns: int) -> None:
-        """Look at the steps that were added; the last one ended at ``end_ns``."""
+        """Look at the steps that were added, in their thread; the last one ended at ``end_ns``."""
         whole, self._unseen = StepTimings.concatenate(self._unseen), []
         steps = whole.net()
-        counts, before = _counts(), self._counts
-        self._counts = counts
+        before, self._counts = self._counts, _counts()
         if not len(steps):
             return
         clean_ns = steps.clean().duration_ns
@@ -109,11 +123,14 @@ class SlowStepWatch:
         if len(known_ns) >= _FEW:
             usual_ns = float(np.median(known_ns))
             is_slow = (steps.duration_ns > self._factor * usual_ns) & ((steps.tags & _OURS) == 0)
+            context = _since(before, self._counts, whole, self._factor * usual_ns, usual_ns)
             if is_slow.any():
                 ends_ns = end_ns - whole.duration_ns.sum() + np.cumsum(whole.duration_ns)
-                context = _difference(before, counts, steps)
                 for place in np.flatnonzero(is_slow).tolist():
                     self._note(steps, place, int(ends_ns[place]), usual_ns, context)
+            if context["cpu_wait_ns"] is not None and not (is_slow & ((steps.tags & _SPECIAL) == 0)).any():
+                self._quiet_ns += context["watched_ns"]
+                self._quiet_wait_ns += context["cpu_wait_ns"]
             # What is slow does not become usual by and by, unless most steps are.
             usual = clean_ns <= self._factor * usual_ns
             clean_ns = clean_ns[usual] if 2 * usual.sum() > len(usual) else clean_ns
@@ -127,6 +144,8 @@ class SlowStepWatch:
             count=found.count,
             excess_ns=found.excess_ns,
             num_special=found.num_special,
+            usual_cpu_wait=self._quiet_wait_ns / self._quiet_ns if self._quiet_ns else None,
+            why_no_cpu_wait=_NOT_COUNTED if self._counts is None or self._counts.cpu_wait_ns is None else "",
             worst=tuple(sorted(worst, key=lambda one: one.step)),
         )
 
@@ -162,24 +181,54 @@ class SlowStepWatch:
         del kept[MAX_KEPT:]
 
 
-def _counts() -> tuple[int, int] | None:
-    """Major page faults and involuntary context switches of this process so far."""
-    if resource is None:
+class Counts(NamedTuple):
+    """What the system has counted until a moment; ``None`` where it does not count.
+
+    Attributes:
+        at_ns: the moment, by the host clock.
+        major_faults: page faults of this process that read from a disk.
+        cpu_wait_ns: how long this thread was ready to run and had no CPU.
+    """
+
+    at_ns: int
+    major_faults: int | None
+    cpu_wait_ns: int | None
+
+
+def _counts() -> Counts:
+    faults = None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    return Counts(host_clock(), faults, _cpu_wait_ns())
+
+
+def _cpu_wait_ns() -> int | None:
+    """The second of the three numbers that Linux keeps for a thread: time on a CPU, waiting, turns."""
+    try:
+        _, wait_ns, turns = map(int, _SCHEDSTAT.read_bytes().split())
+    except (OSError, ValueError):
         return None
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_majflt, usage.ru_nivcsw
+    return wait_ns if turns else None  # whoever reads this had a turn: zeros are a kernel that counts nothing
 
 
-def _difference(
-    before: tuple[int, int] | None, after: tuple[int, int] | None, steps: StepTimings
+def _since(
+    before: Counts | None, after: Counts, steps: StepTimings, slow_ns: float, usual_ns: float
 ) -> dict[str, Any]:
-    faults, switches = (
-        (None, None) if before is None or after is None else (after[0] - before[0], after[1] - before[1])
-    )
+    """What was counted over these steps, and in which of them a wait may have been."""
+    steps_ns = int(steps.duration_ns.sum())
+    before = before or Counts(after.at_ns - steps_ns, None, None)
+    # More than the steps, if something came before the first one or after the last.
+    watched_ns = max(steps_ns, after.at_ns - before.at_ns)
+    others_ns = steps.duration_ns[steps.duration_ns <= slow_ns]
+    num_long = len(steps) - len(others_ns)
     return {
         "first_watched": int(steps.step[0]),
         "last_watched": int(steps.step[-1]),
-        "major_faults": faults,
-        "preemptions": switches,
-        "watched_ns": int(steps.duration_ns.sum()),
+        "watched_ns": watched_ns,
+        "beyond_ns": round(watched_ns - int(others_ns.sum()) - num_long * usual_ns),
+        "spread_ns": int((others_ns - others_ns.min()).sum()) if len(others_ns) else 0,
+        "major_faults": _difference(before.major_faults, after.major_faults),
+        "cpu_wait_ns": _difference(before.cpu_wait_ns, after.cpu_wait_ns),
     }
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before

@@ -10,7 +10,7 @@ from lightning_modelprof.run.steps import StepTag
 
 _WORDS: Final = {
     COLLECTOR: "Python's garbage collector",
-    MACHINE: "the machine: other processes had the CPU",
+    MACHINE: "the machine: the training thread waited for a CPU",
     "": "nothing that was watched",
 }
 
@@ -18,4 +18,6 @@ _WORDS: Final = {
 def cause_words(one: SlowCause) -> str:
     """The cause of one slow step."""
     words = _WORDS[one.cause] if one.cause in _WORDS else PHASES[PHASE_INDEX[one.cause]].label
+    if one.cause == COLLECTOR:
+        words = f"{words}, generation {one.slow.generation}"
     return f"{words}, at the start of an epoch" if one.slow.tags & StepTag.FIRST_OF_EPOCH else words

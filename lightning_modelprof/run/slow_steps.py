@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_OLDER: Final = "not looked for (the run was saved by an older version)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +21,17 @@ class SlowStep:
         collector_ns: time in Python's garbage collector, in runs of a millisecond and more.
         generation: oldest generation that it collected; ``None`` if it did not run for so long.
         first_watched, last_watched: the steps over which the counts below were taken, this one among them.
-        watched_ns: time of these steps.
-        major_faults: page faults that read from a disk; ``None`` where the system does not count.
-        preemptions: times that the process lost its CPU to another; ``None`` as above.
+        watched_ns: time over which they were taken: that of these steps, and what was before the loop's first
+            one or after its last.
+        beyond_ns: how much of that was more than usual: of all steps, of whatever kind, with more than
+            ``factor`` times the median what is beyond it, and all that was in no step. ``None`` in runs of
+            versions that did not look.
+        spread_ns: what the other steps took beyond the fastest of them, together: so long they may have
+            waited for a CPU. ``None`` as above.
+        major_faults: page faults of the process that read from a disk; ``None`` where the system does not
+            count.
+        cpu_wait_ns: how long the training thread was ready to run and had no CPU; ``None`` as
+            ``why_no_cpu_wait`` says.
     """
 
     step: int
@@ -33,8 +44,10 @@ class SlowStep:
     first_watched: int
     last_watched: int
     watched_ns: int
+    beyond_ns: int | None = None
+    spread_ns: int | None = None
     major_faults: int | None = None
-    preemptions: int | None = None
+    cpu_wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +61,9 @@ class SlowSteps:
         count: how many there were among the clean steps.
         excess_ns: how much longer than the median these took, together.
         num_special: further ones, with a validation or the start of an epoch in them.
+        usual_cpu_wait: share of the time for which the training thread was ready to run and had no CPU, while
+            no clean step was slow; ``None`` if there was always one, or where nobody counts.
+        why_no_cpu_wait: why nothing is known of that; ``""`` if it is.
         worst: the slowest of both, in the order of the loop.
     """
 
@@ -55,4 +71,6 @@ class SlowSteps:
     count: int = 0
     excess_ns: int = 0
     num_special: int = 0
+    usual_cpu_wait: float | None = None
+    why_no_cpu_wait: str = _OLDER
     worst: tuple[SlowStep, ...] = ()

@@ -24,7 +24,7 @@ from lightning_modelprof.report.slow_words import cause_words
 _ADVICE: Final = {
     COLLECTOR: "gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
     " through what stays; or gc.disable(), and gc.collect() at the end of each epoch.",
-    MACHINE: "Give the process CPUs of its own: fewer workers, or other jobs elsewhere.",
+    MACHINE: "Give the process CPUs of its own: fewer workers and threads, or other jobs elsewhere.",
     "dataloader": "Some batches take long: look at what they read. With workers, a larger prefetch_factor"
     " evens them out.",
     "checkpoint": "Save less often, or asynchronously.",
@@ -67,7 +67,7 @@ class SlowStepsCost(ShareRule):
             weights[one.cause] += round(one.excess_ns)
         cause = weights.most_common(1)[0][0]
         worst = max(clean, key=lambda one: one.slow.duration_ns)
-        said = next(cause_words(one) for one in clean if one.cause == cause)
+        said = cause_words(max((one for one in clean if one.cause == cause), key=lambda one: one.excess_ns))
         # What other phases take is the business of other rules, which have the same time at stake, and a busy
         # machine is nobody's fault.
         is_ours_alone = cause == COLLECTOR

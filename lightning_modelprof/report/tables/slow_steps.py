@@ -42,7 +42,7 @@ def _row(one: SlowCause) -> tuple[Cell, ...]:
         one.phase_excess_ns,
         slow.collector_ns,
         slow.major_faults,
-        slow.preemptions,
+        slow.cpu_wait_ns,
     )
 
 
@@ -53,10 +53,13 @@ def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     )
     shown = len(facts.causes)
     all_of = "" if shown == record.count + record.num_special else f" The slowest {shown} are shown."
-    return (
+    notes = (
         f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}",
-        f"Faults and Preempted count over the {steps} that were looked at together, this one among them.",
+        f"Faults and CPU wait are sums over the {steps} that were looked at together, this one among them.",
     )
+    if not record.why_no_cpu_wait:
+        return notes
+    return (*notes, f"CPU wait: {record.why_no_cpu_wait}. So the machine is named as no cause.")
 
 
 def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
@@ -72,7 +75,7 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
             Column("phase_excess_ns", "Beyond by", Unit.DURATION_NS),
             Column("collector_ns", "Collector", Unit.DURATION_NS),
             Column("major_faults", "Faults", Unit.COUNT),
-            Column("preemptions", "Preempted", Unit.COUNT),
+            Column("cpu_wait_ns", "CPU wait", Unit.DURATION_NS),
         ),
         rows=rows,
         notes=notes,
