@@ -541,7 +541,8 @@ def work(rank, folder):
     metric = BenchmarkMetric()
     samples = [4] * 3 if rank == 0 else [4, -1]
     metric.update(make_steps(DURATIONS[rank], reader=[1] * len(DURATIONS[rank]), samples=samples))
-    over_ranks = metric.compute_over_ranks(torch.device("cpu"), 2)
+    metric.sync()
+    over_ranks = metric.synchronized(2)
     alone = metric.compute()
     assert over_ranks.world_size == 2
     names = "num_steps", "batch_total_ns", "batch_max_ns", "batch_min_ns", "reader_total_ns", "samples"

@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_modelprof.fit import hooks, loop_parts, outputs, session, step_timing, windows
+from lightning_modelprof.fit import loop_parts, outputs, session, session_keeper, step_timing, windows
 from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.inspection import Inspection
 from lightning_modelprof.fit.live import LiveFigures
@@ -316,7 +316,7 @@ PLACES = {
     "setup: session": Place(LoopSession, "__init__", steps=None, errors=ALL),
     "setup: delegate": Place(step_timing, "make_delegate", steps=None),
     "setup: device clock": Place(step_timing, "device_clock", steps=None),
-    "setup: counter": Place(hooks, "make_counter", steps=None),
+    "setup: counter": Place(session_keeper, "make_counter", steps=None),
     # on_train_start
     "on_train_start": Place(LoopSession, "arm", steps=None, errors=(*ALL, "ctrl-c")),
     "on_train_start: training's setup": Place(loop_parts, "read_setup", steps=None),

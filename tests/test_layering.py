@@ -92,6 +92,7 @@ LIBRARIES = {
         "fit.checks",
         "fit.gathering",
         "fit.inspection",
+        "fit.meeting",
         "fit.step_copy",
         "flops",
         "measure",

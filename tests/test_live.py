@@ -71,6 +71,18 @@ def test_two_runs_never_share_a_folder(tmp_path):
     assert {folder.name for folder in folders} == {"modelprof", *(f"modelprof_{n}" for n in range(1, 12))}
 
 
+@pytest.mark.parametrize("name", ["run.json", "report.html", "report.json", "report.txt"])
+def test_no_file_of_others_is_written_over(tmp_path, name):
+    """A folder of the user's, or of a run whose archive was moved away."""
+    file = tmp_path / "modelprof" / name
+    file.parent.mkdir()
+    file.write_text("the user's")
+    run_fit(tmp_path, active=0)
+    assert file.read_text() == "the user's"
+    assert {one.name for one in tmp_path.joinpath("modelprof").iterdir()} == {name}
+    assert (tmp_path / "modelprof_1" / "report.html").stat().st_size > 10_000
+
+
 def test_a_fast_dev_run_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callback = run_fit(tmp_path, trainer={"fast_dev_run": 2}, active=0, dirpath=None)

@@ -472,7 +472,8 @@ def test_torch_profiler_fails(
     monkeypatch.setattr(torch.profiler.profile, name, failing)
     callback, messages = measured(tmp_path, without)
     assert len(messages) == 1, messages
-    is_expected = kind is RuntimeError  # torch's own kind of error refuses the window, and no more
+    # torch's own kind of error, or no place for the trace, refuses the window, and no more.
+    is_expected = kind is RuntimeError or name == "export_chrome_trace"
     assert load_run(tmp_path / "modelprof").info.status == ("finished" if is_expected else "aborted")
     assert len(steps_of(callback)) >= 5
     monkeypatch.undo()

@@ -711,3 +711,18 @@ def test_facts_of_the_newest_windows_are_kept(tmp_path):
     assert list(results.trace_notes) == [3]
     assert [window.index for window in results.windows] == [0, 1, 2, 3, 4]
     assert warnings == []
+
+
+def test_no_place_for_a_trace_costs_the_window_alone(tmp_path, monkeypatch):
+    """As where the temporary folder has gone."""
+
+    def nowhere(self, window):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(WindowResults, "raw_path", nowhere)
+    with our_warnings() as messages:
+        callback = run_fit(tmp_path, steps=(3, 5))
+    assert len(messages) == 1
+    assert "window 0 was refused: there is no place for its trace: No usable temporary" in messages[0]
+    assert (callback.run.info.status, len(steps_of(callback))) == ("finished", 32)
+    assert not is_profiling()

@@ -38,6 +38,7 @@ LAYOUT: Final = {
     "MFU": ["modelprof/mfu"],
 }
 
+REPORT_FILES: Final = ("report.json", "report.html", "report.txt")
 
 TEXTS_BYTES: Final = 2**20
 """What the texts of a report take at most."""
@@ -117,11 +118,7 @@ class Outputs:
         directory = self.directory
         if directory is None or self._rank != 0:
             return
-        for name, render in (
-            ("report.json", render_json),
-            ("report.html", render_html),
-            ("report.txt", lambda report: render_text(report).encode()),
-        ):
+        for name, render in zip(REPORT_FILES, (render_json, render_html, _render_text), strict=True):
             path = directory / name
             self._try_file(path, partial(_write_rendered, path, render, report))
 
@@ -229,6 +226,10 @@ class Outputs:
                 self._warn(f"could not write to {what}: {type(error).__name__}: {error}")
             return False
         return True
+
+
+def _render_text(report: Report) -> bytes:
+    return render_text(report).encode()
 
 
 def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Report) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.fit.outputs import REPORT_FILES
 from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
@@ -35,13 +36,15 @@ def wanted_folder(config: ProfileConfig, trainer: Any) -> Path | None:
 
 
 def claim_directory(wanted: Path) -> Path:
-    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if another run has it: nothing is overwritten.
+    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if it holds a run or a report: nothing is overwritten.
 
     The folder is claimed by making its archive, still empty, which only one of several runs can do.
     """
     for number in itertools.count():
         directory = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
         try:
+            if any((directory / name).exists() for name in REPORT_FILES):
+                continue
             directory.mkdir(parents=True, exist_ok=True)
             (directory / RUN_FILE).touch(exist_ok=False)
         except FileExistsError:

@@ -17,10 +17,9 @@ from typing import Any
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
-from lightning_modelprof.fit.gathering import gather_rank_steps
+from lightning_modelprof.fit.gathering import all_gather, read_messages
 from lightning_modelprof.fit.loop_parts import LoopParts, make_parts
 from lightning_modelprof.fit.rank_record import make_rank_record
-from lightning_modelprof.fit.run_folder import claim_directory
 from lightning_modelprof.fit.sampling import Sampling
 from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.fit.step_boundaries import StepBoundaries, logger_step
@@ -46,7 +45,6 @@ class LoopSession:
         config: the checked configuration.
         loop: which loop it is.
         trainer: its profiler is replaced until :meth:`close`.
-        directory: wanted folder for files; ``None`` writes none.
         own_prefix: start of the profiler actions of the callback itself.
         clock: host clock.
         warn: called with one sentence.
@@ -68,7 +66,6 @@ class LoopSession:
         config: ProfileConfig,
         loop: Loop,
         trainer: Any,
-        directory: Path | None,
         *,
         own_prefix: str,
         clock: HostClock,
@@ -79,7 +76,6 @@ class LoopSession:
         self._config = config
         self._loop = loop
         self._trainer = trainer
-        self._wanted_directory = directory
         self._clock = clock
         self._warn = warn
         self._timing = StepTiming(
@@ -111,10 +107,14 @@ class LoopSession:
 
     # Life
 
-    def arm(self, pl_module: Any) -> None:
-        """The loop begins. Every rank comes here."""
+    def arm(self, pl_module: Any, directory: Path | None) -> None:
+        """The loop begins.
+
+        Args:
+            pl_module: the LightningModule.
+            directory: claimed for files; ``None`` writes none.
+        """
         trainer, config, timing = self._trainer, self._config, self._timing
-        directory = self._claim_directory()
         self._module, self._began_s = pl_module, time.time()
         parts = self._parts = make_parts(
             config,
@@ -147,26 +147,14 @@ class LoopSession:
         )
         if self._loop.is_fit:
             time_broadcast(trainer, self.ledger, self._cleanup)
-        timing.slow.collector.start()
-        self._cleanup.callback(timing.slow.collector.stop)
+        timing.slow.start()
+        self._cleanup.callback(timing.slow.stop)
         self.delegate.arm()
         self.is_armed = True
         self._saves.save(self._save)
         if config.sampling:
             parts.sampling = Sampling(self.ledger, pl_module, parts.memory)
             parts.sampling.resume()
-
-    def _claim_directory(self) -> Path | None:
-        """The folder that the first rank claims for all."""
-        wanted, trainer = self._wanted_directory, self._trainer
-        if wanted is None:
-            return None
-        claimed = ""
-        try:
-            claimed = str(claim_directory(wanted)) if trainer.is_global_zero else ""
-        finally:  # whatever fails here, the other ranks are waiting
-            claimed = trainer.strategy.broadcast(claimed)
-        return Path(claimed) if claimed else None
 
     def note_exception(self, exception: BaseException) -> None:
         """An exception ends the loop; to be called before :meth:`stop`. Never raises."""
@@ -197,6 +185,7 @@ class LoopSession:
         if self.is_armed and status == "finished" and self._trainer.world_size > 1:
             # Before the ranks vote on whether all are well: what fails later keeps the others waiting.
             self._message = pack_rank_steps(rank_steps(self._make_run(status)))
+            self.live.metric.to(self._trainer.strategy.root_device)
 
     def finish(self, status: str, *, is_safe_point: bool) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
@@ -222,12 +211,11 @@ class LoopSession:
 
     def _ask_all_ranks(self) -> tuple[AllRanks | None, tuple[RankSteps, ...]]:
         """What all ranks measured; they are all here."""
-        device, world_size = self._trainer.strategy.root_device, self._trainer.world_size
-        try:
-            everybody = self.live.metric.compute_over_ranks(device, world_size)
-        finally:  # whatever fails here, the others are waiting
-            ranks = gather_rank_steps(self._message, device)
-        return everybody, ranks
+        metric = self.live.metric
+        # Nothing but collectives: if anything else failed on one rank, the others would wait in the next one.
+        metric.sync()
+        messages = all_gather(self._message, self._trainer.strategy.root_device)
+        return metric.synchronized(self._trainer.world_size), read_messages(messages)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""

@@ -63,7 +63,7 @@ def make_capture(
         accumulate: batches per optimizer step: without one, ranks do not wait for each other.
         why_not: as of Capture.
     """
-    if not config.schedule.active or not _recording_ranks(config, world_size):
+    if not config.schedule.active or not recording_ranks(config, world_size):
         return None
     options = CaptureOptions(
         activities=config.activities,
@@ -78,7 +78,7 @@ def make_capture(
         on_close=on_close,
         clock=clock,
         rank=rank,
-        records=rank in _recording_ranks(config, world_size),
+        records=rank in recording_ranks(config, world_size),
         max_trace_mb=config.max_trace_mb,
         scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
         why_not=why_not,
@@ -87,7 +87,7 @@ def make_capture(
 
 def why_no_window(config: ProfileConfig, rank: int, world_size: int) -> str:
     """Why a rank records nothing though windows were asked for; ``""`` if it records, or none was."""
-    recording = _recording_ranks(config, world_size)
+    recording = recording_ranks(config, world_size)
     if not config.schedule.active or rank in recording:
         return ""
     if not recording:
@@ -98,7 +98,7 @@ def why_no_window(config: ProfileConfig, rank: int, world_size: int) -> str:
     )
 
 
-def _recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
+def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
     """The ranks of this run that open windows."""
     if isinstance(config.ranks, str):
         return range(world_size)

@@ -273,6 +273,9 @@ class Capture:
         except RuntimeError as error:
             self._refuse(f"torch.profiler could not be stopped: {error}")
             return
+        except OSError as error:
+            self._refuse(f"there is no place for its trace: {error}")
+            return
         finally:
             # It refers to itself, and holds several times the size of the trace until Python looks for that.
             profiler.profiler = None

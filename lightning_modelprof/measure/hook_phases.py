@@ -25,6 +25,7 @@ MEASURED: Final = {
     OTHER,
     PROFILER,
     PREDICTIONS,  # a fit has none
+    PHASE_INDEX["rank_wait"],  # told apart where it is, not by an action
 }
 
 UNSEEN: Final = set(range(len(PHASES))) - MEASURED

@@ -85,13 +85,13 @@ class BenchmarkMetric(Metric):
             "samples": int(self.samples) if int(self.num_counted) == num_steps else None,
         }
 
-    def compute_over_ranks(self, device: torch.device, world_size: int) -> AllRanks | None:
-        """The figures reduced over all ranks; every rank must call this. ``device`` carries the messages."""
-        self.to(device)
+    def synchronized(self, world_size: int) -> AllRanks | None:
+        """The figures over all ranks, after ``sync``, which every rank must call; this talks to nobody."""
+        self._computed = None  # this rank's own, from before
         try:
-            with self.sync_context(should_unsync=True):
-                figures: dict[str, Any] | None = self.compute()
+            figures: dict[str, Any] | None = self.compute()
         finally:
+            self.unsync(should_unsync=self._is_synced)
             self.to("cpu")
-            self._computed = None  # the synchronised figures are not this rank's own
+            self._computed = None  # not this rank's own
         return None if figures is None else AllRanks(world_size=world_size, **figures)

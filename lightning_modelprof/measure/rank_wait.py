@@ -32,9 +32,14 @@ class TimedBroadcast(StandIn):
         ledger = self._ledger
         ledger.charge()
         outer, ledger.current = ledger.current, RANK_WAIT
+        ranges = ledger.ranges
+        if ranges is not None:
+            ranges.push(RANK_WAIT)
         try:
             self.original()
         finally:
+            if ranges is not None:
+                ranges.pop()
             ledger.charge()
             ledger.current = outer
 

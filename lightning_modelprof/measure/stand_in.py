@@ -23,13 +23,18 @@ class StandIn:
 
 def stand_in(owner: Any, name: str, ours: StandIn, cleanup: ExitStack) -> None:
     """Put ``ours`` in the place of a method, until ``cleanup``."""
+    was_its_own = name in vars(owner)  # and not its class's: somebody else stood in already
     setattr(owner, name, ours)
-    cleanup.callback(_give_back, owner, name, ours)
+    cleanup.callback(_give_back, owner, name, ours, was_its_own=was_its_own)
 
 
-def _give_back(owner: Any, name: str, ours: StandIn) -> None:
+def _give_back(owner: Any, name: str, ours: StandIn, *, was_its_own: bool) -> None:
     """Take ours away, if nobody has put another in its place."""
-    if vars(owner).get(name) is ours:
+    if vars(owner).get(name) is not ours:
+        return
+    if was_its_own:
+        setattr(owner, name, ours.original)
+    else:
         delattr(owner, name)
 
 

@@ -36,8 +36,8 @@ def phase_times_table(analysis: Analysis, options: ReportOptions) -> tuple[Table
     ]
     if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
         notes.append(
-            "Profiler is this package's own work, such as opening and closing a window: in a few"
-            f" {loop.steps} that no benchmark figure is made of."
+            "Profiler is this package's own work, such as opening and closing a window; no benchmark figure"
+            " holds any of it."
         )
     if has_device:
         covered = max(phase.device_num_steps for phase in analysis.phases)
