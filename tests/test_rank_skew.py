@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.lateness import t_quantile
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, rank_skew
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.fit import gathering
-from lightning_modelprof.fit.gathering import gather_rank_steps
+from lightning_modelprof.fit.gathering import all_gather, read_messages
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report_reading import read_report
@@ -79,11 +80,31 @@ def synchronous(own, **named):
             own.shape[1],
             dataloader=own[rank],
             backward=5 + wait[rank],
-            optimizer=1,
-            **{key: values[rank] for key, values in named.items()},
+            **{"optimizer": 1} | {key: values[rank] for key, values in named.items()},
         )
         for rank in range(len(own))
     ]
+
+
+def report_of(*steps, device_type="cpu"):
+    told = [rank_steps(run_of(rank, one, len(steps))) for rank, one in enumerate(steps)]
+    run = run_of(0, steps[0], len(steps))
+    run = replace(run, info=replace(run.info, device_type=device_type), rank_steps=tuple(told))
+    return build_report(analyze(run, {}, {}))
+
+
+def finding_of(report):
+    [finding] = [one for one in report.findings if one.kind == "straggler_rank"]
+    return finding
+
+
+def is_hint(report):
+    """A finding that accuses nobody for sure."""
+    finding = finding_of(report)
+    is_info = finding.severity is Severity.INFO
+    assert is_info == (finding.saving_ns_per_step is None)
+    assert is_info == (report.verdict.kind != "straggler_bound"), "each of these costs most of a step"
+    return is_info
 
 
 def noise(shape, seed, scale=0.5):
@@ -99,7 +120,7 @@ def test_one_slow_loader_of_two():
     expected = (own[1] - own[0]).mean() * MS
     assert late.late_ns == pytest.approx(expected, rel=1e-6)
     assert late.waited_ns == pytest.approx(expected, rel=1e-6), "by the other rank's backward"
-    assert late.cost_ns == pytest.approx(expected, rel=1e-6)
+    assert late.awaited_ns == pytest.approx(expected, rel=1e-6)
     assert (late.phase_ns, late.usual_ns) == pytest.approx((own[1].mean() * MS, own[0].mean() * MS), rel=1e-6)
     assert [pace.slowest_share for pace in skew.ranks] == [0.0, 1.0]
     assert skew.imbalance_ns == pytest.approx(expected / 2, rel=1e-6)
@@ -156,19 +177,187 @@ def test_a_little_lateness_elsewhere_hides_no_great_one_in_forward():
     assert late.cost_ns == pytest.approx(20.2 * MS, rel=0.05)
 
 
+def waiting_for_the_optimizer(num_ranks, late, where):
+    """One rank takes 10 ms more in the optimizer step, and the others wait for it in another phase."""
+    steps = []
+    for rank in range(num_ranks):
+        times = dict.fromkeys(("dataloader", "forward", "backward", "optimizer", "rank_wait", where), 1)
+        times |= {key: value + noise(50, 10 * rank + len(key), 0.02) for key, value in times.items()}
+        times["optimizer" if rank == late else where] += 10
+        steps.append(steps_of(50, **times))
+    return steps
+
+
+def test_who_is_late_in_the_optimizer_is_found_where_the_others_can_only_wait():
+    """Rank wait is no work."""
+    steps = waiting_for_the_optimizer(2, 1, "rank_wait")
+    late = skew_of(*steps).straggler
+    assert (late.rank, late.phase, late.waiting_phase, late.is_ambiguous) == (
+        1,
+        "optimizer",
+        "rank_wait",
+        False,
+    )
+    assert late.late_ns == pytest.approx(10 * MS, rel=0.02)
+    assert late.cost_ns == pytest.approx(10 * MS, rel=0.02)
+    report = report_of(*steps)
+    assert not is_hint(report)
+    assert report.verdict.summary.endswith("later than the others: rank 1, in Optimization.")
+
+
+def test_on_a_device_what_follows_backward_may_cost_nothing():
+    """Rank 0's host may be there early, and its device be as late as ever."""
+    report = report_of(*waiting_for_the_optimizer(2, 1, "rank_wait"), device_type="cuda")
+    assert is_hint(report)
+    assert "in Rank wait the host may only wait for its own device" in finding_of(report).summary
+
+
+def test_on_a_device_who_waits_for_a_batch_is_late_all_the_same():
+    own = noise((2, 50), 5)
+    own[1] += 20
+    assert not is_hint(report_of(*synchronous(own), device_type="cuda"))
+
+
+def test_a_rank_that_is_slow_everywhere_is_late_by_all_of_it():
+    """The others wait 4 ms for its forward in backward, and 8 ms for its optimizer before the next step."""
+    steps = [
+        steps_of(
+            50,
+            forward=2 + 4 * is_slow + noise(50, 2 * is_slow, 0.02),
+            backward=9 - 4 * is_slow,
+            optimizer=1 + 8 * is_slow + noise(50, 2 * is_slow + 1, 0.02),
+            rank_wait=8.1 - 8 * is_slow,
+        )
+        for is_slow in (0, 1)
+    ]
+    skew = skew_of(*steps)
+    late = skew.straggler
+    assert (late.rank, late.phase, late.waiting_phase) == (1, "optimizer", "rank_wait")
+    assert late.cost_ns == pytest.approx(12 * MS, rel=0.02)
+    assert {"forward", "optimizer", "clip"} < set(skew.own_phases)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "validation"])
+@pytest.mark.parametrize(("num_ranks", "late"), [(2, 1), (2, 0), (6, 3)])
+def test_an_optimizer_step_that_may_be_a_wait_is_a_hint(num_ranks, late, where):
+    """It is late, or meets others there (as sharded optimizers do) that are late in the other phase."""
+    report = report_of(*waiting_for_the_optimizer(num_ranks, late, where))
+    assert is_hint(report)
+    rank, phase, waiting = late, "Optimization", PHASES[PHASE_INDEX[where]].label
+    if where == "forward" and num_ranks == 2:  # as likely the other way round
+        rank, phase, waiting = 1 - late, waiting, phase
+    found = finding_of(report)
+    assert found.title == f"Ranks are unlike: rank {rank} in {phase}, the others in {waiting}"
+    other_reading = (
+        f"if ranks meet in {phase}: the others are late in {waiting}, and rank {rank} waits for them"
+    )
+    assert f"Either they wait there for rank {rank}." in found.summary
+    assert other_reading in found.summary
+
+
+def test_waiting_in_the_optimizer_hides_nobody():
+    """Where the host waits for its device, and so for the other ranks, in the optimizer alone."""
+    own = noise((2, 50), 5)
+    own[1] += 10
+    wait = own.max(axis=0) - own
+    late = skew_of(
+        *(steps_of(50, dataloader=own[rank], backward=3, optimizer=2 + wait[rank]) for rank in (0, 1))
+    ).straggler
+    assert (late.rank, late.phase, late.waiting_phase) == (1, "dataloader", "optimizer")
+    assert not late.is_ambiguous, "who waits for a batch does not wait for a rank"
+
+
 def test_where_ranks_meet_in_a_hook_both_readings_are_named():
     """Rank 1 is late in the optimizer, and rank 0 waits for it in a callback that lets ranks meet."""
-    ranks = [
+    report = report_of(
         steps_of(50, backward=5, optimizer=1, callbacks=9 + noise(50, 1, 0.1)),
         steps_of(50, backward=5, optimizer=9 + noise(50, 2, 0.1), callbacks=1),
-    ]
-    told = [rank_steps(run_of(rank, one, 2)) for rank, one in enumerate(ranks)]
-    report = build_report(analyze(replace(run_of(0, ranks[0]), rank_steps=tuple(told)), {}, {}))
-    [finding] = [one for one in report.findings if one.kind == "straggler_rank"]
-    assert finding.severity is Severity.INFO
-    assert finding.saving_ns_per_step is None
-    assert "Or, if ranks meet in Callbacks: the others are late in Optimization" in finding.summary
-    assert report.verdict.kind != "straggler_bound"
+    )
+    assert is_hint(report)
+    assert "Or, if ranks meet in Callbacks: the others are late in Optimization" in finding_of(report).summary
+
+
+# What a step would be shorter by
+
+
+def mean_step_ms(own):
+    """Of ranks that meet in every step: that of the last one; 6 ms are the same on all."""
+    return own.max(axis=0).mean() + 6
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8, 64])
+def test_the_time_at_stake_is_what_would_be_gone(num_ranks):
+    """Of many ranks some other one is nearly as late in each step."""
+    usual = noise((num_ranks, 400), num_ranks, 0.5)
+    slow = usual.copy()
+    slow[1] += 3
+    truth = mean_step_ms(slow) - mean_step_ms(usual)
+    assert (truth < 1) == (num_ranks == 64), "it is another figure than the 3 ms"
+    late = skew_of(*synchronous(slow)).straggler
+    assert (late.rank, late.phase) == (1, "dataloader")
+    assert late.awaited_ns == pytest.approx(3 * MS, rel=0.1)
+    assert late.cost_ns == pytest.approx(truth * MS, rel=0.1)
+    report = report_of(*synchronous(slow))
+    assert finding_of(report).saving_ns_per_step == late.cost_ns
+    share = late.cost_ns / (mean_step_ms(slow) * MS)
+    assert (finding_of(report).severity is Severity.CRITICAL) == (share >= 0.15)
+    assert (report.verdict.kind == "straggler_bound") == (share >= 0.15)
+
+
+def test_other_phases_in_which_ranks_vary_count_as_well():
+    """In 64 ranks' forward there is always one that is nearly as late."""
+    usual, forward = noise((64, 400), 1, 0.1), noise((64, 400), 2, 0.7)
+    slow = usual.copy()
+    slow[1] += 3
+    truth = mean_step_ms(slow + forward) - mean_step_ms(usual + forward)
+    assert truth < 1
+    late = skew_of(*synchronous(slow, forward=forward)).straggler
+    assert (late.rank, late.phase) == (1, "dataloader")
+    assert late.cost_ns == pytest.approx(truth * MS, rel=0.15)
+
+
+def test_of_a_rank_that_is_late_in_a_few_steps_these_are_gone():
+    """20 ms in every tenth step, not 2 ms in each."""
+    usual, extra = noise((8, 400), 3, 0.7), np.zeros((8, 400))
+    extra[0, ::10] = 20
+    truth = mean_step_ms(usual + extra) - mean_step_ms(usual)
+    assert truth > 1.5
+    late = skew_of(*synchronous(usual, logging=extra)).straggler
+    assert (late.rank, late.phase) == (0, "logging")
+    assert late.cost_ns == pytest.approx(truth * MS, rel=0.1)
+
+
+def test_ranks_that_are_late_together_are_mended_together():
+    """Mending one alone would gain 1 ms."""
+    usual = noise((8, 200), 3, 0.2)
+    slow = usual + np.array([0, 0, 0, 0, 9, 10, 0, 0])[:, None]
+    late = skew_of(*synchronous(slow)).straggler
+    assert (late.rank, late.others) == (5, (4,))
+    assert late.cost_ns == pytest.approx((mean_step_ms(slow) - mean_step_ms(usual)) * MS, rel=0.1)
+
+
+def test_who_is_hidden_by_a_later_rank_costs_nothing():
+    """Rank 1 is 3 ms late in its loader and waits itself for rank 2, which is 8 ms late in the loop."""
+    own = noise((4, 60), 1, 0.1)
+    own[1] += 3
+    loop = np.ones((4, 60))
+    loop[2] += 8
+    steps = synchronous(own, other=loop)
+    late = skew_of(*steps).straggler
+    assert (late.rank, late.late_ns) == (1, pytest.approx(3 * MS, rel=0.1))
+    assert late.cost_ns == 0
+    finding = finding_of(report_of(*steps))
+    assert finding.status.value == "clean"
+    assert "without that a step would take 0 ms less" in finding.summary
+
+
+def test_a_later_rank_is_named_before_one_that_it_hides():
+    own = noise((4, 60), 1, 0.1)
+    own[1] += 3
+    optimizer = np.ones((4, 60))
+    optimizer[2] += 8
+    late = skew_of(*synchronous(own, optimizer=optimizer)).straggler
+    assert (late.rank, late.phase, late.is_ambiguous) == (2, "optimizer", True)
 
 
 def test_who_is_late_and_keeps_nobody_waiting_costs_nothing():
@@ -192,16 +381,62 @@ def test_of_equal_ranks_one_in_a_hundred_jobs_has_a_late_one(num_ranks, num_step
     assert alarms <= 11
 
 
-def test_slow_steps_that_come_in_runs_are_no_proof():
+def in_runs(num_ranks, num_steps, alike, seed):
+    """Steps each of which is like the one before, by so much: an autoregression with deviation 1."""
+    steps = np.random.default_rng(seed).normal(0, 1, (num_ranks, num_steps + 100))
+    for step in range(1, num_steps + 100):
+        steps[:, step] = alike * steps[:, step - 1] + np.sqrt(1 - alike**2) * steps[:, step]
+    return steps[:, 100:] - steps.min()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_steps", "alike", "most"),
+    [(2, 400, 0.8, 4), (8, 100, 0.8, 5), (8, 60, 0.9, 9), (8, 100, 0.9, 7), (8, 400, 0.9, 4)],
+)
+def test_slow_steps_that_come_in_runs_are_no_proof(num_ranks, num_steps, alike, most):
     """A rank that was slow for one stretch, as its machine was: mean and deviation alone would accuse it."""
-    alarms = 0
-    for seed in range(60):
-        random = np.random.default_rng(seed)
-        steps = random.normal(0, 1, (2, 400))
-        for step in range(1, 400):
-            steps[:, step] += 0.8 * steps[:, step - 1]
-        alarms += skew_of(*synchronous(steps - steps.min())).straggler is not None
-    assert alarms <= 6, "standard errors of independent steps would accuse in about 23"
+    alarms = without = 0
+    for seed in range(100):
+        own = in_runs(num_ranks, num_steps, alike, seed)
+        skew = skew_of(*synchronous(own))
+        alarms += skew.straggler is not None
+        late = own - (own.sum(axis=0) - own) / (num_ranks - 1)
+        errors = late.std(axis=1, ddof=1) / np.sqrt(num_steps)
+        without += bool((late.mean(axis=1) > t_quantile(1 - 0.01 / num_ranks, num_steps - 1) * errors).any())
+    assert alarms <= most
+    assert without > 40, "standard errors of independent steps would accuse in half of the jobs"
+
+
+def test_a_rank_that_becomes_slow_half_way_is_late():
+    own = noise((8, 400), 4, 0.2)
+    own[1, 200:] += 6
+    late = skew_of(*synchronous(own)).straggler
+    assert (late.rank, late.others) == (1, ())
+    assert late.late_ns == pytest.approx(3 * MS, rel=0.05)
+
+
+def test_a_rank_that_is_late_at_regular_times_is_late():
+    """As what rank 0 logs in every fiftieth step: its mean is surer than if chance chose the steps."""
+    extra = np.zeros((8, 400))
+    extra[0, ::50] = 100
+    late = skew_of(*synchronous(noise((8, 400), 4, 0.2), logging=extra)).straggler
+    assert (late.rank, late.phase) == (0, "logging")
+
+
+def test_a_great_lateness_is_seen_though_it_changes_slowly():
+    """Each step is like the one before, so there are few independent ones."""
+    own = noise((2, LEAST_STEPS), 4, 0.1)
+    own[1] += np.linspace(15, 25, LEAST_STEPS)
+    assert skew_of(*synchronous(own)).straggler.rank == 1
+
+
+def test_students_quantile():
+    stats = pytest.importorskip("scipy.stats")
+    for degrees in (4, 6.5, 13.5, 100):
+        for probability in (0.99, 0.995, 0.99875, 0.9998):
+            expected = stats.t.ppf(probability, degrees)
+            assert expected * 0.97 < t_quantile(probability, degrees) < expected * 1.001
+    assert t_quantile(0.99, 4) == pytest.approx(stats.t.ppf(0.99, 4), rel=0.003)
 
 
 def test_a_small_difference_is_found_in_many_steps_and_not_in_few():
@@ -282,20 +517,14 @@ def test_messages_of_many_ranks_are_small(world_size):
     assert len(told.totals) == told.num_steps == 4_000, "the means are of all clean steps"
 
 
-def test_ranks_that_have_nothing_to_say_are_left_out(monkeypatch):
+def test_ranks_that_have_nothing_to_say_are_left_out():
     first, third = (pack_rank_steps(rank_steps(run_of(rank, steps_of(20), 4))) for rank in (0, 2))
-
-    def gather(*messages):
-        monkeypatch.setattr(gathering, "_all_gather", lambda message, device: list(messages))
-        monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-        return [one.rank for one in gather_rank_steps(messages[0], "cpu")]
-
-    assert gather(third, first, b"", b"damaged") == [0, 2]
-    assert gather(b"", b"") == []
+    assert [one.rank for one in read_messages([third, first, b"", b"damaged"])] == [0, 2]
+    assert read_messages([b"", b""]) == ()
 
 
 def test_without_a_process_group_there_is_nobody_to_ask():
-    assert gather_rank_steps(pack_rank_steps(rank_steps(run_of(0, steps_of(20)))), "cpu") == ()
+    assert all_gather(b"a message", torch.device("cpu")) == []
 
 
 def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
@@ -393,6 +622,13 @@ JOB = textwrap.dedent("""
             if trainer.global_rank == 0:
                 time.sleep(0.010)
 
+    class SlowOptimizer(torch.optim.SGD):
+        def step(self, closure=None):
+            loss = super().step(closure)
+            if torch.distributed.get_rank() == 1:
+                time.sleep(0.010)
+            return loss
+
     class SlowModule(Net):
         case = ""
 
@@ -400,6 +636,10 @@ JOB = textwrap.dedent("""
             if self.case == "forward" and self.global_rank == 1:
                 time.sleep(0.010)
             return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            kind = SlowOptimizer if self.case == "optimizer" else torch.optim.SGD
+            return kind(self.parameters(), lr=0.01)
 
     class BreaksOnRankOne(Callback):
         def on_train_start(self, trainer, module):
@@ -436,7 +676,10 @@ def run_job(folder, strategy, case):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
-@pytest.mark.parametrize(("case", "rank", "phase"), [("callback", 0, "callbacks"), ("forward", 1, "forward")])
+@pytest.mark.parametrize(
+    ("case", "rank", "phase"),
+    [("callback", 0, "callbacks"), ("forward", 1, "forward"), ("optimizer", 1, "optimizer")],
+)
 def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
     """Not who waits for it where Lightning tells the ranks of signals."""
     report = run_job(tmp_path, "ddp_fork", case)

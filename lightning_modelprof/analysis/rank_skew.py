@@ -8,38 +8,23 @@ a long Dataloader on rank 1 and a long Backward on all others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import standard_error
+from lightning_modelprof.analysis.lateness import lateness
+from lightning_modelprof.analysis.straggler import Straggler, find_straggler
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.steps import NOT_MEASURED
 
-MEETING: Final = ("forward", "backward", "optimizer", "clip", "validation", "other", "rank_wait")
-"""Phases in which ranks wait for each other: gradients, sharded parameters, broadcast buffers, norms."""
-
-_MAY_MEET: Final = ("callbacks", "module_hooks", "logging", "transfer", "checkpoint")
-
-NOT_COUNTED: Final = ("profiler",)
-
-SIGNIFICANCE: Final = 0.01
-"""Probability that any rank is called late though none is, in each try with and without Forward."""
-
 LEAST_STEPS: Final = 20
 """Common clean steps, below which nothing is said of who is late."""
-
-_AS_WELL: Final = 0.25
-
-_Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,44 +52,6 @@ class RankPace:
     late_ns: float | None = None
     late_error_ns: float | None = None
     slowest_share: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """The rank that the others wait for.
-
-    Attributes:
-        rank: the latest one.
-        others: further ranks that are late by at least a quarter as much, the latest first.
-        phase: key of the phase that makes it late by the most.
-        phase_ns: its mean there.
-        usual_ns: mean of the ranks that are not late.
-        late_ns: how much later it is than those, in the mean.
-        waited_ns: how much longer those take where ranks meet; what they wait is seen there.
-        waiting_phase: key of the phase in which they do.
-    """
-
-    rank: int
-    others: tuple[int, ...]
-    phase: str
-    phase_ns: float
-    usual_ns: float
-    late_ns: float
-    waited_ns: float
-    waiting_phase: str
-
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether it may be the other way round: the others are late where ranks meet, and this one waits.
-
-        So it is where ranks meet in a hook or a callback of the user's.
-        """
-        return self.phase in _MAY_MEET and self.waiting_phase in ("optimizer", "clip", "validation", "other")
-
-    @property
-    def cost_ns(self) -> float:
-        """What a step would be shorter by: no more than the rank is late, nor than anybody waits."""
-        return max(0.0, min(self.late_ns, self.waited_ns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +87,13 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
 
     Definition: a rank is late when, over the steps that are clean on all ranks, its own time (all phases but
     those in which ranks meet) is longer than the mean of the other ranks' in the same step by more than
-    chance explains: the mean difference over its standard error exceeds Student's quantile for
-    ``SIGNIFICANCE``, divided among the ranks (Bonferroni). Forward is own time unless parameters are sharded
-    or buffers are broadcast: both are tried, and what explains more of the others' waiting counts.
+    chance explains: see ``late_ranks``. Forward, and the optimizer step with clipping, are own time unless
+    ranks meet there (sharded parameters, buffers that are broadcast): each is tried as either, and what costs
+    a step more counts.
 
     Caveats: a rank that computes more slowly in Backward makes the others wait in their Backward: host times
-    cannot tell who waits there. Traces can (Waiting for other ranks). Nor can they tell where a callback or
-    hook of the user's lets ranks meet: see ``Straggler.is_ambiguous``.
+    cannot tell who waits there. Traces can (Waiting for other ranks). Nor can they tell where the forward,
+    the optimizer, a callback or a hook of the user's lets ranks meet: see ``Straggler.is_ambiguous``.
     """
     if world_size < 2:
         return Absent("there is one rank")
@@ -172,18 +119,24 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
     if (phases_ns[..., PHASE_INDEX["dataloader"]] == NOT_MEASURED).any():
         return Absent("the fetches of batches were not seen on every rank")
     times = np.where(phases_ns == NOT_MEASURED, 0, phases_ns).astype(np.float64)
-    numbers = [one.rank for one in with_steps]
-    strict = tuple(phase.key for phase in PHASES if phase.key not in (*MEETING, *NOT_COUNTED))
-    found = [(_find_straggler(times, numbers, own), own) for own in (strict, (*strict, "forward"))]
-    # Forward may hold waits or work of a rank's own: whichever explains more of what the others wait.
-    straggler, own = max(found, key=lambda one: -1.0 if one[0] is None else one[0].cost_ns)
+    straggler, own = find_straggler(times, [one.rank for one in with_steps])
     own_ns = times[..., [PHASE_INDEX[key] for key in own]].sum(axis=2)
+    late_ns, slowest_ns = lateness(own_ns), own_ns.max(axis=0)
     return RankSkew(
-        ranks=tuple(_with_lateness(pace, own_ns, place) for place, pace in enumerate(paces)),
+        ranks=tuple(
+            replace(
+                pace,
+                own_ns=float(own_ns[place].mean()),
+                late_ns=float(late_ns[place].mean()),
+                late_error_ns=standard_error(late_ns[place] - late_ns[place].mean()),
+                slowest_share=float((own_ns[place] >= slowest_ns).mean()),
+            )
+            for place, pace in enumerate(paces)
+        ),
         world_size=world_size,
         num_common=len(common),
         own_phases=own,
-        imbalance_ns=float((own_ns.max(axis=0) - own_ns.mean(axis=0)).mean()),
+        imbalance_ns=float((slowest_ns - own_ns.mean(axis=0)).mean()),
         straggler=straggler,
         step_ns=step_ns,
     )
@@ -202,93 +155,4 @@ def _pace(one: RankSteps) -> RankPace:
             phase.key: int(sums_ns[index]) / num_clean if is_measured[index] else None
             for index, phase in enumerate(PHASES)
         },
-    )
-
-
-def _with_lateness(pace: RankPace, own_ns: _Times, place: int) -> RankPace:
-    late = _late(own_ns, place)
-    return RankPace(
-        rank=pace.rank,
-        host=pace.host,
-        num_steps=pace.num_steps,
-        num_clean=pace.num_clean,
-        step_ns=pace.step_ns,
-        phases_ns=pace.phases_ns,
-        own_ns=float(own_ns[place].mean()),
-        late_ns=float(late.mean()),
-        late_error_ns=standard_error(late - late.mean()),
-        slowest_share=float((own_ns[place] >= own_ns.max(axis=0)).mean()),
-    )
-
-
-def _late(own_ns: _Times, place: int) -> _Times:
-    """By step, how much longer a rank takes on its own than the others in the mean; shape (steps,).
-
-    Not than their median: where times are skewed, as they are, every rank is longer than that.
-    """
-    late: _Times = own_ns[place] - (own_ns.sum(axis=0) - own_ns[place]) / (len(own_ns) - 1)
-    return late
-
-
-def _t_quantile(probability: float, num_steps: int) -> float:
-    """Student's t for a mean over so many steps, by its standard error from overlapping batch means.
-
-    Source: degrees of freedom of overlapping batch means: Meketon and Schmeiser 1984, as of the standard
-    error; the expansion of the quantile: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
-    """
-    degrees = 1.5 * (num_steps / math.isqrt(num_steps) - 1)
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
-
-
-def _find_straggler(times: _Times, numbers: list[int], own: Sequence[str]) -> Straggler | None:
-    """The latest of the ranks that are late for sure.
-
-    Args:
-        times: shape (ranks, steps, len(PHASES)), nanoseconds.
-        numbers: of the ranks.
-        own: keys of the phases that a rank does on its own.
-    """
-    own_places = [PHASE_INDEX[key] for key in own]
-    own_ns = times[..., own_places].sum(axis=2)
-    enough = _t_quantile(1 - SIGNIFICANCE / len(numbers), own_ns.shape[1])
-    late = {}
-    for place in range(len(numbers)):
-        difference = _late(own_ns, place)
-        error_ns = standard_error(difference - difference.mean()) or 0.0
-        if difference.mean() > enough * error_ns and difference.mean() > 0:
-            late[place] = float(difference.mean())
-    if not late:
-        return None
-    order = sorted(late, key=lambda place: -late[place])
-    latest = order[0]
-    others = [place for place in order[1:] if late[place] >= _AS_WELL * late[latest]]
-    usual = [place for place in range(len(numbers)) if place not in late] or [
-        place for place in range(len(numbers)) if place != latest
-    ]
-    means_ns = times.mean(axis=1)
-    usual_ns = means_ns[usual].mean(axis=0)
-    excess_ns = means_ns[latest] - usual_ns
-    cause = max(own_places, key=lambda index: excess_ns[index])
-    meeting = [
-        index
-        for index, phase in enumerate(PHASES)
-        if index not in own_places and phase.key not in NOT_COUNTED
-    ]
-    waiting = max(meeting, key=lambda index: -excess_ns[index])
-    return Straggler(
-        rank=numbers[latest],
-        others=tuple(numbers[place] for place in others),
-        phase=PHASES[cause].key,
-        phase_ns=float(means_ns[latest, cause]),
-        usual_ns=float(usual_ns[cause]),
-        late_ns=float(excess_ns[own_places].sum()),
-        waited_ns=float(-excess_ns[meeting].sum()),
-        waiting_phase=PHASES[waiting].key,
     )

@@ -19,9 +19,9 @@ def step_time(analysis: Analysis) -> Chart | None:
     """Whether the steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean steps.
 
     Definition: number of clean steps by wall time without the phase Profiler, in bars as wide as numpy's rule
-    ``auto`` says (the narrower of Freedman-Diaconis and Sturges), at most ``MAX_BARS`` of them. Where the slowest step took
-    more than twice the 99th percentile, the bars end at this percentile and a note says how many steps lie
-    beyond.
+    ``auto`` says (the narrower of Freedman-Diaconis and Sturges), at most ``MAX_BARS`` of them. Where the
+    slowest step took more than twice the 99th percentile, the bars end at this percentile and a note says how
+    many steps lie beyond.
     """
     times_ms = analysis.steps.clean().duration_ns / 1e6
     if len(times_ms) < 2:

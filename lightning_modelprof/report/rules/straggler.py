@@ -7,8 +7,9 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew, Straggler
-from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew
+from lightning_modelprof.analysis.straggler import OPTIMIZER, Straggler
+from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
 from lightning_modelprof.report.rules.input_bound import places_of_batches
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -24,7 +25,12 @@ _ADVICE: Final = {
     "checkpoint": "Save less often, or asynchronously: what one rank alone writes, all wait for.",
     "forward": "Look at what {rank} alone does in training_step. If it does the same as the others, give"
     " ranks equally large batches of equally long samples; else its device or CPU is slower.",
+    "optimizer": "Look at what the optimizer of {rank} does and the others' do not: more parameters, state"
+    " that is kept on the host, a slower CPU.",
 }
+_MAY_COST_NOTHING: Final = (
+    " Or it costs nothing: in {phase} and in Rank wait the host may only wait for its own device."
+)
 _USUAL_ADVICE: Final = "Look at what {rank} does there and the others do not."
 
 
@@ -32,12 +38,12 @@ _USUAL_ADVICE: Final = "Look at what {rank} does there and the others do not."
 class StragglerRank(ShareRule):
     """One rank takes longer than the others for what it does on its own, and they wait for it.
 
-    The time at stake is by how much it is later than those that are not late, and at most by how much longer
-    these take where ranks meet.
+    The time at stake is how much earlier the last rank would be ready to meet, were the late ones as early as
+    the others: no more than they are late, nor than the others take longer where ranks meet.
 
     Caveats:
         The host's clock is used. On a device that lags behind the host, a late host may cost nothing; then
-        nobody is seen to wait.
+        nobody is seen to wait, or only before the next step.
     """
 
     kind: ClassVar[str] = "straggler_rank"
@@ -60,32 +66,55 @@ class StragglerRank(ShareRule):
         share = None if late is None else late.cost_ns / skew.step_ns
         if late is None or not self.is_found(share, late.cost_ns):
             return self.clean(_clean_summary(skew), evidence)
-        phase, waiting = (_label(key) for key in (late.phase, late.waiting_phase))
-        rank = f"rank {late.rank}"
-        too = f" Late as well: {_listed(late.others)}." if late.others else ""
+        evidence += [
+            duration(f"later than the others by, rank {late.rank}", late.late_ns),
+            duration("the others wait where ranks meet", late.waited_ns),
+            duration("a step would be shorter by", late.cost_ns),
+            ratio("share of the step", share),
+        ]
         if late.is_ambiguous:
-            too += (
-                f" Or, if ranks meet in {phase}: the others are late in {waiting}, and {rank} waits for them."
-            )
+            return (self._either(skew, late, evidence),)
+        phase, rank = _label(late.phase), f"rank {late.rank}"
+        too = f" Late as well: {_listed(late.others)}." if late.others else ""
+        may_cost_nothing = late.phase in OPTIMIZER and analysis.info.device_type != "cpu"
         return (
             self.found(
-                f"Rank {late.rank}{_host(skew, late)} takes {milliseconds(late.phase_ns)} a step in {phase},"
-                f" the others {milliseconds(late.usual_ns)}. They wait for it {milliseconds(late.cost_ns)}"
-                f" ({percent(share)} of a step), most of it in {waiting}.{too}",
+                f"{_takes(skew, late)}. They wait for it {milliseconds(late.awaited_ns)}, most of it in"
+                f" {_label(late.waiting_phase)}.{too} Without that a step would take"
+                f" {milliseconds(late.cost_ns)} ({percent(share)}) less."
+                + (_MAY_COST_NOTHING.format(phase=phase) if may_cost_nothing else ""),
                 f"{_ADVICE.get(late.phase, _USUAL_ADVICE).format(rank=rank)} Its own lines:"
                 f" lightning-modelprof report RUN/{rank_file(late.rank)}",
-                Severity.INFO if late.is_ambiguous else self.severity(late.cost_ns / skew.step_ns),
-                title=f"The ranks wait for rank {late.rank}: {phase}",
-                saving_ns=None if late.is_ambiguous else late.cost_ns,
+                Severity.INFO if may_cost_nothing else self.severity(late.cost_ns / skew.step_ns),
+                title=f"The ranks wait for {rank}: {phase}",
+                saving_ns=None if may_cost_nothing else late.cost_ns,
                 places=places_of_batches(analysis.setup) if late.phase == "dataloader" else (),
-                evidence=[
-                    *evidence,
-                    duration(f"later than the others by, {rank}", late.late_ns),
-                    duration("the others wait where ranks meet", late.waited_ns),
-                    ratio("share of the step", share),
-                ],
+                evidence=evidence,
             ),
         )
+
+    def _either(self, skew: RankSkew, late: Straggler, evidence: list[Evidence]) -> Finding:
+        """A hint that accuses nobody, as it may be either way round."""
+        phase, waiting, rank = _label(late.phase), _label(late.waiting_phase), f"rank {late.rank}"
+        alike = f" Alike: {_listed(late.others)}." if late.others else ""
+        return self.found(
+            f"{_takes(skew, late)}, and those take {milliseconds(late.awaited_ns)} more in {waiting}.{alike}"
+            f" Either they wait there for {rank}. Or, if ranks meet in {phase}: the others are late in"
+            f" {waiting}, and {rank} waits for them. It costs a step {milliseconds(late.cost_ns)}"
+            f" ({percent(late.cost_ns / skew.step_ns)}).",
+            f"Traces of all ranks tell who waits (Waiting for other ranks). Then look at {phase} on {rank},"
+            f" or at {waiting} on the others.",
+            Severity.INFO,
+            title=f"Ranks are unlike: {rank} in {phase}, the others in {waiting}",
+            evidence=evidence,
+        )
+
+
+def _takes(skew: RankSkew, late: Straggler) -> str:
+    return (
+        f"Rank {late.rank}{_host(skew, late)} takes {milliseconds(late.phase_ns)} a step in"
+        f" {_label(late.phase)}, the others {milliseconds(late.usual_ns)}"
+    )
 
 
 def _clean_summary(skew: RankSkew) -> str:
@@ -94,7 +123,8 @@ def _clean_summary(skew: RankSkew) -> str:
     late = skew.straggler
     return (
         f"Rank {late.rank} is {milliseconds(late.late_ns)} a step later than the others, which wait"
-        f" {milliseconds(late.cost_ns)} for it."
+        f" {milliseconds(late.awaited_ns)} for it; without that a step would take"
+        f" {milliseconds(late.cost_ns)} less."
     )
 
 
