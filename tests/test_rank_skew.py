@@ -104,6 +104,8 @@ def is_hint(report):
     is_info = finding.severity is Severity.INFO
     assert is_info == (finding.saving_ns_per_step is None)
     assert is_info == (report.verdict.kind != "straggler_bound"), "each of these costs most of a step"
+    if report.verdict.kind == "balanced":
+        assert report.verdict.summary.endswith("But the ranks are unlike: see the finding straggler_rank.")
     return is_info
 
 

@@ -157,7 +157,8 @@ def give_verdict(
     if analysis.info.device_type != "cpu" and device is None:
         reason = "No profiler window says how busy the device was, and nothing on the host stands out."
         return _verdict("cannot_tell", reason, accounting)
-    return _verdict("balanced", _balanced(costs.steady), accounting)
+    are_unlike = any(one.kind == "straggler_rank" and one.status is Status.FOUND for one in findings)
+    return _verdict("balanced", _balanced(costs.steady, are_unlike=are_unlike), accounting)
 
 
 def _which_rank(analysis: Analysis) -> str:
@@ -266,7 +267,7 @@ def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:
     )
 
 
-def _balanced(steady: PhaseMeans) -> str:
+def _balanced(steady: PhaseMeans, *, are_unlike: bool) -> str:
     labels = {phase.key: phase.label for phase in PHASES}
     rest = {key: ns for key, ns in steady.phases_ns.items() if ns and key not in MODEL}
     model = steady.share(*(key for key in MODEL if steady.phases_ns.get(key) is not None))
@@ -276,6 +277,8 @@ def _balanced(steady: PhaseMeans) -> str:
     if rest:
         largest = max(rest, key=lambda key: rest[key])
         summary += f"; the most beside them is {labels[largest]} with {milliseconds(rest[largest])}"
+    if are_unlike:
+        return f"{summary}. But the ranks are unlike: see the finding straggler_rank."
     if model is not None and model < _MOSTLY_MODEL:
         return f"Nothing takes long enough to stand out. {summary}."
     return f"{summary}."
