@@ -120,6 +120,10 @@ def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > 1:  # the first is the callback itself
+            raise ConfigError(
+                f"{WHERE}(...): expected arguments by name, such as active=10, got {args[1]!r} without one."
+            )
         check_names([name for name in kwargs if name not in known], f"{WHERE}(...)")
         for name, value in kwargs.items():
             kwargs[name] = _plain(value)

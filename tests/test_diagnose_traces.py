@@ -10,7 +10,7 @@ from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.launch_bound import LaunchBound
 from lightning_modelprof.report.verdict import verdict_of_traces
-from tests.traces import FOLDER, load, reference
+from tests.traces import FOLDER, event, load, make_trace, reference
 
 real = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
@@ -161,3 +161,46 @@ def test_rules_and_shares_together():
 def test_without_device_events():
     verdict = verdict_of_traces(None)
     assert (verdict.kind, verdict.accounted_ratio) == ("cannot_tell", None)
+
+
+# Traces without a device
+
+
+def of_the_host(fetch_us, step_us=100):
+    """Verdict and finding of three steps that fetch for so long first, and compute for the rest."""
+    events = []
+    for number in range(3):
+        begin = number * step_us
+        events.append(event("user_annotation", f"ProfilerStep#{number}", begin, begin + step_us))
+        if fetch_us:
+            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            events.append(event("user_annotation", name, begin, begin + fetch_us))
+        events.append(event("cpu_op", "aten::addmm", begin + fetch_us, begin + step_us))
+    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    return verdict, next(one for one in findings if one.kind == "input_bound")
+
+
+def test_steps_without_a_device_may_wait_for_their_batches():
+    verdict, finding = of_the_host(60_000, 100_000)
+    assert (verdict.kind, verdict.summary) == ("input_bound", "60.0 % of a step is waiting for batches.")
+    assert finding.severity is Severity.CRITICAL
+    assert finding.saving_ns_per_step == 60_000_000
+    assert finding.summary == "In a step of 100 ms the loop waits 60 ms (60.0 %) for its batch."
+    assert "num_workers=2 or more" in finding.action  # 60 ms beside 40
+
+
+def test_what_else_a_host_does_is_not_told_by_a_trace():
+    verdict, finding = of_the_host(1_000, 100_000)
+    assert verdict.kind == "cannot_tell"
+    assert verdict.summary.startswith("The traces have no device events")
+    assert finding.status is Status.CLEAN
+    verdict, finding = of_the_host(0)
+    assert verdict.kind == "cannot_tell"
+    assert finding.status is Status.NOT_EVALUATED
+    assert finding.summary == "the traces have no fetch of a batch"
+
+
+def test_without_steps_nothing_can_be_said():
+    verdict, findings = diagnose_traces([analyze_trace(make_trace([event("other", "nothing", 0, 1)]))])
+    assert (verdict.kind, verdict.summary) == ("cannot_tell", "The traces have no steps.")
+    assert all(one.status is Status.NOT_EVALUATED for one in findings)

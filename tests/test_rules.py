@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_modelprof.analysis.slow_causes import SlowFacts
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError
@@ -15,6 +16,7 @@ from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules import RULES
 from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
 from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
 from lightning_modelprof.report.rules.configure import configure_rules
@@ -35,6 +37,7 @@ from lightning_modelprof.report.rules.validation_share import ValidationShare
 from lightning_modelprof.report.rules.worker_startup import WorkerStartup
 from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
 from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.slow_steps import SlowSteps
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.training_setup import (
     CallbackSetup,
@@ -235,7 +238,7 @@ def test_workers_needed_with_workers_that_are_behind():
     """2 workers deliver every 15 ms, so one needs 30 ms for a batch; the rest takes 8 ms: again 4."""
     setup = with_loader(num_workers=2, persistent_workers=True)
     finding = only(InputBound().evaluate(analysis_of(steps_of(forward=8, dataloader=7), setup=setup)))
-    assert evidence(finding)["one worker's time for a batch"] == 30 * MS
+    assert evidence(finding)["one worker's time for a batch at most"] == 30 * MS
     assert evidence(finding)["workers needed"] == 4
     assert finding.action.startswith("DataLoader(num_workers=4): num_workers is 2 now.")
 
@@ -253,6 +256,27 @@ def test_more_workers_than_cpus_cannot_help():
     setup = replace(SETUP, usable_cpus=4, loaders=with_loader(num_workers=3).loaders)
     finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=100), setup=setup)))
     assert finding.action.startswith("It would take 63 workers")  # 3 x 105 ms / 5 ms
+
+
+@pytest.mark.parametrize(
+    ("share", "status", "severity"),
+    [
+        (0.0, Status.CLEAN, None),
+        (0.09, Status.CLEAN, None),
+        (0.10, Status.FOUND, Severity.INFO),
+        (0.25, Status.FOUND, Severity.WARNING),
+        (None, Status.NOT_EVALUATED, None),
+    ],
+)
+def test_waiting_for_a_cpu(share, status, severity):
+    record = SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="no counts" if share is None else "")
+    slow = SlowFacts(record=record, causes=(), medians_ns={}, worst=None)
+    analysis = replace(analysis_of(steps_of(forward=8)), slow=slow)
+    finding = only(BusyCpus().evaluate(analysis))
+    assert (finding.status, finding.severity) == (status, severity)
+    assert finding.saving_ns_per_step is None, "it is nobody's fault"
+    assert share is not None or finding.summary == "no counts"
+    assert severity is None or f"In {share:.1%}".replace("%", " %") in finding.summary
 
 
 def test_somebody_else_s_loader():

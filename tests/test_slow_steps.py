@@ -246,6 +246,7 @@ def test_counts_are_those_of_the_look_and_the_usual_is_that_of_looks_without_slo
     assert (one.watched_ns, one.beyond_ns) == (560 * MS, 60 * MS)
     assert (one.cpu_wait_ns, one.major_faults) == (40 * MS, 0)
     assert record.usual_cpu_wait == pytest.approx((10 + 30) / 1_000)
+    assert record.cpu_wait_share == pytest.approx((10 + 40 + 30) / 1_560)
     assert record.why_no_cpu_wait == ""
 
 

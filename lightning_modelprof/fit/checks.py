@@ -46,6 +46,7 @@ def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> N
             "ModelProfCallback: expected to be the only torch profiler, got Trainer(profiler="
             f"{type(profiler).__name__}) as well. Two torch profilers in one process crash it or lose data."
             " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
+            " (An AssertionError after this one is PyTorchProfiler's own.)"
         )
     if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         raise ConfigError(

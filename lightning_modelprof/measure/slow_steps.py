@@ -91,6 +91,7 @@ class SlowStepWatch:
         self._factor = factor
         self._unseen: list[StepTimings] = []
         self._usual: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._first: Counts | None = None
         self._counts: Counts | None = None
         # Of the looks without slow steps: how long they were, and how long the thread waited in them.
         self._quiet_ns = self._quiet_wait_ns = 0
@@ -99,7 +100,7 @@ class SlowStepWatch:
 
     def start(self) -> None:
         """The loop begins in this thread: what was counted before is none of its own."""
-        self._counts = _counts()
+        self._first = self._counts = _counts()
         self.collector.start()
 
     def stop(self) -> None:
@@ -145,6 +146,7 @@ class SlowStepWatch:
             excess_ns=found.excess_ns,
             num_special=found.num_special,
             usual_cpu_wait=self._quiet_wait_ns / self._quiet_ns if self._quiet_ns else None,
+            cpu_wait_share=_waiting_share(self._first, self._counts),
             why_no_cpu_wait=_NOT_COUNTED if self._counts is None or self._counts.cpu_wait_ns is None else "",
             worst=tuple(sorted(worst, key=lambda one: one.step)),
         )
@@ -228,6 +230,14 @@ def _since(
         "major_faults": _difference(before.major_faults, after.major_faults),
         "cpu_wait_ns": _difference(before.cpu_wait_ns, after.cpu_wait_ns),
     }
+
+
+def _waiting_share(first: Counts | None, last: Counts | None) -> float | None:
+    """Share of the time between the two in which the thread waited for a CPU."""
+    if first is None or last is None or last.at_ns <= first.at_ns:
+        return None
+    wait_ns = _difference(first.cpu_wait_ns, last.cpu_wait_ns)
+    return None if wait_ns is None else wait_ns / (last.at_ns - first.at_ns)
 
 
 def _difference(before: int | None, after: int | None) -> int | None:

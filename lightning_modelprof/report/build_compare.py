@@ -25,7 +25,8 @@ from lightning_modelprof.report.compare_tables import (
 )
 from lightning_modelprof.report.compared_run import ComparedRun
 from lightning_modelprof.report.duration_unit import duration_unit
-from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.model import Report, Status
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.run.loops import loop_of
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
@@ -163,6 +164,10 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
                 f"a change of {_percent(result.detectable)} or more, in four of five such comparisons",
             )
         )
+    for run in (*before, *after):
+        busy = next((one for one in run.report.findings if one.kind == BusyCpus.kind), None)
+        if busy is not None and busy.status is Status.FOUND:
+            facts.append(("Busy machine", f"{run.source}: {busy.summary}"))
     for label, runs, steps in zip(("Before", "After"), (before, after), result.num_steps, strict=True):
         number = f"{len(runs)} runs, " if len(runs) > 1 else ""
         facts.append((label, f"{', '.join(run.source for run in runs)} ({number}{steps:,} clean steps)"))

@@ -33,11 +33,23 @@ class DeviceShares:
 
 def device_shares(breakdowns: Iterable[StepBreakdown | Absent | None]) -> DeviceShares | None:
     """Of all steps of those that have device events; ``None`` without any."""
+    return _shares(one for one in _known(breakdowns) if one.has_device)
+
+
+def host_shares(breakdowns: Iterable[StepBreakdown | Absent | None]) -> DeviceShares | None:
+    """Of all steps, where nothing has device events; ``None`` if something has, or there are none."""
+    known = _known(breakdowns)
+    return None if any(one.has_device for one in known) else _shares(known)
+
+
+def _known(breakdowns: Iterable[StepBreakdown | Absent | None]) -> list[StepBreakdown]:
+    return [one for one in breakdowns if one is not None and not isinstance(one, Absent)]
+
+
+def _shares(breakdowns: Iterable[StepBreakdown]) -> DeviceShares | None:
     num_steps, total_ns = 0, 0.0
     parts_ns = dict.fromkeys(STEP_CATEGORIES, 0.0)
     for breakdown in breakdowns:
-        if breakdown is None or isinstance(breakdown, Absent) or not breakdown.has_device:
-            continue
         num_steps += len(breakdown.steps)
         total_ns += breakdown.mean_total_ns * len(breakdown.steps)
         for category, mean_ns in zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True):

@@ -9,7 +9,13 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.host_waits import NO_STEP_RANGES
 from lightning_modelprof.analysis.trace_facts import TraceFacts
-from lightning_modelprof.report.device_shares import DeviceShares, device_shares, unaccounted, wait_shares
+from lightning_modelprof.report.device_shares import (
+    DeviceShares,
+    device_shares,
+    host_shares,
+    unaccounted,
+    wait_shares,
+)
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
 from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
@@ -18,7 +24,11 @@ from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
 from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
 from lightning_modelprof.report.rules.input_bound import InputBound
 from lightning_modelprof.report.rules.launch_bound import LaunchBound
-from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_traces
+from lightning_modelprof.report.verdict import (
+    LEAST_ACCOUNTED,
+    verdict_of_host_traces,
+    verdict_of_traces,
+)
 
 _RULE: Final = InputBound()
 _DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
@@ -40,21 +50,24 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
         traces: at least one.
     """
     traces = tuple(traces)
-    shares = device_shares(facts.step_breakdown for facts in traces)
+    breakdowns = [facts.step_breakdown for facts in traces]
+    shares, host = device_shares(breakdowns), host_shares(breakdowns)
     waits = pooled_waits(traces)
     circumstances = Circumstances(step_ns=None if shares is None else shares.step_ns)
     of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge(traces, circumstances)]
-    findings = [*_input_bound(traces, shares), *of_device]
+    findings = [*_input_bound(traces, shares or host), *of_device]
     findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
     if waits == NO_STEP_RANGES:
         reason = f"{NO_STEP_RANGES.reason[:1].upper()}{NO_STEP_RANGES.reason[1:]}."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None), tuple(findings)
+    if host is not None:
+        return verdict_of_host_traces(host.fetch), tuple(findings)
     return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES), tuple(findings)
 
 
 def _input_bound(traces: tuple[TraceFacts, ...], shares: DeviceShares | None) -> tuple[Finding, ...]:
     if shares is None:
-        return _RULE.not_evaluated("the traces have no device events, or no steps")
+        return _RULE.not_evaluated("the traces have no steps")
     if all(facts.host_waits == NO_STEP_RANGES for facts in traces):
         return _RULE.not_evaluated(NO_STEP_RANGES.reason)
     loading = {
@@ -66,12 +79,13 @@ def _input_bound(traces: tuple[TraceFacts, ...], shares: DeviceShares | None) ->
     if all(isinstance(facts.dataloader, Absent) for facts in traces):
         return _RULE.not_evaluated("the traces have no fetch of a batch")
     unknown = unaccounted(shares, wait_shares(pooled_waits(traces)))
-    if 1.0 - unknown < LEAST_ACCOUNTED:
+    if shares.busy and 1.0 - unknown < LEAST_ACCOUNTED:
         return _RULE.not_evaluated(f"{percent(unknown)} of the steps is in no event")
     wait_ns = shares.fetch * shares.step_ns
+    who = "device" if shares.busy else "loop"
     evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
     if not _RULE.is_found(shares.fetch, wait_ns):
-        return _RULE.clean(f"The device waits {milliseconds(wait_ns)} a step for batches.", evidence)
+        return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} a step for batches.", evidence)
     rest_ns = max(shares.step_ns - wait_ns, 1.0)
     action = "Make batches faster, or by more workers of the DataLoader."
     if loading == {"main thread"}:
@@ -82,7 +96,7 @@ def _input_bound(traces: tuple[TraceFacts, ...], shares: DeviceShares | None) ->
         )
     return (
         _RULE.found(
-            f"In a step of {milliseconds(shares.step_ns)} the device waits {milliseconds(wait_ns)}"
+            f"In a step of {milliseconds(shares.step_ns)} the {who} waits {milliseconds(wait_ns)}"
             f" ({percent(shares.fetch)}) for its batch.",
             action,
             _RULE.severity(shares.fetch),

@@ -224,6 +224,19 @@ def device_bounds(
     return shares
 
 
+def verdict_of_host_traces(fetch: float) -> Verdict:
+    """Of traces without a device: whether the steps wait for their batches, and no more.
+
+    Args:
+        fetch: share of the steps in which nothing but a fetch of a batch goes on.
+    """
+    if fetch < LEAST_SHARE["input_bound"]:
+        reason = "The traces have no device events: the phases of a run tell what takes the host's time."
+        return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
+    summary = f"{percent(fetch)} of a step is {_HOW['input_bound']}."
+    return Verdict(kind="input_bound", summary=summary, accounted_ratio=None)
+
+
 def verdict_of_traces(
     shares: DeviceShares | None,
     waits: WaitShares | None = None,
@@ -239,8 +252,7 @@ def verdict_of_traces(
         rules: that gave them.
     """
     if shares is None:
-        reason = "The traces have no device events, or no steps."
-        return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
+        return Verdict(kind="cannot_tell", summary="The traces have no steps.", accounted_ratio=None)
     unknown = unaccounted(shares, waits)
     accounting = Accounting(ratio=1.0 - unknown, is_enough=1.0 - unknown >= LEAST_ACCOUNTED)
     if not accounting.is_enough:

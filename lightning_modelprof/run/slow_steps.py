@@ -63,6 +63,7 @@ class SlowSteps:
         num_special: further ones, with a validation or the start of an epoch in them.
         usual_cpu_wait: share of the time for which the training thread was ready to run and had no CPU, while
             no clean step was slow; ``None`` if there was always one, or where nobody counts.
+        cpu_wait_share: the same over all of the loop, from its first step to the last look.
         why_no_cpu_wait: why nothing is known of that; ``""`` if it is.
         worst: the slowest of both, in the order of the loop.
     """
@@ -72,5 +73,6 @@ class SlowSteps:
     excess_ns: int = 0
     num_special: int = 0
     usual_cpu_wait: float | None = None
+    cpu_wait_share: float | None = None
     why_no_cpu_wait: str = _OLDER
     worst: tuple[SlowStep, ...] = ()

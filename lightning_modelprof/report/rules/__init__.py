@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
 from lightning_modelprof.report.rules.clip_cost import ClipCost
 from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
@@ -65,6 +66,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),
     SlowStepsCost(),
+    BusyCpus(),
     CpuThreadsOversubscribed(),
     SingleCpuThread(),
     TensorCoresUnused(),

@@ -93,7 +93,7 @@ def _advice(
     evidence = [
         count("num_workers", workers),
         count("workers needed", needed),
-        duration("one worker's time for a batch", batch_ns),
+        duration("one worker's time for a batch at most", batch_ns),
         duration("rest of the step", rest_ns),
     ]
     if cpus is not None:

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew
 from lightning_modelprof.analysis.straggler import OPTIMIZER, Straggler
+from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
 from lightning_modelprof.report.rules.input_bound import places_of_batches
@@ -49,6 +50,7 @@ class StragglerRank(ShareRule):
     kind: ClassVar[str] = "straggler_rank"
     title: ClassVar[str] = "The ranks wait for one of them"
     bound: ClassVar[str | None] = "straggler_bound"
+    takes_time_there: ClassVar[bool] = False  # it does on the late rank, whose lines only itself has seen
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without the steps of other ranks."""
@@ -77,7 +79,7 @@ class StragglerRank(ShareRule):
         phase, rank = _label(late.phase), f"rank {late.rank}"
         too = f" Late as well: {_listed(late.others)}." if late.others else ""
         may_cost_nothing = late.phase in OPTIMIZER and analysis.info.device_type != "cpu"
-        return (
+        found = (
             self.found(
                 f"{_takes(skew, late)}. They wait for it {milliseconds(late.awaited_ns)}, most of it in"
                 f" {_label(late.waiting_phase)}.{too} Without that a step would take"
@@ -92,6 +94,9 @@ class StragglerRank(ShareRule):
                 evidence=evidence,
             ),
         )
+        if late.rank != analysis.rank:
+            return found
+        return tuple(at_exact_lines(one, analysis.hot_lines, outside_modules=False) for one in found)
 
     def _either(self, skew: RankSkew, late: Straggler, evidence: list[Evidence]) -> Finding:
         """A hint that accuses nobody, as it may be either way round."""
