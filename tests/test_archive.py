@@ -213,6 +213,18 @@ def test_garbage_is_refused(tmp_path, raw):
         load_run(tmp_path)
 
 
+def test_runs_below_what_was_asked_for_are_named_the_newest_first(tmp_path):
+    for number in range(12):
+        file = tmp_path / "logs" / f"version_{number}" / "modelprof" / RUN_FILE
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+        os.utime(file, (number, number))
+    with pytest.raises(ArchiveError) as caught:
+        load_run(tmp_path)
+    names = ", ".join(str(tmp_path / "logs" / f"version_{number}" / "modelprof") for number in (11, 10, 9))
+    assert f"such as {names} (12 found here, newest first)" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["nothing.json", "."])
 def test_missing_file_is_refused(tmp_path, name):
     with pytest.raises(ArchiveError, match=r"Give the folder that holds run\.json"):

@@ -79,6 +79,10 @@ def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
         raise ValueError(str(error)) from error
 
 
+_DEPTHS: Final = ("*/", "*/*/", "*/*/*/")
+_MOST_NAMED: Final = 3
+
+
 def find_run(path: str | Path) -> Path:
     """The archive that is meant: a file, the folder that holds it, or a logger's folder above that."""
     path = Path(path)
@@ -86,6 +90,15 @@ def find_run(path: str | Path) -> Path:
         inside = path / DEFAULT_FOLDER / RUN_FILE
         return inside if inside.exists() and not (path / RUN_FILE).exists() else path / RUN_FILE
     return path.with_name(RUN_FILE) if path.name == "report.json" else path
+
+
+def _examples(path: Path) -> str:
+    """The newest of the runs that are there, a few folders below what was asked for."""
+    found = [file for depth in _DEPTHS for file in path.glob(f"{depth}{RUN_FILE}")]
+    if not found:
+        return "for example lightning_logs/version_0/modelprof"
+    newest = sorted(found, key=lambda file: -file.stat().st_mtime)[:_MOST_NAMED]
+    return f"such as {', '.join(str(file.parent) for file in newest)} ({len(found)} found here, newest first)"
 
 
 def load_run(path: str | Path) -> Run:
@@ -100,7 +113,7 @@ def load_run(path: str | Path) -> Run:
     except OSError as error:
         raise ArchiveError(
             f"{file}: expected a run saved by this package, got {error.strerror or error}."
-            f" Give the folder that holds {RUN_FILE}, for example lightning_logs/version_0/modelprof."
+            f" Give the folder that holds {RUN_FILE}, {_examples(Path(path))}."
         ) from error
     try:
         version = msgspec.json.decode(raw, type=_Versioned).schema_version

@@ -3,6 +3,7 @@
 const ELLIPSIS = "…";
 const FEWEST = 3; // letters; fewer say nothing
 const PAD = 3; // pixels
+const BEFORE_A_NAME = /^(?:void |modelprof: )/;
 const NAMESPACE = /(?:\w+|\(anonymous namespace\))::/g;
 
 export const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif";
@@ -12,7 +13,7 @@ export class SliceNames {
   /** @param {string[]} names */
   constructor(names) {
     this.names = names;
-    /** @type {Map<number, {text: string, width: number}[]>} by name: in full, and without namespaces */
+    /** @type {Map<number, {text: string, width: number}[]>} by name: in full, and without what comes before its own name */
     this.known = new Map();
   }
 
@@ -41,7 +42,7 @@ export class SliceNames {
    */
   measure(context, name) {
     const full = this.names[name].slice(0, 400); // no slice has room for more
-    const short = full.replace(/^void /, "").replace(NAMESPACE, "");
+    const short = full.replace(BEFORE_A_NAME, "").replace(NAMESPACE, "");
     const forms = (short === full ? [full] : [full, short]).map((text) => {
       return { text, width: context.measureText(text).width };
     });
