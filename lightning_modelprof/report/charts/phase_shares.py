@@ -21,6 +21,10 @@ def phase_shares(analysis: Analysis) -> Chart | None:
         share = sum(phase.ratio or 0 for phase in rest)
         series.append(Series(key="rest", label="Other phases", values=(share,)))
     steps = loop_of(analysis.info.loop).steps
+    has_profiler = any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases)
+    own_work = (
+        f"Of all finished {steps}, with this profiler's own work. Verdict and Perf Summary are without it.",
+    ) * has_profiler
     return Chart(
         id="phase_shares",
         title=f"Where the {steps} spend their time",
@@ -29,5 +33,5 @@ def phase_shares(analysis: Analysis) -> Chart | None:
         x=(float(analysis.num_steps),),
         unit=Unit.RATIO,
         series=tuple(series),
-        notes=layer_notes(analysis.phases, rest),
+        notes=(*own_work, *layer_notes(analysis.phases, rest)),
     )
