@@ -12,8 +12,8 @@ MANY_OPERATORS: Final = 64
 """From so many operators in one step on one line it is a loop, most likely over rows or samples."""
 
 IN_GENERAL: Final = (
-    "Look for loops over rows, tensors made on the host and values that are read (.item(), assert) in"
-    " {where}; write it as operations on whole tensors."
+    "Look for loops over rows, tensors made on the host, values that are read (.item(), assert) and calls of"
+    " self.log in {where}; write operations on whole tensors, read and log less often."
 )
 
 
