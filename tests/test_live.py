@@ -21,7 +21,7 @@ class CountingLogger(CSVLogger):
         super().__init__(path)
         self.logged: list[tuple[int, dict[str, float]]] = []
 
-    def log_metrics(self, metrics, step=None):
+    def log_metrics(self, *, metrics, step=None):  # by name, as Lightning does
         ours = {name: value for name, value in metrics.items() if name.startswith("modelprof/")}
         if ours:
             self.logged.append((step, ours))

@@ -189,7 +189,7 @@ class Outputs:
             self._has_layout = True
             self._to_tensorboard(lambda writer: write_layout(writer, LAYOUT))
         for logger in self._loggers:
-            self._try(type(logger).__name__, partial(logger.log_metrics, dict(scalars), step=step))
+            self._try(type(logger).__name__, partial(logger.log_metrics, metrics=dict(scalars), step=step))
 
     def _to_tensorboard(self, write: Callable[[Any], object], size: int = TEXTS_BYTES) -> None:
         """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail.
