@@ -52,6 +52,11 @@ class Failure(Exception):
     """What the tests throw in training."""
 
 
+def notes_on_windows(callback):
+    """Without what is said of the traces: on a busy machine these have gaps between steps."""
+    return [note for note in callback.report.notes if note.startswith("Profiler window")]
+
+
 def fail_at(batch, error=Failure):
     def at_batch(batch_idx):
         if batch_idx == batch:
@@ -306,7 +311,7 @@ def test_with_repeat_0_a_last_window_without_a_step_is_no_news(tmp_path, length)
     callback = run_fit(tmp_path, data=loader(2 * length), active=2, repeat=0)
     recorded = [window.recorded_steps for window in windows_of(callback)]
     assert recorded == ([(2, 3)] if length < 7 else [(2, 3), (6,)])
-    assert len(callback.report.notes) == (length == 7)
+    assert len(notes_on_windows(callback)) == (length == 7)
     assert not is_profiling()
 
 
@@ -423,7 +428,7 @@ def test_options_reach_the_trace(tmp_path, argument, is_there, asked):
 def test_activities(tmp_path):
     callback = run_fit(tmp_path, steps=(1, 3), activities=["cpu"])
     assert any(event.get("cat") == "cpu_op" for event in events_of(tmp_path, callback))
-    assert not callback.report.notes
+    assert not notes_on_windows(callback)
 
 
 @pytest.mark.filterwarnings("ignore:.*is not available")
