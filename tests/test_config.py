@@ -218,9 +218,10 @@ def test_refuses_an_activity_that_the_machine_lacks(tmp_path, activity):
     assert "Remove it" in message
 
 
-def test_refuses_two_callbacks(tmp_path):
-    callbacks = [make_callback(tmp_path), make_callback(tmp_path)]
-    assert "expected one ModelProfCallback, got 2. Remove all but one" in refusal(tmp_path, callbacks)
+def test_refuses_two_callbacks_that_want_different_things(tmp_path):
+    callbacks = [make_callback(tmp_path), make_callback(tmp_path, active=3)]
+    message = refusal(tmp_path, callbacks)
+    assert "expected one ModelProfCallback, got 2 with different arguments. Remove all but one" in message
 
 
 def test_refuses_a_folder_below_a_file(tmp_path):

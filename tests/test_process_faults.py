@@ -552,6 +552,23 @@ def test_a_logger_that_raises(tmp_path: Path, method: str) -> None:
         load_run(tmp_path / "modelprof")
 
 
+def test_of_two_equal_callbacks_the_first_measures(tmp_path: Path) -> None:
+    """As Lightning makes them of an entry point and of a list of callbacks that is used again."""
+    states, ours = [], [make_callback(tmp_path, **EVERYTHING) for _ in range(2)]
+    for callbacks in ([], ours):
+        seed_everything(11, verbose=False)
+        module = Noisy()
+        trainer = make_trainer(tmp_path, *callbacks)
+        with our_warnings() as messages:
+            fit_quietly(trainer, module, loader(2 * NUM_STEPS))
+        assert messages == []
+        states.append(state_of(trainer, module))
+        nothing_stays()
+    assert_same(*states)
+    assert [callback.report is not None for callback in ours] == [True, False]
+    assert load_run(tmp_path / "modelprof").info.status == "finished"
+
+
 def test_two_callbacks_are_refused_before_anything_is_changed(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, make_callback(tmp_path), make_callback(tmp_path / "other"))
     profiler = trainer.profiler

@@ -130,8 +130,8 @@ def _gaps(steps: Steps) -> list[str]:
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
         f"Between step {numbers[worst]} and step {numbers[worst + 1]} lie {int(gap_ns[worst]) / 1e6:.3f} ms"
-        " that belong to no step: work outside of the loop's steps, a wait for a CPU on a busy machine, or the"
-        " clock was set forward."
+        " that belong to no step: work outside of the loop's steps, a wait for a CPU on a busy machine, or"
+        " the clock was set forward."
     ]
 
 

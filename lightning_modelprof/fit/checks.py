@@ -13,19 +13,32 @@ from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
 
 
-def check_trainer(config: ProfileConfig, trainer: Any, callback_type: type) -> None:
+def measuring_callback(trainer: Any, callback_type: type[Any]) -> Any:
+    """The first of the trainer's callbacks of ours; those that want the same as it have nothing to do.
+
+    There are such where a callback comes through an entry point of ``lightning.pytorch.callbacks_factory``:
+    Lightning puts it into the list it is given, and a list that is used again has it twice.
+
+    Raises:
+        ConfigError: when another one wants something else.
+    """
+    ours = [callback for callback in trainer.callbacks if isinstance(callback, callback_type)]
+    if any(callback.config != ours[0].config for callback in ours):
+        raise ConfigError(
+            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)} with different"
+            " arguments. Remove all but one; one may have come through an entry point of"
+            " lightning.pytorch.callbacks_factory."
+        )
+    return ours[0]
+
+
+def check_trainer(config: ProfileConfig, trainer: Any) -> None:
     """Refuse what cannot work with this trainer.
 
     Raises:
-        ConfigError: on a second callback, a second torch profiler, an activity the machine lacks, or a
-            formula for an operator that torch does not know.
+        ConfigError: on a second torch profiler, an activity the machine lacks, or a formula for an operator
+            that torch does not know.
     """
-    ours = [callback for callback in trainer.callbacks if isinstance(callback, callback_type)]
-    if len(ours) > 1:
-        raise ConfigError(
-            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)}. Remove all but one;"
-            " one may have come through an entry point of lightning.pytorch.callbacks_factory."
-        )
     for activity in config.activities or ():
         if activity != "cpu" and not getattr(torch, activity).is_available():
             raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.config_sources import is_switched_off
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.fit.checks import check_ignored, check_trainer
+from lightning_modelprof.fit.checks import check_ignored, check_trainer, measuring_callback
 from lightning_modelprof.fit.meeting import Meeting
 from lightning_modelprof.fit.run_folder import wanted_folder
 from lightning_modelprof.fit.session import end_status
@@ -29,7 +29,9 @@ class ProfilingHooks(SessionKeeper):
             return
         self._loop = LOOPS[stage]
         check_config(self.config)
-        check_trainer(self.config, trainer, ProfilingHooks)
+        if measuring_callback(trainer, ProfilingHooks) is not self:
+            return
+        check_trainer(self.config, trainer)
         check_ignored(self.config, pl_module)
         self._directory = wanted_folder(self.config, trainer)  # the first rank's counts for all
         meeting = Meeting(trainer)
