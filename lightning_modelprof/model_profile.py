@@ -126,12 +126,7 @@ def profile_model(
             call.run(model)
         timer = ModuleTimer(model, device=device)
         latency = _time(model, call, timer, steps, device)
-    cost = ModelCost(count=count, modules=records, times=timer.times())
-    tree = module_tree(cost, ignored)
-    if isinstance(tree, Absent):
-        raise ModelProfError(
-            f"profile_model(ignore_modules): expected some modules to be left: {tree.reason}."
-        )
+    tree = _tree_of(ModelCost(count=count, modules=records, times=timer.times()), ignored)
     head = (
         ("Call", f"{type(model).__name__ if mode == 'forward' else 'generate'}, {_mode_of(model)}"),
         ("Batch", _describe((*args, *kwargs.values()), (*[""] * len(args), *kwargs))),
@@ -149,6 +144,19 @@ def profile_model(
         _write(path, report)
     elif print_profile:
         print_report(report)
+    return _profile_of(tree, report, as_string=as_string)
+
+
+def _tree_of(cost: ModelCost, ignored: Collection[str]) -> ModuleTree:
+    tree = module_tree(cost, ignored)
+    if isinstance(tree, Absent):
+        raise ModelProfError(
+            f"profile_model(ignore_modules): expected some modules to be left: {tree.reason}."
+        )
+    return tree
+
+
+def _profile_of(tree: ModuleTree, report: Report, *, as_string: bool) -> ModelProfile:
     root = tree.root
     figures = (
         (root.forward_flops, Unit.FLOPS),

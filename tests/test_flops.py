@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import library, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.library import custom_op
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -92,7 +91,7 @@ def test_nested_tensors_pass_through():
 # ---- What cannot be counted
 
 
-@custom_op("modelprof_test::product", mutates_args=())
+@library.custom_op("modelprof_test::product", mutates_args=())
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

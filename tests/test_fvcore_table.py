@@ -17,8 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
-from torch import nn
-from torch.library import custom_op
+from torch import library, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -327,7 +326,7 @@ def test_own_kernels_are_listed_and_never_0():
     assert table.notes == ("Kernel: autograd functions whose own kernels fvcore cannot see.",)
 
 
-@custom_op("modelprof_test_table::product", mutates_args=())
+@library.custom_op("modelprof_test_table::product", mutates_args=())
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from torch import nn
-from torch.library import custom_op
+from torch import library, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from lightning_modelprof.analysis.absent import Absent
@@ -319,7 +318,7 @@ def test_a_compiled_model_that_needs_values_says_so(tmp_path):
     assert table(callback, "model_size").rows  # the rest is there
 
 
-@custom_op("modelprof_inspection::product", mutates_args=())
+@library.custom_op("modelprof_inspection::product", mutates_args=())
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

@@ -118,20 +118,9 @@ def compare(
 
     Caveats: with one run a side, a machine that is slower during one of them cannot be told from slower code.
     """
-    if paired and len(before) != len(after):
-        raise ValueError(
-            f"compare: expected as many runs before as after, got {len(before)} and {len(after)}"
-        )
-    sides = Sides(side_of(before), side_of(after), paired=paired)
-    if len(sides.before.columns) != len(before) or len(sides.after.columns) != len(after):
-        sides = sides._replace(paired=False)  # a run without a clean step has no partner
+    sides = _sides_of(before, after, paired=paired)
     num_steps = (sides.before.num_steps, sides.after.num_steps)
-    figures = speed_figures(sides)
-    if per_sample:
-        deciding = change_of("time_per_sample", sides, time_per_sample, needs=SAMPLES)
-        deciding = _times(deciding, ranks[0] / ranks[1])
-    else:
-        deciding = change_of("step_time", sides, step_time)
+    deciding = _deciding_change(sides, ranks, per_sample=per_sample)
     outcome, reason = decide(deciding, num_steps, tolerance)
     if outcome is Outcome.CANNOT_TELL and min(num_steps) < FEW_STEPS:
         outcome, reason = _overwhelming(sides, reason, per_sample=per_sample)
@@ -147,10 +136,29 @@ def compare(
         num_steps=num_steps,
         num_runs=(len(before), len(after)),
         paired=sides.paired,
-        figures=figures,
+        figures=speed_figures(sides),
         phases=phase_changes(sides),
         block_lengths=sides.before.lengths + sides.after.lengths,
     )
+
+
+def _sides_of(before: Sequence[StepTimings], after: Sequence[StepTimings], *, paired: bool) -> Sides:
+    if paired and len(before) != len(after):
+        raise ValueError(
+            f"compare: expected as many runs before as after, got {len(before)} and {len(after)}"
+        )
+    sides = Sides(side_of(before), side_of(after), paired=paired)
+    if len(sides.before.columns) != len(before) or len(sides.after.columns) != len(after):
+        sides = sides._replace(paired=False)  # a run without a clean step has no partner
+    return sides
+
+
+def _deciding_change(sides: Sides, ranks: tuple[int, int], *, per_sample: bool) -> Change:
+    """Of the time of a step, or of a sample of all ranks."""
+    if not per_sample:
+        return change_of("step_time", sides, step_time)
+    of_a_rank = change_of("time_per_sample", sides, time_per_sample, needs=SAMPLES)
+    return _times(of_a_rank, ranks[0] / ranks[1])
 
 
 def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tuple[Outcome, str]:

@@ -89,9 +89,7 @@ def benchmark_inference(
             f" none on {devices[0]}. Use method='synchronize'."
         )
     spread = spread_of(times_ns)
-    if samples is None:
-        counted = SampleCounter()(batch)
-        samples = None if counted == NOT_MEASURED else counted
+    samples = samples_in(batch) if samples is None else samples
     sees_the_work = method != "wall" or devices == (torch.device("cpu"),)
     return InferenceTimes(
         **spread,
@@ -104,6 +102,12 @@ def benchmark_inference(
         user_ns=end_cpu.user_ns - begin_cpu.user_ns,
         system_ns=end_cpu.system_ns - begin_cpu.system_ns,
     )
+
+
+def samples_in(batch: Any) -> int | None:
+    """First dimension of the first tensor in the batch; ``None`` without one."""
+    counted = SampleCounter()(batch)
+    return None if counted == NOT_MEASURED else counted
 
 
 def time_runs(
