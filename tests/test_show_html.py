@@ -472,6 +472,23 @@ def test_colours_mean_the_same_and_differ_within_a_chart():
     assert [one.color for one in flops.layers[:2]] == colours[1:3]
 
 
+def test_phases_keep_their_colours_from_run_to_run():
+    """Whichever of them are large enough for a layer, and in which order."""
+
+    def colours(*keys):
+        core = ("dataloader", "forward", "backward", "optimizer")
+        layers = chart_view(chart(x=(0.0,), **dict.fromkeys((*core, *keys, "rest"), (1.0,)))).layers
+        return dict(zip((*core, *keys), (one.color for one in layers), strict=False))
+
+    first, second = colours("callbacks", "logging", "other"), colours("other", "zero_grad", "callbacks")
+    assert {key: first[key] for key in first.keys() & second.keys()} == {
+        key: second[key] for key in first.keys() & second.keys()
+    }
+    both = colours("validation", "other")  # of two with the same wish one has another
+    assert both["other"] == first["other"]
+    assert both["validation"] != both["other"]
+
+
 @pytest.mark.parametrize("phase", [phase.key for phase in PHASES])
 def test_no_phase_has_the_colour_of_the_rest(phase):
     keys = {"dataloader", "forward", "backward", "optimizer", phase, "rest"}

@@ -52,6 +52,17 @@ _COLORS: Final = {
 }
 """Numbers of the colours that mean the same in every chart; 0 is gray."""
 
+_WISHES: Final = {
+    "other": 7,
+    "validation": 7,
+    "callbacks": 6,
+    "checkpoint": 6,
+    "transfer": 5,
+    "logging": 5,
+}
+"""Colours of what comes often beside these, as long as no other series of the chart has them: what is the same
+in two runs then looks the same."""
+
 _LINES: Final = (2, 5, 4, 6, 1)
 """Those that a thin line can have: yellow is not seen on white."""
 
@@ -153,11 +164,15 @@ def _colors(chart: Chart) -> list[int]:
         return [2]
     if chart.kind == "line":
         return [_LINES[place % len(_LINES)] for place in range(len(chart.series))]
-    taken = {_COLORS[series.key] for series in chart.series if series.key in _COLORS}
-    free = [number for number in (5, 6, 7, 4, 1, 3, 2) if number not in taken] or [5, 6, 7]
-    others = (series.key for series in chart.series if series.key not in _COLORS)
-    chosen = {key: free[place % len(free)] for place, key in enumerate(others)}
-    return [_COLORS[series.key] if series.key in _COLORS else chosen[series.key] for series in chart.series]
+    keys = [series.key for series in chart.series]
+    chosen = {key: _COLORS[key] for key in keys if key in _COLORS}
+    for key, wish in _WISHES.items():
+        if key in keys and wish not in chosen.values():
+            chosen[key] = wish
+    free = [number for number in (5, 6, 7, 4, 1, 3, 2) if number not in chosen.values()] or [5, 6, 7]
+    others = (key for key in keys if key not in chosen)
+    chosen |= {key: free[place % len(free)] for place, key in enumerate(others)}
+    return [chosen[key] for key in keys]
 
 
 def _floors(chart: Chart) -> list[list[float]]:
