@@ -113,7 +113,13 @@ class Cifar10(Images):
 
 
 def train(
-    args: argparse.Namespace, images: Images, *, num_workers: int, timer_only: bool, name: str | None = None
+    args: argparse.Namespace,
+    images: Images,
+    *,
+    num_workers: int,
+    timer_only: bool,
+    name: str | None = None,
+    terminal: bool = True,
 ) -> ModelProfCallback:
     """Trains a fresh network for `--max-steps` steps; returns the callback, which holds the report."""
     seed_everything(args.seed, verbose=False)
@@ -126,13 +132,13 @@ def train(
         persistent_workers=num_workers > 0,
     )
 
-    # This is all there is to profiling. The report is printed when fit() is done.
+    # This is all there is to profiling. The report is printed when fit() is done, if terminal is true.
     if timer_only:
-        profiling = ModelProfCallback(active=0)
+        profiling = ModelProfCallback(active=0, terminal=terminal)
     elif args.steps:
-        profiling = ModelProfCallback(steps=tuple(args.steps))
+        profiling = ModelProfCallback(steps=tuple(args.steps), terminal=terminal)
     else:
-        profiling = ModelProfCallback(active=10)
+        profiling = ModelProfCallback(active=10, terminal=terminal)
 
     logger = TensorBoardLogger(args.log_dir, name=None, sub_dir=name)
     trainer = Trainer(
@@ -149,17 +155,19 @@ def train(
 
 
 def compare(args: argparse.Namespace, images: Images) -> None:
-    """Goes through the four steps and prints what the fix gained."""
+    """Goes through the four steps, prints the report of the second one, and what the fix gained."""
     workers = args.num_workers or 2
 
     print("--- 1 of 4: the baseline. No profiler; the data are loaded between the training steps.")
-    baseline = train(args, images, num_workers=0, timer_only=True, name="1_baseline")
+    baseline = train(args, images, num_workers=0, timer_only=True, name="1_baseline", terminal=False)
     print("--- 2 of 4: where does the time go? The same, with ten profiled steps.")
     profile = train(args, images, num_workers=0, timer_only=False, name="2_profile")
     print(f"--- 3 of 4: the fix. {workers} worker processes load the data during the training steps.")
-    fixed_profile = train(args, images, num_workers=workers, timer_only=False, name="3_fixed_profile")
+    fixed_profile = train(
+        args, images, num_workers=workers, timer_only=False, name="3_fixed_profile", terminal=False
+    )
     print("--- 4 of 4: what did it gain? The fixed program without the profiler.")
-    fixed = train(args, images, num_workers=workers, timer_only=True, name="4_fixed")
+    fixed = train(args, images, num_workers=workers, timer_only=True, name="4_fixed", terminal=False)
 
     before, after = benchmark(baseline), benchmark(fixed)
     print(f"Before and after:\n{'num_workers':>13}{'Reader Ratio':>15}{'batch_cost':>13}{'ips':>18}")

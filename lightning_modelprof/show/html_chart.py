@@ -60,8 +60,8 @@ _WISHES: Final = {
     "transfer": 5,
     "logging": 5,
 }
-"""Colours of what comes often beside these, as long as no other series of the chart has them: what is the same
-in two runs then looks the same."""
+"""Colours of what comes often beside these, as long as no other series of the chart has them: what is the
+same in two runs then looks the same."""
 
 _LINES: Final = (2, 5, 4, 6, 1)
 """Those that a thin line can have: yellow is not seen on white."""
