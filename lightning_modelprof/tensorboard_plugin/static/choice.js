@@ -89,6 +89,16 @@ function timeOf(run) {
 }
 
 /**
+ * Whether what stands as Before was written later than what stands as After.
+ * @param {Choice} choice
+ * @param {Contents} contents
+ */
+export function isTurnedRound(choice, contents) {
+  const [after, before] = ["run", `${BEFORE}run`].map((key) => contents.runs.find(({ name }) => name === choice[key]));
+  return after !== undefined && before !== undefined && timeOf(before) > timeOf(after);
+}
+
+/**
  * @param {Profile[]} windows
  * @param {string | undefined} tag
  */

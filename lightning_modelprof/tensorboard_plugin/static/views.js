@@ -1,6 +1,6 @@
 // Shows one view of the chosen profile, or two profiles side by side.
 
-import { BEFORE } from "./choice.js";
+import { BEFORE, isTurnedRound } from "./choice.js";
 import { make } from "./dom.js";
 import { draw } from "./drawings.js";
 import { makeChoosers } from "./menu.js";
@@ -129,7 +129,12 @@ export class ViewPage {
       "div",
       { class: "sides" },
       make("fieldset", {}, make("legend", {}, "Before"), ...before),
-      make("p", {}, "After: what is chosen at the left. "),
+      make(
+        "p",
+        {},
+        "After: what is chosen at the left. ",
+        isTurnedRound(choice, contents) ? "Before is the newer of the two; Swap turns them round." : "",
+      ),
       make("button", { type: "button", onclick: swap }, "Swap"),
     );
   }
