@@ -122,7 +122,7 @@ def _check_activities(config: ProfileConfig, where: str) -> None:
 
 def _check_ranks(config: ProfileConfig, where: str) -> None:
     ranks: Any = config.ranks
-    if ranks == ALL_RANKS:
+    if isinstance(ranks, str) and ranks == ALL_RANKS:
         return
     is_list = isinstance(ranks, Collection) and not isinstance(ranks, str)
     if not is_list or not list(ranks) or not all(type(rank) is int and rank >= 0 for rank in ranks):

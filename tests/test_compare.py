@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import fields, replace
 from functools import partial
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from lightning_modelprof.analysis.bootstrap import (
     drift_within,
     resampled_means,
     small_sample_factor,
-    t_quantile,
 )
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, FEW_STEPS, Change
 from lightning_modelprof.analysis.compare import (
@@ -31,6 +31,7 @@ from lightning_modelprof.analysis.compare import (
     decide,
     detectable_change,
 )
+from lightning_modelprof.analysis.student_t import t_975
 from lightning_modelprof.cli import main
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build import build_report
@@ -346,6 +347,27 @@ def test_few_steps(before, after, expected):
     assert "few" in result.reason
 
 
+def test_few_steps_of_other_batches_on_more_ranks():
+    """Steps that take longer and hold the samples of more ranks: the time per sample of all decides."""
+    before, after = [steps([100 * MS] * 10)], [steps([160 * MS] * 10)]
+    result = compare(before, after, per_sample=True, ranks=(1, 4))
+    assert (result.outcome, result.times_as_fast) == (Outcome.FASTER, pytest.approx(2.5))
+    result = compare(after, before, per_sample=True, ranks=(4, 1))
+    assert (result.outcome, result.times_as_fast) == (Outcome.SLOWER, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize("count", [10, 100])
+@pytest.mark.parametrize("uncounted", [slice(None), slice(0, 1)])
+def test_samples_that_were_not_counted_decide_nothing(count, uncounted):
+    samples = np.full(count, 32)
+    samples[uncounted] = -1
+    other = steps([100 * MS] * count)
+    for sides in permutations(([steps([10 * MS] * count, samples=samples)], [other])):
+        result = compare(*sides, per_sample=True)
+        assert (result.outcome, result.times_as_fast) == (Outcome.CANNOT_TELL, None)
+        assert result.reason == "the samples of a side were not counted"
+
+
 def test_paired_needs_as_many_runs():
     with pytest.raises(ValueError, match="got 1 and 2"):
         compare([steps([MS] * 30)], [steps([MS] * 30)] * 2, paired=True)
@@ -362,7 +384,7 @@ def test_a_run_without_a_clean_step_has_no_partner():
 def test_the_quantiles_of_student():
     stats = pytest.importorskip("scipy.stats")
     for freedom in (*range(1, 40), 60, 120, 1_000):
-        assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4), freedom
+        assert t_975(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4), freedom
 
 
 @pytest.mark.parametrize("phi", [0.3, 0.6, 0.8])

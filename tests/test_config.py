@@ -12,13 +12,16 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
 from lightning_modelprof.config_checks import check_config
+from lightning_modelprof.fit.hooks import ProfilingHooks
 from lightning_modelprof.fit.run_folder import check_writeable
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TIME_UNITS, VIEWS, ReportOptions
 from tests.fits import ROOT, Net, fit_quietly, loader, make_callback, make_trainer, run_fit, steps_of
@@ -222,6 +225,46 @@ def test_refuses_two_callbacks_that_want_different_things(tmp_path):
     callbacks = [make_callback(tmp_path), make_callback(tmp_path, active=3)]
     message = refusal(tmp_path, callbacks)
     assert "expected one ModelProfCallback, got 2 with different arguments. Remove all but one" in message
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"ranks": [0]}, {"ranks": (0,)}),
+        ({"samples_fn": lambda _: 1}, {"samples_fn": lambda _: 1}),
+    ],
+    ids=["ranks", "functions"],
+)
+def test_two_callbacks_that_want_the_same_are_one(tmp_path, first, second):
+    """Equal values, which need not be one object: those of an entry point are made anew each time."""
+    callbacks = [make_callback(tmp_path, **arguments) for arguments in (first, second)]
+    fit_quietly(make_trainer(tmp_path, *callbacks), Net(), loader())
+    assert callbacks[0].report is callbacks[1].report is not None
+
+
+def test_the_second_of_two_callbacks_is_checked_too(tmp_path):
+    callbacks = [make_callback(tmp_path), make_callback(tmp_path, ranks=np.array([0, 1]))]
+    assert "ranks: expected a list" in refusal(tmp_path, callbacks)
+
+
+def test_a_callback_that_another_one_hands_its_hooks_to(tmp_path):
+    """It is not in the Trainer's list."""
+    ours = make_callback(tmp_path)
+
+    class HandsOn(Callback):
+        pass
+
+    for name in vars(ProfilingHooks):
+        if name == "setup" or name.startswith("on_") or name == "teardown":
+            setattr(HandsOn, name, staticmethod(getattr(ours, name)))
+    fit_quietly(make_trainer(tmp_path, HandsOn()), Net(), loader())
+    assert ours.report is not None
+
+
+def test_a_callback_can_be_pickled_after_a_fit_that_counted_samples(tmp_path):
+    """As ddp_spawn does with the callbacks of a second Trainer."""
+    callback = run_fit(tmp_path, samples_fn=len)
+    assert pickle.loads(pickle.dumps(callback)).config == callback.config
 
 
 def test_refuses_a_folder_below_a_file(tmp_path):

@@ -16,8 +16,8 @@ import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.lateness import t_quantile
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, rank_skew
+from lightning_modelprof.analysis.student_t import t_quantile
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.fit.gathering import all_gather, read_messages
 from lightning_modelprof.report.build import build_report

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.student_t import t_975
+
 CONFIDENCE: Final = 0.95
 
 RESAMPLES: Final = 2_000
@@ -30,31 +32,7 @@ _SEED: Final = 20_041_101
 
 _Floats = NDArray[np.floating[Any]]
 
-# t.975 by degrees of freedom, from 1. Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
-_T_975: Final = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-
 NORMAL_QUANTILE: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-
-def t_quantile(degrees_of_freedom: int) -> float:
-    """How many standard errors a 95 % interval reaches to each side, by Student's t.
-
-    Args:
-        degrees_of_freedom: 1 or more.
-
-    Source: up to 30 the table of the NIST/SEMATECH e-Handbook, section 1.3.6.7.2; from there on the expansion
-    26.7.5 of Abramowitz and Stegun, Handbook of Mathematical Functions, to two terms, right to
-    three decimals.
-    """
-    if degrees_of_freedom <= len(_T_975):
-        return _T_975[degrees_of_freedom - 1]
-    z = NORMAL_QUANTILE
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / degrees_of_freedom + second / degrees_of_freedom**2
 
 
 def automatic_block_length(values: _Floats) -> float:
@@ -190,5 +168,5 @@ def small_sample_factor(num_blocks: float) -> float:
     Overlapping Batch Means: Something for Nothing?, Proceedings of the Winter Simulation Conference 1984.
     """
     blocks = max(num_blocks, 2.0)
-    quantile = t_quantile(max(1, round(1.5 * (blocks - 1))))
+    quantile = t_975(max(1, round(1.5 * (blocks - 1))))
     return math.sqrt(blocks / (blocks - 1)) * quantile / NORMAL_QUANTILE

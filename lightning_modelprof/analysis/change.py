@@ -17,8 +17,8 @@ from lightning_modelprof.analysis.bootstrap import (
     drift_within,
     resampled_means,
     small_sample_factor,
-    t_quantile,
 )
+from lightning_modelprof.analysis.student_t import t_975
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
@@ -267,4 +267,4 @@ def _between(sides: Sides, figure: Figure, scale: Figure) -> float | None:
     if freedom == 0:
         return None
     variance = sum(float(((values - values.mean()) ** 2).sum()) for values in runs) / freedom
-    return t_quantile(freedom) * math.sqrt(variance * sum(1 / len(values) for values in runs))
+    return t_975(freedom) * math.sqrt(variance * sum(1 / len(values) for values in runs))

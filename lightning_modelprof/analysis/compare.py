@@ -122,8 +122,8 @@ def compare(
     num_steps = (sides.before.num_steps, sides.after.num_steps)
     deciding = _deciding_change(sides, ranks, per_sample=per_sample)
     outcome, reason = decide(deciding, num_steps, tolerance)
-    if outcome is Outcome.CANNOT_TELL and min(num_steps) < FEW_STEPS:
-        outcome, reason = _overwhelming(sides, reason, per_sample=per_sample)
+    if outcome is Outcome.CANNOT_TELL and deciding.change is not None and min(num_steps) < FEW_STEPS:
+        outcome, reason = _overwhelming(sides, ranks, reason, per_sample=per_sample)
     return Comparison(
         outcome=outcome,
         reason=reason,
@@ -175,7 +175,11 @@ def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tupl
     """
     if change.change is None:
         which = " and ".join(name for name, n in zip(("before", "after"), num_steps, strict=True) if n == 0)
-        return Outcome.CANNOT_TELL, f"no clean step {which}" if which else "a side took no measurable time"
+        if which:
+            return Outcome.CANNOT_TELL, f"no clean step {which}"
+        if change.before is None or change.after is None:
+            return Outcome.CANNOT_TELL, "the samples of a side were not counted"
+        return Outcome.CANNOT_TELL, "a side took no measurable time"
     if change.low is None or change.high is None:
         return Outcome.CANNOT_TELL, (
             f"{num_steps[0]} and {num_steps[1]} clean steps are too few: it takes {FEW_STEPS} a side to"
@@ -219,12 +223,16 @@ def _times(change: Change, factor: float) -> Change:
     return replace(change, change=scaled(change.change), low=scaled(change.low), high=scaled(change.high))
 
 
-def _overwhelming(sides: Sides, reason: str, *, per_sample: bool) -> tuple[Outcome, str]:
+def _overwhelming(
+    sides: Sides, ranks: tuple[int, int], reason: str, *, per_sample: bool
+) -> tuple[Outcome, str]:
     """What a few steps show none the less, because no step of one side comes near to any of the other."""
-    figure = time_per_sample if per_sample else step_time
     if min(side.num_steps for side in sides.both) < _OVERWHELMING_STEPS:
         return Outcome.CANNOT_TELL, reason
+    figure = time_per_sample if per_sample else step_time
     before, after = (np.concatenate([figure(run) for run in side.columns]) for side in sides.both)
+    if per_sample:
+        after = after * ranks[0] / ranks[1]  # of all ranks, as in _deciding_change
     said = f"though of few steps, every one is more than {_OVERWHELMING_RATIO:g} times "
     if after.min() > _OVERWHELMING_RATIO * before.max():
         return Outcome.SLOWER, said + "as long as any before"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.benchmark import standard_error
+from lightning_modelprof.analysis.student_t import t_quantile
 
 SIGNIFICANCE: Final = 0.01
 """Probability that any rank is called late though none is, in each try of what ranks do on their own."""
@@ -84,19 +85,3 @@ def _independent_steps(residuals: NDArray[np.float64]) -> float | None:
         return None
     alike = min(alike + (1 + 3 * alike) / n, _MOST_ALIKE)
     return max(n * (1 - alike) / (1 + alike), _LEAST_INDEPENDENT)
-
-
-def t_quantile(probability: float, degrees: float) -> float:
-    """Student's t; 0.3 % too small or less with at least four degrees of freedom and 0.99, 3 % with 0.9998.
-
-    Source: degrees of freedom of overlapping batch means: Meketon and Schmeiser 1984, as of the standard
-    error; the expansion of the quantile: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
-    """
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))

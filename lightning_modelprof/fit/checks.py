@@ -7,23 +7,33 @@ from typing import Any
 import torch
 
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.config_checks import nearest
+from lightning_modelprof.config_checks import check_config, nearest
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
 
 
-def measuring_callback(trainer: Any, callback_type: type[Any]) -> Any:
+def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) -> Any:
     """The first of the trainer's callbacks of ours; those that want the same as it have nothing to do.
 
     There are such where a callback comes through an entry point of ``lightning.pytorch.callbacks_factory``:
     Lightning puts it into the list it is given, and a list that is used again has it twice.
 
+    Args:
+        callback: of ours; it is not among the trainer's when one of these hands its hooks on to it.
+        trainer: that will run.
+        callback_type: what ours are.
+
     Raises:
-        ConfigError: when another one wants something else.
+        ConfigError: when another one wants something else, or something that cannot be meant.
     """
-    ours = [callback for callback in trainer.callbacks if isinstance(callback, callback_type)]
-    if any(callback.config != ours[0].config for callback in ours):
+    ours = [one for one in trainer.callbacks if isinstance(one, callback_type)]
+    if not any(one is callback for one in ours):
+        ours.append(callback)
+    for one in ours:
+        check_config(one.config)
+    # As it is written down: of functions their names, as each call of a factory makes functions anew.
+    if any(one.config.as_plain() != ours[0].config.as_plain() for one in ours):
         raise ConfigError(
             f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)} with different"
             " arguments. Remove all but one; one may have come through an entry point of"

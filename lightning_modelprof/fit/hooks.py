@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.config_sources import is_switched_off
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.fit.checks import check_ignored, check_trainer, measuring_callback
@@ -28,8 +27,9 @@ class ProfilingHooks(SessionKeeper):
         if stage not in LOOPS or is_switched_off():
             return
         self._loop = LOOPS[stage]
-        check_config(self.config)
-        if measuring_callback(trainer, ProfilingHooks) is not self:
+        measuring = measuring_callback(self, trainer, ProfilingHooks)
+        if measuring is not self:
+            self._twin = measuring
             return
         check_trainer(self.config, trainer)
         check_ignored(self.config, pl_module)

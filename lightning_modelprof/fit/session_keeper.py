@@ -52,11 +52,12 @@ class SessionKeeper:
         self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
         self._is_together = False  # whether all of them came
         self._stop: ScheduledStop | None = None  # with the other ranks, where windows end training
+        self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
-        away = dict.fromkeys(("_session", "_ledger", "_evaluation", "_meeting", "_stop"))
-        return {**vars(self), **away}
+        away = dict.fromkeys(("_session", "_ledger", "_evaluation", "_meeting", "_stop", "_twin"))
+        return {**vars(self), **away, "_count": SampleCounter()}
 
     def _begin(self, trainer: Any) -> None:
         """Stand in for the trainer's profiler."""
@@ -138,13 +139,16 @@ class SessionKeeper:
             self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
             self._take_results(session)
 
-    def _take_results(self, session: LoopSession) -> None:
-        self.report, self.run = session.report or self.report, session.run or self.run
+    def _take_results(self, of: LoopSession | SessionKeeper) -> None:
+        self.report, self.run = of.report or self.report, of.run or self.run
 
     def _leave(self) -> None:
         session, self._session = self._session, None
         meeting, self._meeting = self._meeting, None
+        twin, self._twin = self._twin, None
         self._ledger = self._evaluation = None
+        if twin is not None:
+            self._take_results(twin)
         if meeting is not None:
             self._guard(meeting.cancel)
         if session is not None:
