@@ -133,6 +133,12 @@ def fit_quietly(trainer, module, data, val=None, **kwargs):
         trainer.fit(module, data, val, **kwargs)
 
 
+def table_of(report, table_id):
+    """The only table of this id."""
+    (table,) = (table for table in report.tables if table.id == table_id)
+    return table
+
+
 @contextmanager
 def our_warnings():
     """Collects the messages of this package's warnings."""

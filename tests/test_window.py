@@ -40,6 +40,7 @@ from tests.fits import (
     run_script,
     step_ranges,
     steps_of,
+    table_of,
     trace_of,
     windows_of,
 )
@@ -63,11 +64,6 @@ def fail_at(batch, error=Failure):
             raise error
 
     return at_batch
-
-
-def table_of(report, table_id):
-    (table,) = (table for table in report.tables if table.id == table_id)
-    return table
 
 
 def assert_sums(summary):

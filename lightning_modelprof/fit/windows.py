@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -35,6 +37,8 @@ def is_for_dashboard(index: int) -> bool:
 FIRST_LISTED: Final = 16
 NEWEST_LISTED: Final = 64
 """Windows that a run lists: with one every hundred steps there can be a hundred thousand."""
+
+_READS_IT: Final = "lightning-modelprof analyze reads it"
 
 _ANALYZED_LIMITS: Final = 2
 """A trace larger than so many times ``max_trace_mb`` is saved and not analyzed: one step made it so large."""
@@ -170,11 +174,12 @@ class WindowResults:
             self._warn(
                 f"window {window.index} was refused: {window.note}; {self._loop.subject} goes on without it"
             )
+        self.windows.append(window)  # first: Ctrl-C while its trace is taken must not lose it
         if raw_path is not None:
-            window = self._take_trace(window, raw_path)
+            self._take_trace(window, raw_path)
+        window = self.windows[-1]
         if window.close_ns is not None:
-            window = replace(window, close_ns=window.close_ns + clock() - begin_ns)
-        self.windows.append(window)
+            self.windows[-1] = replace(window, close_ns=window.close_ns + clock() - begin_ns)
         self._remove_old_traces()
         self._list_fewer()
 
@@ -210,34 +215,49 @@ class WindowResults:
             self._left_out[window.status.value.replace("_", " ")] += 1
             self.trace_notes.pop(window.index, None)
 
-    def _take_trace(self, window: Window, raw_path: Path) -> Window:
-        """Move the raw trace to its place and analyze it."""
+    def _take_trace(self, window: Window, raw_path: Path) -> None:
+        """Put the trace of the newest window in its place, and only then analyze it."""
+        self.trace_notes[window.index] = (
+            f"training was interrupted while its trace was saved; as torch wrote it, it is {raw_path.name}"
+        )
         try:
             raw = raw_path.read_bytes()
-            raw_path.unlink()
         except OSError as error:
             reason = f"torch could not write the trace: {error.strerror or error}"
             self._warn(f"window {window.index}: {reason}")
             self.trace_notes[window.index] = reason
-            return _with_note(window, reason)
-        limit = self._max_trace_mb
-        if limit is not None and len(raw) > _ANALYZED_LIMITS * limit * BYTES_PER_MB:
-            self.trace_notes[window.index] = (
-                f"its trace of {len(raw) / BYTES_PER_MB:,.0f} MB was not analyzed while training runs,"
-                f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g};"
-                " lightning-modelprof analyze reads it"
-            )
+            self.windows[-1] = _with_note(window, reason)
+            return
+        self.windows[-1] = replace(window, trace_file=self._outputs.save_trace(window, raw))
+        with contextlib.suppress(OSError):
+            raw_path.unlink()
+        self.trace_notes[window.index] = f"training was interrupted while its trace was analyzed; {_READS_IT}"
+        reason = self._why_not_analyzed(raw) or self._analyze(window, raw)
+        if reason:
+            self.trace_notes[window.index] = reason
         else:
-            self._analyze(window, raw)
-        return replace(window, trace_file=self._outputs.save_trace(window, raw))
+            del self.trace_notes[window.index]
 
-    def _analyze(self, window: Window, raw: bytes) -> None:
+    def _why_not_analyzed(self, raw: bytes) -> str:
+        limit = self._max_trace_mb
+        if limit is None or len(raw) <= _ANALYZED_LIMITS * limit * BYTES_PER_MB:
+            return ""
+        return (
+            f"its trace of {len(raw) / BYTES_PER_MB:,.0f} MB was not analyzed while training runs,"
+            f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g}; {_READS_IT}"
+        )
+
+    def _analyze(self, window: Window, raw: bytes) -> str:
+        """Keep what the trace says; returns why there is nothing, ``""`` if there is."""
         try:
             trace = parse_trace(raw, trace_name(window, self._rank))
             facts = analyze_trace(trace)
         except TraceError as error:
-            self.trace_notes[window.index] = str(error)
-            return
+            return str(error)
+        except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
+            reason = f"its trace could not be analyzed: {type(error).__name__}: {error}"
+            self._warn(f"window {window.index}: {reason}. Please report this:\n{traceback.format_exc()}")
+            return reason
         self.facts[window.index] = facts
         while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
             del self.facts[next(iter(self.facts))]
@@ -247,6 +267,7 @@ class WindowResults:
                 lambda: window_profile([(trace, facts)], window=window.index, loop=loop, options=options),
                 window.last_step,
             )
+        return ""
 
 
 def _with_note(window: Window, note: str) -> Window:

@@ -104,6 +104,7 @@ class Capture:
         self._profiler: Any = None
         self._cpu_at_start: CpuReading | None = None
         self._recorded: list[int] = []
+        self._is_closing = False
         self._max_trace_mb = max_trace_mb
         self._size = options.make_size()
         self._scheduled = scheduled
@@ -176,6 +177,12 @@ class Capture:
         self.next_step = NEVER
         if self._upcoming is None:
             return
+        if self._is_closing:
+            status = WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY
+            window = self._record(status, f"{reason}, while its trace was taken")
+            self.abandon()
+            self._on_close(window, None)
+            return
         # With repeat=0 there is always one more window; that it did not come to anything is no news.
         is_asked_for = bool(self._upcoming.index == 0 or self._schedule.repeat)
         if self._profiler is not None and (self._recorded or is_asked_for):
@@ -188,12 +195,13 @@ class Capture:
 
     def abandon(self) -> None:
         """Stop and keep nothing; safe to call at any time."""
-        profiler, self._profiler = self._profiler, None
-        ranges, self.ranges = self.ranges, None
+        profiler, ranges = self._profiler, self.ranges
+        self._let_go()
         self._upcoming = None
         self.next_step = NEVER
         if profiler is not None:
             _stop(profiler, ranges)
+            _free(profiler)
 
     def _prepare(self) -> None:
         assert self._upcoming is not None
@@ -251,8 +259,10 @@ class Capture:
         begin_ns = self._clock()
         profiler, ranges = self._profiler, self.ranges
         window = self._record(status, reason)
-        path: Path | None = None
-        if ranges is not None:
+        self._is_closing = True  # an interruption leaves the profiler for abandon() to stop
+        if ranges is None:
+            self._profiler = None  # a warm-up must not be ended twice
+        else:
             ranges.close_all()  # what follows is in nobody's phase
             metadata = {
                 "rank": self._rank,
@@ -262,25 +272,39 @@ class Capture:
             }
             # torch writes only what it is told before it stops.
             profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(metadata))
-        self._profiler = self.ranges = None  # until here an error leaves them for abandon() to stop
+        path: Path | None = None
         try:
             _stop(profiler, ranges)
             if ranges is not None and self._recorded:
-                path = self._export_path(window)
-                profiler.export_chrome_trace(str(path))
-                with contextlib.suppress(OSError):  # whoever reads the trace says what is wrong with it
-                    self._size.learn(path.stat().st_size)
-        except RuntimeError as error:
-            self._refuse(f"torch.profiler could not be stopped: {error}")
+                path = self._export(profiler, window)
+        except (RuntimeError, OSError) as error:
+            is_place = isinstance(error, OSError)
+            what = "there is no place for its trace" if is_place else "torch.profiler could not be stopped"
+            _free(profiler)
+            self._let_go()
+            self._refuse(f"{what}: {error}")
             return
-        except OSError as error:
-            self._refuse(f"there is no place for its trace: {error}")
-            return
-        finally:
-            # It refers to itself, and holds several times the size of the trace until Python looks for that.
-            profiler.profiler = None
+        _free(profiler)
         self._next_window()
+        self._let_go()
         self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
+
+    def _let_go(self) -> None:
+        """No window is open, and none is being closed."""
+        self._profiler = self.ranges = None
+        self._is_closing = False
+
+    def _export(self, profiler: Any, window: Window) -> Path:
+        """Let torch write the trace; one that is not whole is removed."""
+        path = self._export_path(window)
+        try:
+            profiler.export_chrome_trace(str(path))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        with contextlib.suppress(OSError):  # whoever reads the trace says what is wrong with it
+            self._size.learn(path.stat().st_size)
+        return path
 
     def _cpu_use(self) -> dict[str, int | None] | None:
         """CPU times since the window started; ``None`` if they could not be read.
@@ -335,6 +359,11 @@ def _stop(profiler: Any, ranges: TraceRanges | None) -> None:
     ):  # if another one records, what only warms up ends with it and must not be started
         profiler.start_trace()  # torch's own way out of a warm-up: start and stop at once
         profiler.stop_trace()
+
+
+def _free(profiler: Any) -> None:
+    """It refers to itself, and holds several times the size of the trace until Python looks for that."""
+    profiler.profiler = None
 
 
 def _is_profiling() -> bool:
