@@ -14,7 +14,7 @@ from lightning_modelprof.fit.hooks import ProfilingHooks
 
 
 class ModelProfCallback(ProfilingHooks, Callback):
-    """Shows where the time of a training run goes, at little more than the cost of an empty callback.
+    """Shows where the time of a training run goes, at about the cost of an empty callback.
 
     ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
 
@@ -38,8 +38,9 @@ class ModelProfCallback(ProfilingHooks, Callback):
             JSON before it is packed, as estimated from memory after each recorded step; None sets no limit.
         keep_windows: traces that stay on disk, for each rank: the newest so many, and the first, to compare
             them with; None keeps all.
-        max_overhead: share of the loop's time that windows may take, such as 0.01: after the first, one that
-            would take it beyond that is left out. None sets no limit; the report says what was taken.
+        max_overhead: share of the loop's time that this profiler may take, such as 0.01: a window, but the
+            first, that would take it beyond that is left out. None sets no limit; the report says what was
+            taken.
         stop_after_profile: end training with the step in which the last window closes (the first one after
             it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
             Only a fit is ended.

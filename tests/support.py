@@ -133,7 +133,7 @@ class Truth:
         if not self.is_on:
             return
         is_inside_fit = self.trainer.validating and self.trainer.state.fn == "fit"
-        if is_inside_fit and phase not in {"callbacks", "checkpoint", "profiler"}:
+        if is_inside_fit and phase not in {"callbacks", "checkpoint", "profiler", "user_profiler"}:
             phase = "validation"
         self._open[phase] += ns
         self._open_device[phase] += 3 * ns
@@ -503,13 +503,13 @@ class CostlyProfiler(Profiler):
             self.truth.epoch_begins()
         if action_name.endswith(".train_dataloader_next"):
             self.truth.batch_begins()
-        self.truth.spend("profiler", "profiler")
+        self.truth.spend("user_profiler", "profiler")
 
     def stop(self, action_name: str) -> None:
         self.events.append(("stop", action_name))
         if action_name == "run_training_epoch":
             self.truth.epoch_ended()
-        self.truth.spend("profiler", "profiler")
+        self.truth.spend("user_profiler", "profiler")
 
     def summary(self) -> str:
         return ""

@@ -352,7 +352,7 @@ def test_users_own_profiler(bench, key):
     profiler = EvaluationProfiler(bench.truth)
     bench.run(key, HookedNet(bench.truth), bench.data(), profiler=profiler)
     bench.check(num_steps=3)
-    assert all(step["profiler"] > 0 for step in bench.truth.steps)
+    assert all(step["user_profiler"] > 0 for step in bench.truth.steps)
     ours = "[Callback]ModelProfCallback."
     assert [event for event in profiler.events if not event[1].startswith(ours)] == alone.events
 

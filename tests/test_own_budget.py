@@ -14,12 +14,12 @@ from tests.test_own_cost import steps_of
 MS = 1_000_000
 
 
-def budget_of(max_overhead, *parts, num_windows=1):
+def budget_of(max_overhead, *parts, num_windows=1, close_ms=20):
     budget = OwnBudget(max_overhead)
     for rows in parts:
         budget.add(steps_of(rows))
     for _ in range(num_windows):
-        budget.add_window()
+        budget.add_window(close_ms * MS)
     return budget
 
 
@@ -36,12 +36,30 @@ def test_own_time():
 
 def test_another_window_must_fit_in():
     loop_ms = 970 + 17 + 14 + 30
-    share = 2 * 31 / loop_ms  # with another one like the first
+    assert budget_of(None, CLEAN, WINDOW).window_ns == 31 * MS
+    share = (31 + 31) / (loop_ms + 31)  # with another one like the first, which is in the loop as well
     assert budget_of(share * 1.001, CLEAN, WINDOW).why_not() == ""
     reason = budget_of(share * 0.999, CLEAN, WINDOW).why_not()
-    assert reason.endswith("with another window the profiler would have taken 6 % of the loop so far")
-    twice = budget_of(0.05, CLEAN, WINDOW, num_windows=2)  # the same time for two: the third is half as much
+    assert reason.endswith("with another window the profiler would have taken 5.84 % of the loop so far")
+    twice = budget_of(0.05, CLEAN, WINDOW, num_windows=2, close_ms=10)  # the third is half as much
     assert twice.why_not() == ""
+
+
+def test_what_is_not_a_windows_does_not_come_again_with_the_next():
+    """FLOPs and module times are taken once: 0.6 s of 10.6 s, and a window of 40 ms beside them."""
+    inspected = [(10, 150, StepTag.INSPECTED)] * 4
+    budget = budget_of(None, [(10, 0, 0)] * 1_000, inspected, [(12, 0, StepTag.PROFILED)] * 10)
+    assert budget.window_ns == (20 + 20) * MS
+    assert budget.own_ns == (600 + 20) * MS
+    share = (600 + 20 + 40) / (10_000 + 640 + 120 + 40)
+    assert budget_of(share * 1.001, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_not() == ""
+    assert budget_of(share * 0.999, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_not() != ""
+
+
+def test_no_share_is_more_than_the_whole():
+    """Where nothing but windows was recorded."""
+    reason = budget_of(0.5, WINDOW, num_windows=1, close_ms=10_000).why_not()
+    assert reason.endswith("taken 99.6 % of the loop so far")  # 10,022 of 10,062 ms
 
 
 def test_the_first_window_is_always_recorded():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.own_cost import own_cost
@@ -11,7 +14,7 @@ from lightning_modelprof.analysis.step_costs import step_costs
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
-from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
+from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer, table_of
 
 MS = 1_000_000
 
@@ -35,6 +38,22 @@ def steps_of(rows):
 def cost_of(rows, outside_ns=None):
     steps, outside_ns = steps_of(rows), outside_ns or {}
     return own_cost(StepTotals.of(steps), outside_ns, step_costs(steps, outside_ns))
+
+
+def test_the_users_profiler_is_not_ours(tmp_path):
+    """It takes much of the time of this run; what is said of the profiler's own work is about us."""
+
+    class Slow(PassThroughProfiler):
+        def start(self, action_name):
+            if action_name.endswith("training_step"):
+                time.sleep(0.002)
+
+    ours = make_callback(tmp_path, active=2, wait=10, warmup=1, repeat=4)
+    fit_quietly(make_trainer(tmp_path, ours, profiler=Slow()), Net(), loader(240))
+    phases = {row[0]: row for row in table_of(ours.report, "phases").rows}
+    assert phases["Your profiler"][2] > phases["Profiler"][2] >= 0
+    cost = ours.report.sections["own_cost"]
+    assert cost["work_ns"] < cost["loop_ns"] - phases["Your profiler"][2]
 
 
 def test_a_window_and_an_inspection():

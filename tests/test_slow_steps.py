@@ -79,7 +79,19 @@ def test_in_a_short_run_the_steps_around_say_what_is_usual():
     forward = [9] * 30
     forward[3] = 99
     assert [one.step for one in watched(steps_of(0, forward)).worst] == [3]
-    assert watched(steps_of(0, forward[:19])).count == 0, "too few to know"
+
+
+@pytest.mark.parametrize(("num_steps", "is_known"), [(19, False), (20, True)])
+def test_with_too_few_steps_nobody_knows_what_is_slow(num_steps, is_known):
+    record = watched(steps_of(0, [9] * num_steps))
+    assert (record.count, record.why_not_looked_for == "") == (0, is_known)
+    rank = RankRecord(rank=0, steps=steps_of(0, [9] * num_steps), slow=record)
+    report = build_report(analyze(Run(info=RunInfo(created="today"), ranks=(rank,)), {}, {}))
+    table = next(one for one in report.tables if one.id == "slow_steps")
+    (finding,) = (one for one in report.findings if one.kind == "slow_steps")
+    assert finding.status is (Status.CLEAN if is_known else Status.NOT_EVALUATED)
+    reason = "no step took more than 3 times the median" if is_known else record.why_not_looked_for
+    assert table.absent_reason == reason
 
 
 def test_what_is_slow_does_not_become_usual():

@@ -10,13 +10,11 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import SPECIAL, StepTag
 
 _PROFILER: Final = PHASE_INDEX["profiler"]
 _RECORDED: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 _INSPECTED: Final = int(StepTag.INSPECTED)
-_USERS: Final = int(StepTag.VALIDATION | StepTag.FIRST_OF_EPOCH)
-"""Steps that are long for reasons of the user's: how much longer through us nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,7 @@ class OwnCost:
 
     Attributes:
         work_ns: phase Profiler: windows opened, closed, read and packed, reports and archives written, looks
-            between steps, and the user's own profiler, if there is one.
+            between steps.
         recorded_ns: how much longer the steps inside windows took than typical ones, beside that.
         inspected_ns: the same of the steps in which FLOPs were counted or modules timed.
         loop_ns: the whole loop.
@@ -72,7 +70,10 @@ def own_cost(
 
 
 def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> float:
-    """Time of the steps with a tag, without the phase Profiler, beyond what as many typical ones take."""
-    some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | _USERS)) == 0))
+    """Time of the steps with a tag, without the phase Profiler, beyond what as many typical ones take.
+
+    How much longer special steps are through us, and how much through the user, nobody knows.
+    """
+    some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | SPECIAL)) == 0))
     taken_ns = int(some.whole("duration_ns")) - int(some.whole("phases_ns")[_PROFILER])
     return max(0.0, taken_ns - len(some) * usual_ns)

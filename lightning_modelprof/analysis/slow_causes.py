@@ -9,12 +9,10 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import SPECIAL
 
 MOST: Final = 0.5
 """Share of the additional time from which on something is the cause of it."""
-
-SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
 
 COLLECTOR: Final = "garbage collection"
 MACHINE: Final = "the machine"

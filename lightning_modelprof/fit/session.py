@@ -266,7 +266,7 @@ class LoopSession:
         results = self._parts.results
         results.add(window, raw_path, self._clock)
         if window.recorded_steps:
-            self._timing.budget.add_window()
+            self._timing.budget.add_window(results.windows[-1].close_ns or 0)
         is_first = len(results.windows) == 1
         if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
             self._saves.save(self._report_running)

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.measure.ledger import BACKWARD, OPTIMIZER, OTHER, PREDICTIONS, PROFILER, PhaseLedger
+from lightning_modelprof.measure.ledger import (
+    BACKWARD,
+    OPTIMIZER,
+    OTHER,
+    PREDICTIONS,
+    PROFILER,
+    USER_PROFILER,
+    PhaseLedger,
+)
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 
@@ -24,6 +32,7 @@ MEASURED: Final = {
     OPTIMIZER,
     OTHER,
     PROFILER,
+    USER_PROFILER,
     PREDICTIONS,  # a fit has none
     PHASE_INDEX["rank_wait"],  # told apart where it is, not by an action
 }

@@ -26,6 +26,7 @@ OPTIMIZER: Final = PHASE_INDEX["optimizer"]
 OTHER: Final = PHASE_INDEX["other"]
 PREDICTIONS: Final = PHASE_INDEX["predictions"]
 PROFILER: Final = PHASE_INDEX["profiler"]
+USER_PROFILER: Final = PHASE_INDEX["user_profiler"]
 VALIDATION: Final = PHASE_INDEX["validation"]
 
 

@@ -26,7 +26,7 @@ from lightning_modelprof.measure.actions import (
 )
 from lightning_modelprof.measure.classify import ActionTable
 from lightning_modelprof.measure.evaluation import make_classifier
-from lightning_modelprof.measure.ledger import PROFILER, PhaseLedger
+from lightning_modelprof.measure.ledger import USER_PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import CallbackTime
 
@@ -265,13 +265,13 @@ class ForwardedAction(Action):
         self.action.__enter__()
         self._charge()  # what an action that is not measured left open is not the profiler's
         self.profiler.inner.start(self.name)
-        self._charge(PROFILER)
+        self._charge(USER_PROFILER)
 
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         self.action.__exit__(kind, error, trace)
         self._charge()
         self.profiler.inner.stop(self.name)
-        self._charge(PROFILER)
+        self._charge(USER_PROFILER)
 
     def _charge(self, phase: int | None = None) -> None:
         profiler = self.profiler

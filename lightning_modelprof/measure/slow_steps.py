@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
-from lightning_modelprof.run.steps import NOT_CLEAN, StepTag, StepTimings
+from lightning_modelprof.run.steps import NOT_CLEAN, SPECIAL, StepTimings
 
 try:
     import resource
@@ -33,6 +33,7 @@ MAX_KEPT: Final = 8
 
 _FEW: Final = 20
 """Clean steps without which nobody knows what is usual."""
+_TOO_FEW: Final = f"it takes {_FEW} clean steps to know what is usual"
 _RECENT: Final = 512
 _LEAST_NS: Final = 1_000_000
 """Shorter runs of the garbage collector are part of any step."""
@@ -40,8 +41,7 @@ _LEAST_NS: Final = 1_000_000
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 _NOT_COUNTED: Final = "this system does not count it; Linux with scheduler statistics does"
 
-_SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
-_OURS: Final = int(NOT_CLEAN) & ~_SPECIAL
+_OURS: Final = int(NOT_CLEAN) & ~SPECIAL
 
 
 class CollectorWatch:
@@ -95,6 +95,7 @@ class SlowStepWatch:
         self._counts: Counts | None = None
         # Of the looks without slow steps: how long they were, and how long the thread waited in them.
         self._quiet_ns = self._quiet_wait_ns = 0
+        self._has_compared = False
         self._found = SlowSteps(factor=factor)
         self._worst: dict[bool, list[SlowStep]] = {False: [], True: []}  # by whether they are special
 
@@ -122,6 +123,7 @@ class SlowStepWatch:
         clean_ns = steps.clean().duration_ns
         known_ns = self._usual if len(self._usual) >= _FEW else np.concatenate([self._usual, clean_ns])
         if len(known_ns) >= _FEW:
+            self._has_compared = True
             usual_ns = float(np.median(known_ns))
             is_slow = (steps.duration_ns > self._factor * usual_ns) & ((steps.tags & _OURS) == 0)
             context = _since(before, self._counts, whole, self._factor * usual_ns, usual_ns)
@@ -129,7 +131,7 @@ class SlowStepWatch:
                 ends_ns = end_ns - whole.duration_ns.sum() + np.cumsum(whole.duration_ns)
                 for place in np.flatnonzero(is_slow).tolist():
                     self._note(steps, place, int(ends_ns[place]), usual_ns, context)
-            if context["cpu_wait_ns"] is not None and not (is_slow & ((steps.tags & _SPECIAL) == 0)).any():
+            if context["cpu_wait_ns"] is not None and not (is_slow & ((steps.tags & SPECIAL) == 0)).any():
                 self._quiet_ns += context["watched_ns"]
                 self._quiet_wait_ns += context["cpu_wait_ns"]
             # What is slow does not become usual by and by, unless most steps are.
@@ -145,6 +147,7 @@ class SlowStepWatch:
             count=found.count,
             excess_ns=found.excess_ns,
             num_special=found.num_special,
+            why_not_looked_for="" if self._has_compared else _TOO_FEW,
             usual_cpu_wait=self._quiet_wait_ns / self._quiet_ns if self._quiet_ns else None,
             cpu_wait_share=_waiting_share(self._first, self._counts),
             why_no_cpu_wait=_NOT_COUNTED if self._counts is None or self._counts.cpu_wait_ns is None else "",
@@ -155,7 +158,7 @@ class SlowStepWatch:
         self, steps: StepTimings, place: int, end_ns: int, usual_ns: float, context: dict[str, Any]
     ) -> None:
         duration_ns, tags = int(steps.duration_ns[place]), int(steps.tags[place])
-        is_special, found = bool(tags & _SPECIAL), self._found
+        is_special, found = bool(tags & SPECIAL), self._found
         self._found = SlowSteps(
             factor=found.factor,
             count=found.count + (not is_special),

@@ -43,9 +43,10 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase("validation", "Validation", "the validation loop, without callbacks and checkpoints"),
     Phase("checkpoint", "Checkpoint", "saving checkpoints"),
     Phase("dataloader_init", "Dataloader init", "worker shut-down and start-up at an epoch's start"),
-    Phase("profiler", "Profiler", "this profiler's own work and the user's own profiler"),
+    Phase("profiler", "Profiler", "this profiler's own work"),
     Phase("other", "Loop", "Lightning's loop between the above"),
     Phase("rank_wait", "Rank wait", "several ranks: until Lightning has told all whether a signal came"),
+    Phase("user_profiler", "Your profiler", "Trainer(profiler=...): what it does at each action"),
 )
 
 PHASE_INDEX: Final[dict[str, int]] = {phase.key: index for index, phase in enumerate(PHASES)}

@@ -61,6 +61,7 @@ class SlowSteps:
         count: how many there were among the clean steps.
         excess_ns: how much longer than the median these took, together.
         num_special: further ones, with a validation or the start of an epoch in them.
+        why_not_looked_for: why nothing is known of slow steps; ``""`` if it is.
         usual_cpu_wait: share of the time for which the training thread was ready to run and had no CPU, while
             no clean step was slow; ``None`` if there was always one, or where nobody counts.
         cpu_wait_share: the same over all of the loop, from its first step to the last look.
@@ -72,6 +73,7 @@ class SlowSteps:
     count: int = 0
     excess_ns: int = 0
     num_special: int = 0
+    why_not_looked_for: str = ""
     usual_cpu_wait: float | None = None
     cpu_wait_share: float | None = None
     why_no_cpu_wait: str = _OLDER

@@ -55,6 +55,9 @@ NOT_CLEAN: Final = (
 )
 """Tags that keep a step out of the benchmark figures."""
 
+SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
+"""Tags of steps that are longer than others by what the user asked for."""
+
 
 class StepTimings:
     """Where the wall-clock time of consecutive steps (batches) of one rank went, as columns.

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE, SPECIAL
+from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import (
     ShareRule,
@@ -20,6 +20,7 @@ from lightning_modelprof.report.rules.base import (
     text,
 )
 from lightning_modelprof.report.slow_words import cause_words
+from lightning_modelprof.run.steps import SPECIAL
 
 _ADVICE: Final = {
     COLLECTOR: "gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
@@ -52,6 +53,8 @@ class SlowStepsCost(ShareRule):
         if costs is None:
             return self.not_evaluated("no step is clean")
         record = facts.record
+        if record.why_not_looked_for:
+            return self.not_evaluated(record.why_not_looked_for)
         cost_ns = record.excess_ns / costs.num_steps
         share = cost_ns / costs.batch_cost_ns.avg if costs.batch_cost_ns.avg else None
         evidence = [

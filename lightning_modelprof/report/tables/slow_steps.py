@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.slow_causes import SPECIAL, SlowCause, SlowFacts
+from lightning_modelprof.analysis.slow_causes import SlowCause, SlowFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.slow_words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.steps import SPECIAL
 
 
 def slow_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -23,8 +24,8 @@ def slow_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]
     if isinstance(facts, Absent):
         return (_slow_table((), facts.reason),)
     if facts.worst is None:
-        factor = facts.record.factor
-        return (_slow_table((), f"no {loop.step} took more than {factor:g} times the median"),)
+        none_was = f"no {loop.step} took more than {facts.record.factor:g} times the median"
+        return (_slow_table((), facts.record.why_not_looked_for or none_was),)
     return (
         _slow_table(tuple(_row(one) for one in facts.causes), None, _notes(facts, loop.steps)),
         _worst_table(facts, facts.worst, loop.step),
