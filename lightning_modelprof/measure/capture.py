@@ -300,7 +300,8 @@ class Capture:
         try:
             profiler.export_chrome_trace(str(path))
         except BaseException:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
             raise
         with contextlib.suppress(OSError):  # whoever reads the trace says what is wrong with it
             self._size.learn(path.stat().st_size)
