@@ -86,6 +86,17 @@ def test_what_cannot_be_read_costs_only_itself(tmp_path):
     assert setup.loaders == ()
 
 
+def test_a_callback_whose_state_key_is_no_text(tmp_path):
+    """As a class of its own was, in old versions of Lightning."""
+
+    class Keyed(Noisy):
+        state_key = Net
+
+    callback = run_fit(tmp_path, others=[Keyed()], active=0)
+    assert callback.report is not None
+    assert str(Net) in [one.callback for one in load_run(tmp_path).ranks[0].setup.callbacks]
+
+
 class Stream:
     def __iter__(self):
         yield from ([torch.rand(2, 8), torch.rand(2)] for _ in range(20))

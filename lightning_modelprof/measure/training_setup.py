@@ -151,7 +151,7 @@ class _Live:
             kinds = [kind.__name__ for kind in type(callback).__mro__]
             setups.append(
                 CallbackSetup(
-                    callback=callback.state_key,
+                    callback=str(callback.state_key),
                     kind=kinds[0],
                     hooks={
                         name: place
@@ -163,7 +163,7 @@ class _Live:
             if "ModelCheckpoint" in kinds:
                 checkpoints.append(
                     CheckpointSetup(
-                        callback=callback.state_key,
+                        callback=str(callback.state_key),
                         every_n_train_steps=getattr(callback, "_every_n_train_steps", None),
                         every_n_epochs=getattr(callback, "_every_n_epochs", None),
                         save_top_k=callback.save_top_k,
