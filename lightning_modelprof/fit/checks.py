@@ -11,6 +11,7 @@ from lightning_modelprof.config_checks import check_config, nearest
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
+from lightning_modelprof.measure.torch_profiler import is_profiling
 
 
 def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) -> Any:
@@ -71,7 +72,7 @@ def check_trainer(config: ProfileConfig, trainer: Any) -> None:
             " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
             " (An AssertionError after this one is PyTorchProfiler's own.)"
         )
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+    if is_profiling():
         raise ConfigError(
             "ModelProfCallback: expected to be the only torch profiler, but one is recording already."
             " Two torch profilers in one process crash it or lose data. Stop it before trainer.fit, or"

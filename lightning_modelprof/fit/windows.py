@@ -15,9 +15,10 @@ from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.fit.outputs import Outputs, trace_name
-from lightning_modelprof.measure.capture import BYTES_PER_MB, Capture, CaptureOptions
+from lightning_modelprof.measure.capture import BYTES_PER_MB, Capture
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.scheduled_steps import ScheduledSteps
+from lightning_modelprof.measure.torch_profiler import CaptureOptions
 from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN

@@ -1,9 +1,7 @@
 """The torch.profiler window: open, step, close, export, and what is refused.
 
-The schedule is ours (``measure/schedule.py``); torch.profiler's low-level calls (``prepare_trace``,
-``start_trace``, ``stop_trace``) do the rest, so that steps which are neither warm-up nor active cost
-nothing. Nothing is ever asked of ``key_averages()`` or ``events()``: torch builds those in Python, many
-times slower than the C++ export.
+The schedule is ours (``measure/schedule.py``); torch's profiler (``measure/torch_profiler.py``) does the
+rest, so that steps which are neither warm-up nor active cost nothing.
 """
 
 from __future__ import annotations
@@ -11,53 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.cpu_usage import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.schedule import Schedule
 from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
+from lightning_modelprof.measure.torch_profiler import CaptureOptions, free, is_profiling, stop
 from lightning_modelprof.measure.trace_ranges import TraceRanges
-from lightning_modelprof.measure.trace_size import TraceSize
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
 
 BYTES_PER_MB: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureOptions:
-    """What torch.profiler records; the words are torch.profiler's own. ``activities=None``: all there are."""
-
-    activities: Sequence[str] | None = None
-    record_shapes: bool = False
-    with_stack: bool = False
-    profile_memory: bool = False
-
-    def make_size(self) -> TraceSize:
-        """What estimates how large the trace will be."""
-        return TraceSize(
-            record_shapes=self.record_shapes, with_stack=self.with_stack, profile_memory=self.profile_memory
-        )
-
-    def make_profiler(self) -> Any:
-        """A torch profiler that records nothing yet."""
-        activities = None
-        if self.activities is not None:
-            activities = [getattr(ProfilerActivity, name.upper()) for name in self.activities]
-        return profile(
-            activities=activities,
-            record_shapes=self.record_shapes,
-            with_stack=self.with_stack,
-            profile_memory=self.profile_memory,
-        )
 
 
 class Capture:
@@ -134,7 +101,7 @@ class Capture:
         """Open, step or close the window of this rank."""
         tags = StepTag(0)
         if self.ranges is not None:
-            if _is_profiling():
+            if is_profiling():
                 self.ranges.close_all()
                 self._recorded.append(step - 1)
                 self._size.end_step()
@@ -200,8 +167,8 @@ class Capture:
         self._upcoming = None
         self.next_step = NEVER
         if profiler is not None:
-            _stop(profiler, ranges)
-            _free(profiler)
+            stop(profiler, ranges)
+            free(profiler)
 
     def _prepare(self) -> None:
         assert self._upcoming is not None
@@ -210,7 +177,7 @@ class Capture:
             self._on_close(self._record(WindowStatus.SKIPPED, reason), None)
             self._next_window()
             return
-        if _is_profiling():
+        if is_profiling():
             self._refuse("another torch profiler was recording when this window was to open")
             return
         try:
@@ -223,7 +190,7 @@ class Capture:
         self._recorded = []
 
     def _start(self) -> None:
-        if _is_profiling():
+        if is_profiling():
             # Starting ours as well would crash the process or empty both traces.
             self._profiler = None
             self._refuse("another torch profiler began to record during this window's warm-up")
@@ -253,7 +220,7 @@ class Capture:
 
     def _close(self, status: WindowStatus, reason: str = "") -> None:
         """Stop, export and hand over the window that is open."""
-        if self.ranges is not None and not _is_profiling():
+        if self.ranges is not None and not is_profiling():
             self._give_up()
             return
         begin_ns = self._clock()
@@ -274,17 +241,17 @@ class Capture:
             profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(metadata))
         path: Path | None = None
         try:
-            _stop(profiler, ranges)
+            stop(profiler, ranges)
             if ranges is not None and self._recorded:
                 path = self._export(profiler, window)
         except (RuntimeError, OSError) as error:
             is_place = isinstance(error, OSError)
             what = "there is no place for its trace" if is_place else "torch.profiler could not be stopped"
-            _free(profiler)
+            free(profiler)
             self._let_go()
             self._refuse(f"{what}: {error}")
             return
-        _free(profiler)
+        free(profiler)
         self._next_window()
         self._let_go()
         self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
@@ -344,29 +311,3 @@ class Capture:
         assert self._upcoming is not None
         self._upcoming = self._schedule.window(self._upcoming.index + 1)
         self._recorded = []
-
-
-def _stop(profiler: Any, ranges: TraceRanges | None) -> None:
-    """Stop a profiler that records (with its ranges) or warms up (without)."""
-    if ranges is not None:
-        try:
-            ranges.close_all()
-        finally:
-            # Another one may have come and ended our recording; stopping it again would crash the process.
-            if _is_profiling():
-                profiler.stop_trace()
-    elif (
-        not _is_profiling()
-    ):  # if another one records, what only warms up ends with it and must not be started
-        profiler.start_trace()  # torch's own way out of a warm-up: start and stop at once
-        profiler.stop_trace()
-
-
-def _free(profiler: Any) -> None:
-    """It refers to itself, and holds several times the size of the trace until Python looks for that."""
-    profiler.profiler = None
-
-
-def _is_profiling() -> bool:
-    """Whether a torch profiler records in this process; one that only warms up cannot be seen."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
