@@ -61,7 +61,7 @@ def stop(profiler: Any, ranges: TraceRanges | None) -> None:
 
 
 def free(profiler: Any) -> None:
-    """Drop what was recorded, several times the size of the trace, which else waits for Python's collector."""
+    """Drop what was recorded: several times the size of the trace, which else stays for long."""
     profiler.profiler = None
 
 
