@@ -22,6 +22,8 @@ SMALL = st.integers(0, 6)
         (Schedule(active=0), 0, {}, 1, (2, 3, 4)),
         # A window over the first ten steps.
         (Schedule(active=10), 0, {}, 10, (11, 12, 13)),
+        # Three such windows and nothing between.
+        (Schedule(active=5, repeat=3), 0, {}, 15, (16, 17, 18)),
         # Windows without end and nothing between.
         (Schedule(active=10, repeat=0), 0, {}, None, ()),
         (Schedule(wait=1, warmup=1, active=3, repeat=0), 0, {}, 5, (10,)),

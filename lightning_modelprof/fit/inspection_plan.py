@@ -48,7 +48,9 @@ def plan_inspection(
         num_steps: length of the fit; ``None`` if unknown.
     """
     wanted = accumulate + NUM_TIMED
-    behind = skip_first + 2 * schedule.cycle + wanted + _WARM  # every kind of step has come by then
+    # Every kind of step has come by then; without waits, free steps come only after the last window.
+    cycles = 2 if schedule.wait else max(2, schedule.repeat)
+    behind = skip_first + cycles * schedule.cycle + wanted + _WARM
     last = behind if num_steps is None else min(behind, num_steps)
     begin = max(_WARM, skip_first - wanted)
     if last <= begin:
