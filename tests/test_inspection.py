@@ -358,7 +358,6 @@ def test_peaks_of_the_user_make_it_mfu(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10, peak_flops_per_s={"float32": 1e9})
     section = callback.report.sections["flops"]
     assert section["mfu"] == pytest.approx(section["flops_per_s"] / 1e9)
-    assert section["share_of_matmul_rate"] is None
     assert section["peaks"][0]["flops_per_s"] == 1e9
 
 
@@ -461,6 +460,10 @@ def test_evaluation_loops_count_the_forward(tmp_path, loop):
     assert rows["layers (Sequential)"][3] == FORWARD
 
 
-def test_rates_are_finite(tmp_path):
+def test_on_a_cpu_there_are_flops_per_second_and_no_share(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10)
-    assert math.isfinite(callback.report.sections["flops"]["share_of_matmul_rate"])
+    section = callback.report.sections["flops"]
+    assert math.isfinite(section["flops_per_s"])
+    assert (section["mfu"], section["hfu"], section["peaks"]) == (None, None, [])
+    assert not any("matmul" in key for key in section)
+    assert "No peak is known for 'cpu'; give peak_flops_per_s" in " ".join(table(callback, "flops").notes)

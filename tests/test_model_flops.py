@@ -55,7 +55,6 @@ def test_rates_and_shares():
     assert facts.model.flops_per_s == pytest.approx(1.5e9, rel=1e-12)
     assert facts.model.share_of_peak == pytest.approx(0.6, rel=1e-12)
     assert facts.hardware.share_of_peak == pytest.approx(0.72, rel=1e-12)
-    assert facts.is_mfu
 
 
 def test_each_dtype_has_its_own_peak():
@@ -101,12 +100,15 @@ def test_the_phase_table():
     assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
 
 
-def test_a_measured_rate_is_not_called_mfu():
+def test_a_rate_that_an_older_version_measured_is_no_peak():
     facts = model_flops(cost(*STEP, peaks=(peak(measured=True),), errors=("aten::mm: wrong",), fake=True), 10)
+    assert facts.peaks == ()
+    assert facts.model.flops_per_s == pytest.approx(3000 / 10e-9)
+    assert (facts.model.share_of_peak, facts.hardware.share_of_peak) == (None, None)
     table, _ = tables(facts)
-    assert table.columns[-1].label == "Of matmul rate"
+    assert table.columns[-1].label == "MFU / HFU"
     text = " ".join(table.notes)
-    assert "no MFU" in text
+    assert "MFU and HFU are not known without a peak of float32. No peak of the device is known" in text
     assert "A formula failed: aten::mm: wrong." in text
     assert "as compiled models are" in text
 

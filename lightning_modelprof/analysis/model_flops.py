@@ -24,6 +24,8 @@ from lightning_modelprof.run.model_cost import (
 MODEL_PHASES: Final = ("forward", "backward")
 """What a step needs, however it is computed."""
 
+_NO_PEAK: Final = "no peak of the device is known; give peak_flops_per_s=..."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFlops:
@@ -59,8 +61,7 @@ class Utilization:
         flops_per_s: FLOPs per step over the mean time of a clean step, those of the optimizer by the share of
             steps in which it stepped; ``None`` without clean steps.
         share_of_peak: time that the device would need at its peak rates over the time that it took: MFU of
-            the model's FLOPs, HFU of the hardware's; of measured matmul rates where ``peaks`` are such.
-            ``None`` when a dtype has no peak.
+            the model's FLOPs, HFU of the hardware's. ``None`` when a dtype has no peak.
     """
 
     flops_per_s: float | None
@@ -84,7 +85,6 @@ class ModelFlops:
         model, hardware: rates and shares.
         peaks: the rates that the shares are of.
         without_peak: dtypes that compute and have no rate.
-        is_mfu: whether these are peaks of the device; ``False`` when they are measured matmul rates.
         note: why a share is missing; ``""`` if none is.
     """
 
@@ -101,7 +101,6 @@ class ModelFlops:
     hardware: Utilization
     peaks: tuple[PeakRate, ...]
     without_peak: tuple[str, ...]
-    is_mfu: bool
     note: str
 
 
@@ -121,6 +120,7 @@ def model_flops(
     count = cost.count
     if count is None:
         return Absent(cost.count_note or "no step was counted")
+    peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
     counted = [entry for entry in count.operators if not _is_fourier(entry)]
     phases = _by_phase(counted)
     in_model = [entry for entry in counted if entry.phase in MODEL_PHASES]
@@ -135,13 +135,12 @@ def model_flops(
         optimizer_share=optimizer_share,
         operators=_operators(count.operators),
         uncounted=_uncounted(count.operators),
-        ideal_step_s=ideal_seconds(in_model, cost.peaks),
-        model=_utilization(in_model, cost.peaks, step_ns),
-        hardware=_utilization(counted, cost.peaks, step_ns, optimizer_share),
-        peaks=cost.peaks,
-        without_peak=tuple(sorted(_by_dtype(counted, 1).keys() - {peak.dtype for peak in cost.peaks})),
-        is_mfu=not any(peak.is_measured for peak in cost.peaks),
-        note=cost.peak_note,
+        ideal_step_s=ideal_seconds(in_model, peaks),
+        model=_utilization(in_model, peaks, step_ns),
+        hardware=_utilization(counted, peaks, step_ns, optimizer_share),
+        peaks=peaks,
+        without_peak=tuple(sorted(_by_dtype(counted, 1).keys() - {peak.dtype for peak in peaks})),
+        note=cost.peak_note or (_NO_PEAK if len(peaks) < len(cost.peaks) else ""),
     )
 
 

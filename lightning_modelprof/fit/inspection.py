@@ -24,7 +24,6 @@ from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
 from lightning_modelprof.flops.count import step_count
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.formulas import Formula
-from lightning_modelprof.flops.matmul_rate import measure_matmul_rate
 from lightning_modelprof.flops.mode_stack import modes_on
 from lightning_modelprof.flops.model_size import model_size
 from lightning_modelprof.flops.module_times import ModuleTimer
@@ -33,7 +32,7 @@ from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.loops import Loop
-from lightning_modelprof.run.model_cost import ModelCost, PeakRate
+from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
 
@@ -266,15 +265,12 @@ class Inspection:
         count = self.cost.count
         dtypes = {entry.dtype for entry in count.operators if entry.flops} if count is not None else set()
         device = self._trainer.strategy.root_device
-        found, note = _attempt(lambda: _peaks(device, dtypes, self._override))
+        found, note = _attempt(lambda: peak_rates(device, dtypes, self._override))
         peaks, note = found if found is not None else ((), note)
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
 
     def _take_rest(self) -> None:
-        """Sizes and modules, when gradients and the optimizer's state are there; and what takes long.
-
-        Measuring a peak leaves the caches cold: not before the timed steps.
-        """
+        """Sizes and modules, when gradients and the optimizer's state are there; and the device's peaks."""
         self._take_peaks()
         size, size_note = _attempt(lambda: model_size(self._module, self._trainer.optimizers))
         modules, _ = _attempt(lambda: module_records(self._module))
@@ -312,18 +308,6 @@ def make_inspection(
         follows_memory=config.profile_memory,
         samples=samples,
     )
-
-
-def _peaks(
-    device: torch.device, dtypes: set[str], override: float | Mapping[str, float] | None
-) -> tuple[tuple[PeakRate, ...], str]:
-    """Peaks of the device; for a CPU, which has none to look up, what its matrix products reach."""
-    if device.type != "cpu" or override is not None:
-        return peak_rates(device, dtypes, override)
-    measured = {dtype: measure_matmul_rate(dtype, device=device) for dtype in sorted(dtypes)}
-    missing = [dtype for dtype, rate in measured.items() if rate is None]
-    note = f"no matrix product of {', '.join(missing)} could be measured" if missing else ""
-    return tuple(rate for rate in measured.values() if rate is not None), note
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:

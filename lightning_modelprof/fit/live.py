@@ -72,7 +72,7 @@ class LiveFigures:
         facts = model_flops(cost, None)
         if not isinstance(facts, Absent):
             self._flops_per_step = facts.model_flops
-            self._ideal_step_s = facts.ideal_step_s if facts.is_mfu else None
+            self._ideal_step_s = facts.ideal_step_s
 
     def scalars(self) -> dict[str, float]:
         """What is logged at a cut: tag → value, only of what was measured."""

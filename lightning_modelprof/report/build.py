@@ -168,8 +168,6 @@ def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
     if isinstance(facts, Absent):
         return None
     root = None if isinstance(analysis.modules, Absent) else analysis.modules.root
-    mfu = (facts.model.share_of_peak, facts.hardware.share_of_peak)
-    is_mfu = facts.is_mfu and facts.peaks
     return {
         "step": facts.count.step,
         "samples": facts.count.samples,
@@ -180,9 +178,8 @@ def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
         "hardware_flops": facts.hardware_flops,
         "optimizer_share": facts.optimizer_share,
         "flops_per_s": facts.model.flops_per_s,
-        "mfu": mfu[0] if is_mfu else None,
-        "hfu": mfu[1] if is_mfu else None,
-        "share_of_matmul_rate": None if is_mfu else mfu[0],
+        "mfu": facts.model.share_of_peak,
+        "hfu": facts.hardware.share_of_peak,
         "peaks": [asdict(peak) for peak in facts.peaks],
         "params": None if root is None else root.parameters,
         "trainable_params": None if root is None else root.trainable,

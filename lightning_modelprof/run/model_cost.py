@@ -196,8 +196,9 @@ class PeakRate:
     Attributes:
         dtype: such as ``bfloat16``.
         flops_per_s: dense FLOP/s.
-        source: the data sheet, ``given by the user``, or how it was measured.
-        is_measured: whether it is a measured matmul rate: a share of it is not MFU.
+        source: the data sheet, or ``given by the user``.
+        is_measured: only in runs of older versions, which measured a rate where no peak was known. It is no
+            peak.
     """
 
     dtype: str

@@ -150,10 +150,8 @@ def key_figures(sections: Mapping[str, Any]) -> list[Figure]:
         figures.append(Figure("Reader Ratio", share, "%", "" if waiting.startswith(DASH) else waiting))
     if flops.get("flops_per_s") is not None:
         value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
-        mfu, matmul = flops.get("mfu"), flops.get("share_of_matmul_rate")
+        mfu = flops.get("mfu")
         detail = f"MFU {format_cell(mfu, Unit.RATIO)} %" if mfu is not None else ""
-        if not detail and matmul is not None:
-            detail = f"{format_cell(matmul, Unit.RATIO)} % of the measured matmul rate"
         figures.append(Figure("FLOP/s", value, unit, detail))
     return figures
 

@@ -41,12 +41,10 @@ def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]
 def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = ()
     depths: tuple[int, ...] = ()
-    share = "MFU / HFU"
     notes: tuple[str, ...] = ()
     if not isinstance(facts, Absent) and facts.count.operators:
         rows, depths = _phase_rows(facts)
         notes = _phase_notes(facts)
-        share = share if facts.is_mfu else "Of matmul rate"
     return Table(
         id="flops",
         title="FLOPs",
@@ -57,7 +55,7 @@ def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
             Column("ratio", "Ratio(%)", Unit.RATIO),
             Column("flops_per_sample", f"Per {unit.removesuffix('s')}", Unit.FLOPS),
             Column("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S),
-            Column("share_of_peak", share, Unit.RATIO),
+            Column("share_of_peak", "MFU / HFU", Unit.RATIO),
         ),
         rows=rows,
         depths=depths,
@@ -127,15 +125,9 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
 
 
 def _peak_notes(facts: ModelFlops) -> list[str]:
-    notes = [
-        f"{'Matmul rate' if peak.is_measured else 'Peak'} of {peak.dtype}:"
-        f" {_tera(peak.flops_per_s)}, {peak.source}."
-        for peak in facts.peaks
-    ]
-    if facts.peaks and not facts.is_mfu:
-        notes.append("The share is of the matmul rate that was measured here, so it is no MFU.")
-    if facts.peaks and facts.without_peak:
-        notes.append(f"The share is not known without a peak of {', '.join(facts.without_peak)}.")
+    notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
+    if facts.without_peak:
+        notes.append(f"MFU and HFU are not known without a peak of {', '.join(facts.without_peak)}.")
     if facts.note:
         notes.append(f"{facts.note[0].upper()}{facts.note[1:].removesuffix('.')}.")
     return notes
