@@ -12,6 +12,9 @@ Every message says where, what was expected, what came and what to do.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Final
+
+_LONGEST_MESSAGE: Final = 2_000
 
 
 class ModelProfError(Exception):
@@ -32,6 +35,17 @@ class ArchiveError(ModelProfError):
 
 class MissingExtraError(ModelProfError):
     """A feature needs a package that is not installed; the message holds the install command."""
+
+
+def told(error: BaseException) -> str:
+    """What is told of somebody's error: its type and its message, whatever its ``__str__`` does."""
+    try:
+        message = str(error)
+    except Exception:
+        return f"{type(error).__name__} (its message cannot be shown)"
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE]}... ({len(message):,} characters)"
+    return f"{type(error).__name__}: {message}"
 
 
 def require(*modules: str, extra: str, where: str) -> None:

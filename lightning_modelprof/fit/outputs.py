@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
@@ -130,8 +131,8 @@ class Outputs:
         if loop.is_fit:
             self._write_hparams(report, step)
         if self._use_terminal:
-            self._try("terminal", lambda: print_report(report.without_details(self._place)))
-            self._try("terminal", lambda: print("\n".join(self._last_words(report))))
+            short, last_words = report.without_details(self._place), self._last_words(report)
+            self._try("terminal", lambda: print_report(short, last_words=last_words))
 
     def write_profile(self, make: Callable[[], Profile], step: int) -> None:
         """Write what the dashboard shows of a run or a window, if a logger has an event file.
@@ -165,16 +166,25 @@ class Outputs:
         """
         if self.directory is None or not self._use_tensorboard:
             return
-        for logger in filter(_is_tensorboard, self._loggers):
+        name, succeeded = self.directory.name, report.sections["run"]["status"] == "finished"
+
+        def write_row(logger: Any) -> None:
             if logger.log_dir is None:
-                continue
+                return
             users = getattr(logger, "hparams", {})
             if users and getattr(logger, "_default_hp_metric", True):
-                continue
-            folder, row = f"{logger.log_dir}/{self.directory.name}", hparams_of(report)
-            write = partial(write_hparams, folder, row.hparams | plain_hparams(users), row.metrics, step)
-            status = report.sections["run"]["status"]
-            self._try("TensorBoard", partial(write, succeeded=status == "finished"))
+                return
+            row = hparams_of(report)
+            write_hparams(
+                f"{logger.log_dir}/{name}",
+                row.hparams | plain_hparams(users),
+                row.metrics,
+                step,
+                succeeded=succeeded,
+            )
+
+        for logger in filter(_is_tensorboard, self._loggers):
+            self._try("TensorBoard", partial(write_row, logger))
 
     def _last_words(self, report: Report) -> list[str]:
         """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""
@@ -210,7 +220,7 @@ class Outputs:
             if "files" not in self._failed:
                 self._failed.add("files")
                 self._warn(
-                    f"could not write to {path}: {type(error).__name__}: {error}; what was measured is in"
+                    f"could not write to {path}: {told(error)}; what was measured is in"
                     " callback.report and callback.run"
                 )
             return False
@@ -223,7 +233,7 @@ class Outputs:
         except Exception as error:  # whatever an output does, training and the other outputs go on
             if what not in self._failed:
                 self._failed.add(what)
-                self._warn(f"could not write to {what}: {type(error).__name__}: {error}")
+                self._warn(f"could not write to {what}: {told(error)}")
             return False
         return True
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.errors import told
 from lightning_modelprof.fit.forks import forget_in_children
 from lightning_modelprof.fit.meeting import Meeting
 from lightning_modelprof.fit.run_folder import claim_directory
 from lightning_modelprof.fit.scheduled_stop import ScheduledStop, scheduled_stop
 from lightning_modelprof.fit.session import LoopSession
-from lightning_modelprof.fit.warn import warn
+from lightning_modelprof.fit.warn import traceback_text, warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.samples import SampleCounter, make_counter
@@ -101,7 +101,7 @@ class SessionKeeper:
             agreed = meeting.join(claimed)
         except Exception as error:  # the first rank has died, perhaps
             agreed = None
-            warn(f"could not reach the other ranks: {type(error).__name__}: {error}")
+            warn(f"could not reach the other ranks: {told(error)}")
         self._is_together = agreed is not None
         if agreed is None:
             warn(
@@ -125,7 +125,7 @@ class SessionKeeper:
                 is_safe_point = bool(trainer.strategy.reduce_boolean_decision(has_session, all=True))
             except Exception as error:  # a rank has died; every rank keeps what it has itself
                 is_safe_point = False
-                warn(f"could not ask the other ranks: {type(error).__name__}: {error}")
+                warn(f"could not ask the other ranks: {told(error)}")
         self._finish("finished", is_safe_point=is_safe_point)
 
     def _stop_session(self, status: str) -> None:
@@ -136,8 +136,10 @@ class SessionKeeper:
     def _finish(self, status: str, *, is_safe_point: bool) -> None:
         session = self._session
         if session is not None:
-            self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
-            self._take_results(session)
+            try:
+                self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
+            finally:  # Ctrl-C while the report is printed does not cost the report
+                self._take_results(session)
 
     def _take_results(self, of: LoopSession | SessionKeeper) -> None:
         self.report, self.run = of.report or self.report, of.run or self.run
@@ -172,23 +174,19 @@ class SessionKeeper:
         self._ledger = self._evaluation = None
         warn(
             f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
-            f" Please report this:\n{traceback.format_exc()}"
+            f" Please report this:\n{traceback_text()}"
         )
         if session is not None:
             try:
                 session.abort()
             except Exception:  # what could not be undone or saved must not hurt either
-                warn(f"could not undo or save everything:\n{traceback.format_exc()}")
+                warn(f"could not undo or save everything:\n{traceback_text()}")
             self._take_results(session)
 
     def _stop_counting(self, error: Exception) -> None:
         self._count = _count_nothing
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
-        self._guard(
-            lambda: warn(
-                f"{counter} raised {type(error).__name__}: {error}; {self.config.unit}/s will not be known"
-            )
-        )
+        self._guard(lambda: warn(f"{counter} raised {told(error)}; {self.config.unit}/s will not be known"))
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""

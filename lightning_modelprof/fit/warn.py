@@ -1,16 +1,28 @@
-"""How the user is warned, without an error of its own."""
+"""How the user is told of something while a loop runs, without an error of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import traceback
 import warnings
 
 _log = logging.getLogger(__name__)
 
 
 def warn(message: str) -> None:
-    """Warn of something; where the user has made warnings errors, the loop goes on all the same."""
+    """Warn of something; where that fails, as where the user has made warnings errors, it goes to the log."""
+    text = f"ModelProfCallback: {message}"
     try:
-        warnings.warn(f"ModelProfCallback: {message}", RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:
-        _log.warning("ModelProfCallback: %s", message)
+        with contextlib.suppress(Exception):  # a standard error that is closed: nobody can be told
+            _log.warning("%s", text)
+
+
+def traceback_text() -> str:
+    """The traceback of the exception that is being handled."""
+    try:
+        return traceback.format_exc()
+    except Exception:  # somebody's own exception
+        return "(its traceback cannot be shown)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -13,8 +12,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.errors import TraceError
+from lightning_modelprof.errors import TraceError, told
 from lightning_modelprof.fit.outputs import Outputs, trace_name
+from lightning_modelprof.fit.warn import traceback_text
 from lightning_modelprof.measure.capture import BYTES_PER_MB, Capture
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.scheduled_steps import ScheduledSteps
@@ -256,8 +256,8 @@ class WindowResults:
         except TraceError as error:
             return str(error)
         except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
-            reason = f"its trace could not be analyzed: {type(error).__name__}: {error}"
-            self._warn(f"window {window.index}: {reason}. Please report this:\n{traceback.format_exc()}")
+            reason = f"its trace could not be analyzed: {told(error)}"
+            self._warn(f"window {window.index}: {reason}. Please report this:\n{traceback_text()}")
             return reason
         self.facts[window.index] = facts
         while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows

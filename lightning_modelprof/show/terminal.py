@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -40,7 +42,9 @@ _MIN_NAME = 24
 _MIN_COLUMN = 16
 
 
-def print_report(report: Report, file: IO[str] | None = None, *, max_rows: int = _MAX_ROWS) -> None:
+def print_report(
+    report: Report, file: IO[str] | None = None, *, max_rows: int = _MAX_ROWS, last_words: Sequence[str] = ()
+) -> None:
     """Print the report: tables as wide as the terminal, or plain text where there is no terminal.
 
     Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM`` as rich does.
@@ -49,23 +53,66 @@ def print_report(report: Report, file: IO[str] | None = None, *, max_rows: int =
         report: what to print.
         file: where to; the standard output by default.
         max_rows: longest table in a terminal; a longer one is cut and says so.
+        last_words: lines below the report.
     """
-    # Names come from anybody's code: "[Callback]X" is not markup and ":smile:" not a picture.
-    console = Console(file=file, markup=False, highlight=False, emoji=False)
-    if not (console.is_terminal and console.encoding.startswith("utf")):
-        text = render_text(report)
-        console.file.write(_encodable(text, getattr(console.file, "encoding", None)))
+    given = sys.stdout if file is None else file
+    if given is None:  # a program without a console has no standard output
         return
-    for part in _parts(report, console.width, max_rows):
-        console.print(part)
+    # A live display, such as Lightning's RichProgressBar, puts a stream of its own in this place, and erases
+    # what goes past it. Where there is no terminal, nothing is erased: text goes where it would without it.
+    behind = getattr(given, "rich_proxied_file", given)
+    console, encoding = _console(file), getattr(behind, "encoding", None)
+    stream = behind if console is None else given
+    if console is None or console.legacy_windows or not str(encoding or "utf-8").lower().startswith("utf"):
+        text = render_text(report) + "".join(f"{line}\n" for line in last_words)
+    else:
+        console.file = drawn = io.StringIO()
+        for part in _parts(report, console.width, max_rows):
+            console.print(part)
+        for line in last_words:
+            console.print(Text(line), soft_wrap=True)  # a path that is broken in two cannot be copied
+        text = drawn.getvalue()
+    _write(_encodable(text, encoding), stream)
 
 
-def _encodable(text: str, encoding: str | None) -> str:
+def _console(file: IO[str] | None) -> Console | None:
+    """The terminal behind a stream, ``None`` if it is none."""
+    try:
+        # Names come from anybody's code: "[Callback]X" is not markup and ":smile:" not a picture.
+        console = Console(file=file, markup=False, highlight=False, emoji=False)
+        return console if console.is_terminal else None
+    except Exception:  # somebody's own stream; it may be written to all the same
+        return None
+
+
+def _write(text: str, stream: IO[str]) -> None:
+    """Write whole lines: in a notebook, the stream of a live display repeats half a line for ever."""
+    try:
+        for line in text.removesuffix("\n").split("\n"):
+            _write_line(f"{line}\n", stream)
+        if hasattr(stream, "flush"):
+            stream.flush()
+    except SystemExit as leaving:  # how the console of a live display ends the program when nobody reads
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        raise
+
+
+def _write_line(line: str, stream: IO[str]) -> None:
+    try:
+        stream.write(line)
+    except UnicodeEncodeError:  # a stream that does not know its encoding
+        stream.write(_encodable(line, "ascii"))
+
+
+def _encodable(text: str, encoding: object) -> str:
     """The text as far as an old terminal or a pipe on Windows can show it: printing must not raise."""
-    if encoding is None:
+    if not isinstance(encoding, str):
         return text
     try:
         text.encode(encoding)
+    except LookupError:  # what a stream calls its encoding is its own affair
+        return text
     except UnicodeEncodeError:
         plain = text.replace(DASH, "-").replace(ELLIPSIS, "...")
         return plain.encode(encoding, "backslashreplace").decode(encoding)
