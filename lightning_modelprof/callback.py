@@ -48,7 +48,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
         log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, 0
             logs none. Only a fit logs.
         progress_bar: show ips and the reader's share in the progress bar.
-        samples_fn: counts the samples (or tokens, ...) of a batch; None means the batch's first dimension.
+        samples_fn: counts the samples (or tokens, ...) of a batch; None means the one number that all
+            parts of the batch allow, mostly the first dimension of its tensors.
             It is called every step and must return an int without waiting for the device.
         unit: what samples_fn counts, for example tokens.
         sampling: look every few milliseconds, and ever less often, at the line that the training thread is at

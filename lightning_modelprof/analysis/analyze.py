@@ -47,6 +47,7 @@ class Analysis:
     Attributes:
         benchmark: figures over the clean steps; ``None`` when no step is clean.
         exclusions: which steps are not clean, and why.
+        samples_note: why samples were not counted, or what speaks against their number.
         steps: the finished steps; of a long run those that were kept, spread evenly over it.
         num_steps: finished steps, kept or not.
         num_not_stepping: finished steps in which the optimizer did not step.
@@ -76,6 +77,7 @@ class Analysis:
     outside_ns: Mapping[str, int]
     benchmark: Benchmark | None
     exclusions: tuple[Exclusion, ...]
+    samples_note: str
     all_ranks: AllRanks | None
     phases: tuple[PhaseTime, ...]
     callbacks: tuple[CallbackTime, ...]
@@ -125,6 +127,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         outside_ns=record.outside_ns,
         benchmark=figures,
         exclusions=exclusions(totals, loop_of(run.info.loop)),
+        samples_note=record.samples_note,
         all_ranks=run.all_ranks,
         phases=phase_times(totals),
         callbacks=record.callbacks,

@@ -11,13 +11,16 @@ from lightning_modelprof.run.records import RankRecord
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 
-def make_rank_record(rank: int, timing: StepTiming, parts: LoopParts, notes: Iterable[str]) -> RankRecord:
+def make_rank_record(
+    rank: int, timing: StepTiming, parts: LoopParts, *, samples_note: str, notes: Iterable[str]
+) -> RankRecord:
     """The record of a loop that runs or has ended.
 
     Args:
         rank: of this process.
         timing: of the loop's steps.
         parts: of the loop.
+        samples_note: what is to be known of the counting of samples.
         notes: what else the report is to say.
     """
     device, inspection, sampling = timing.device, parts.inspection, parts.sampling
@@ -43,5 +46,6 @@ def make_rank_record(rank: int, timing: StepTiming, parts: LoopParts, notes: Ite
         memory=parts.memory.record(None if inspection is None else inspection.followed),
         slow=timing.slow.record(),
         stacks=None if sampling is None else sampling.stacks(),
+        samples_note=samples_note,
         notes=tuple(notes),
     )

@@ -71,6 +71,7 @@ class LoopSession:
         clock: HostClock,
         warn: Callable[[str], None],
         guard: Callable[[Callable[[], None]], None],
+        samples_note: Callable[[], str],
     ) -> None:
         configure_rules(config.rules)  # refuses what cannot be meant before anything is changed
         self._config = config
@@ -78,6 +79,7 @@ class LoopSession:
         self._trainer = trainer
         self._clock = clock
         self._warn = warn
+        self._samples_note = samples_note
         self._timing = StepTiming(
             config,
             loop,
@@ -280,7 +282,13 @@ class LoopSession:
 
     def _make_run(self, status: str, everybody: AllRanks | None = None) -> Run:
         assert self._parts is not None
-        record = make_rank_record(self._trainer.global_rank, self._timing, self._parts, self._notes)
+        record = make_rank_record(
+            self._trainer.global_rank,
+            self._timing,
+            self._parts,
+            samples_note=self._samples_note(),
+            notes=self._notes,
+        )
         return Run(info=replace(self._parts.info, status=status), ranks=(record,), all_ranks=everybody)
 
     def _save(self) -> None:

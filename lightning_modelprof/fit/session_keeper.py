@@ -16,11 +16,10 @@ from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.fit.warn import traceback_text, warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.samples import SampleCounter, make_counter
+from lightning_modelprof.measure.samples import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run
-from lightning_modelprof.run.steps import NOT_MEASURED
 
 
 class SessionKeeper:
@@ -70,6 +69,7 @@ class SessionKeeper:
             clock=self._clock,
             warn=warn,
             guard=self._guard,
+            samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
         session.delegate.on_error = self._step_aside
@@ -184,9 +184,10 @@ class SessionKeeper:
             self._take_results(session)
 
     def _stop_counting(self, error: Exception) -> None:
-        self._count = _count_nothing
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
-        self._guard(lambda: warn(f"{counter} raised {told(error)}; {self.config.unit}/s will not be known"))
+        reason = f"{counter} raised {told(error)}"
+        self._count = NothingCounted(reason)
+        self._guard(lambda: warn(f"{reason}; {self.config.unit}/s will not be known"))
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
@@ -195,7 +196,3 @@ class SessionKeeper:
         if session is not None:
             session.ledger.ranges = session.ledger.inspection = None
             session.delegate.disarm()
-
-
-def _count_nothing(_: Any) -> int:
-    return NOT_MEASURED

@@ -53,7 +53,8 @@ def benchmark_inference(
             takes the host clock without waiting, which on a device is the time of the launches only. By
             default ``event``; ``wall`` on the CPU, where it is exact; ``synchronize`` on several devices or
             one without events.
-        samples: in the batch; by default the first dimension of the first tensor in it.
+        samples: in the batch; by default the one number that all its parts allow, mostly the first
+            dimension of its tensors.
         tokens: that one run takes or makes, whichever is to be counted.
 
     Raises:
@@ -105,7 +106,7 @@ def benchmark_inference(
 
 
 def samples_in(batch: Any) -> int | None:
-    """First dimension of the first tensor in the batch; ``None`` without one."""
+    """The number that all parts of the batch allow; ``None`` without one."""
     counted = SampleCounter()(batch)
     return None if counted == NOT_MEASURED else counted
 

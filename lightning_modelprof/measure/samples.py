@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
+from lightning_modelprof.measure.batch_parts import (
+    FEW,
+    MAX_COUNT,
+    Attribute,
+    Part,
+    Reading,
+    name_of,
+    parts_of,
+    size_of,
+)
 from lightning_modelprof.run.steps import NOT_MEASURED
 
-MAX_COUNT: Final = 2**63 - 1
-"""The largest number that a column of counts holds."""
-
-_MAX_DEPTH: Final = 8
+_MOST_NAMED: Final = 3
+_HELP: Final = "pass samples_fn to count them yourself"
 
 
 def check_count(count: Any) -> int:
@@ -41,62 +50,199 @@ def make_counter(samples_fn: Callable[[Any], Any] | None) -> Callable[[Any], int
     return lambda batch: check_count(samples_fn(batch))
 
 
-class SampleCounter:
-    """Counts the samples of batches: the first dimension of the first tensor in them, depth first.
+class NothingCounted:
+    """Counts nothing any more.
 
-    Where that tensor is found is remembered from the first batch, so that later ones cost one look-up;
-    a batch of another shape is searched again. Batches that know their size say it themselves
-    (``num_graphs`` of PyTorch Geometric).
+    Attributes:
+        note: why.
+    """
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+    def __call__(self, _: Any) -> int:
+        """Not measured."""
+        return NOT_MEASURED
+
+
+class Counted(NamedTuple):
+    """What a batch says about its samples.
+
+    Attributes:
+        reading: what to go by from now on; ``None`` if it cannot be told.
+        possible: all numbers that no part of the batch speaks against.
+        note: why it cannot be told, or what else may be meant; ``""`` where nothing is in doubt.
+    """
+
+    reading: Reading | None
+    possible: frozenset[int]
+    note: str
+
+
+class SampleCounter:
+    """Counts the samples of batches: the one number that all parts of a batch allow.
+
+    A tensor allows its first dimension; a list of samples that were not stacked its length; a list of tensors
+    that share their first dimension, such as the ``[x, y]`` of a ``DataLoader``, that one too. Where most
+    parts allow one number it counts, and the note says which part does not; otherwise nothing is counted.
+
+    Where the number was found is remembered, so that later batches cost one look-up. The 2nd, 4th, 8th, ...
+    are searched in full, and so is one of another shape.
+
+    Attributes:
+        note: why samples are not counted, or what speaks against the count; ``""`` otherwise.
     """
 
     def __init__(self) -> None:
-        self._path: tuple[Any, ...] = ()
+        self.note = ""
+        self._reading: Reading | None = None
+        self._kind: type | None = None  # of the part that is looked at
+        self._refused: type | None = None  # batches of this type were in doubt
+        self._seen = 0
+        self._next_search = 1
 
     def __call__(self, batch: Any) -> int:
         """The number of samples, ``NOT_MEASURED`` if it cannot be told."""
-        part = batch
+        self._seen = seen = self._seen + 1
+        if batch.__class__ is self._refused:
+            return NOT_MEASURED
+        if self._reading is None:
+            return self._search(batch)
+        part: Any = batch
         try:
-            for key in self._path:
-                if isinstance(part, torch.Tensor):  # its parts have other sizes than itself
-                    return self._search(batch)
-                part = part[key]
-            if part.__class__ is torch.Tensor:
-                size: int = part.shape[0]
-                return size
-        except (LookupError, TypeError):
-            pass
-        return self._search(batch)
+            for key in self._reading.path:
+                part = getattr(part, key) if key.__class__ is Attribute else part[key]
+        except (LookupError, TypeError, AttributeError):
+            return self._search(batch)
+        kind = part.__class__
+        if kind is not self._kind:
+            return self._search(batch)
+        if self._reading.is_length:
+            count = len(part)
+        elif kind is torch.Tensor and not part.is_nested:
+            shape = part.shape
+            if not shape:
+                return self._search(batch)
+            count = shape[0]
+        else:
+            size = size_of(part)
+            count = NOT_MEASURED if size is None else size
+        if seen < self._next_search:
+            return count
+        return self._check(batch, count)
+
+    def _check(self, batch: Any, count: int) -> int:
+        """Whether a batch, now and then, still speaks for what is remembered."""
+        self._next_search = 2 * self._seen
+        counted = count_samples(batch)
+        if count in counted.possible:
+            if len(counted.possible) == 1:
+                self.note = self.note or counted.note
+            return count
+        other = f"a later batch speaks for another number than the first one, which gives {count:,} for it"
+        self._reading, self._refused = None, batch.__class__
+        self.note = counted.note if counted.reading is None and counted.note else f"{other}; {_HELP}"
+        return NOT_MEASURED
 
     def _search(self, batch: Any) -> int:
-        num_graphs = getattr(batch, "num_graphs", None)
-        if isinstance(num_graphs, int) and 0 <= num_graphs <= MAX_COUNT:
-            return num_graphs
-        path = _find_tensor(batch)
-        if path is None:
+        self._next_search = 2 * self._seen
+        return self._take(batch, count_samples(batch))
+
+    def _take(self, batch: Any, counted: Counted) -> int:
+        self.note = counted.note or self.note
+        self._reading = reading = counted.reading
+        if reading is None:
+            if counted.note:
+                self._refused = batch.__class__
             return NOT_MEASURED
-        self._path = path
         part = batch
-        for key in path:
-            part = part[key]
-        return int(part.shape[0])
+        for key in reading.path:
+            part = getattr(part, key) if key.__class__ is Attribute else part[key]
+        self._kind = part.__class__
+        return reading.count
 
 
-def _find_tensor(batch: Any, depth: int = 0) -> tuple[Any, ...] | None:
-    """Keys that lead to the first tensor with a dimension, ``None`` if there is none."""
-    if isinstance(batch, torch.Tensor):
-        return () if batch.ndim else None
-    if depth > _MAX_DEPTH:
-        return None
-    for key, part in _parts(batch):
-        path = _find_tensor(part, depth + 1)
-        if path is not None:
-            return (key, *path)
-    return None
+def count_samples(batch: Any) -> Counted:
+    """What one batch alone says about its samples."""
+    parts = parts_of(batch)
+    voters = [part for part in parts if not part.is_weak] or parts
+    if not voters:
+        return Counted(None, frozenset(), "")
+    shared = frozenset.intersection(*(part.counts for part in voters))
+    if not shared:
+        return _by_most(parts, voters)
+    for part in parts:  # where there are several, numbers and texts may tell which
+        shared = shared & part.counts or shared
+    alone = voters[0]
+    if len(voters) == 1 and alone.is_torn and len(shared) == 1 and min(shared) < FEW:
+        # Two batches of two loaders, or two samples? Nothing else in the batch tells.
+        inner = list(alone.inner)
+        return _by_most(inner, inner) if min(shared) == 1 else _disagreeing(inner)
+    reading = _which(voters, shared)
+    if reading is None:
+        return _in_doubt(alone)
+    count = reading.count
+    note = _against([part for part in parts if count not in part.counts], count)
+    if not note and count > 1 and len(shared) > 1 and len(voters) == 1 and alone.is_image:
+        note = _otherwise(alone, reading, max(shared - {count}))
+    return Counted(reading, shared, note)
 
 
-def _parts(batch: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(batch, (list, tuple)):
-        return enumerate(batch)
-    if isinstance(batch, Mapping):
-        return batch.items()
-    return ()
+def _which(voters: list[Part], shared: frozenset[int]) -> Reading | None:
+    """How to count on: by a part that can be read in one way only, if there is one."""
+    sure = [part for part in voters if len(part.readings) == 1]
+    if sure:
+        return sure[0].readings[0]
+    by_length, *by_size = (one for one in voters[0].readings if one.count in shared)
+    if not by_size or not by_length.is_length:
+        return by_length
+    are_images = [part.is_image for part in voters]
+    if (all(are_images) and by_length.count >= FEW) or (any(are_images) and len(voters) > 1):
+        return by_length
+    if by_length.count < FEW:
+        return by_size[0]
+    return by_length if len(voters) > 1 and len(shared) == 1 else None
+
+
+def _by_most(parts: list[Part], voters: list[Part]) -> Counted:
+    """What more than half of the parts allow, if they do."""
+    votes = Counter(count for part in voters for count in part.counts)
+    (count, most), *others = votes.most_common(2)
+    if 2 * most <= len(voters) or (others and others[0][1] == most):
+        return _disagreeing(voters)
+    reading = next(one for part in voters for one in part.readings if one.count == count)
+    against = _against([part for part in parts if count not in part.counts], count)
+    return Counted(reading, frozenset((count,)), against)
+
+
+def _disagreeing(voters: list[Part]) -> Counted:
+    first: dict[frozenset[int], Part] = {}  # of each size, to show the disagreement
+    for part in voters:
+        first.setdefault(part.counts, part)
+    shown = list(first.values())[:_MOST_NAMED]
+    named = ", ".join(f"{name_of(one.path)} is {one.text}" for one in shown)
+    return Counted(None, frozenset(), f"the parts of a batch disagree ({named}); {_HELP}")
+
+
+def _against(parts: list[Part], count: int) -> str:
+    """Which parts do not have the number that counts; a few numbers may be anything."""
+    telling = [one for one in parts if not (one.is_weak and max(one.counts) < FEW)][:_MOST_NAMED]
+    named = ", ".join(f"{name_of(one.path)} is {one.text}" for one in telling)
+    return f"a batch counts as {count:,}, though {named}; if that is wrong, {_HELP}" if named else ""
+
+
+def _otherwise(part: Part, reading: Reading, other: int) -> str:
+    first, length = "the first dimension of the tensors in", "the length of"
+    return (
+        f"a batch counts as {reading.count:,}; by {first if reading.is_length else length}"
+        f" {name_of(part.path)}, {part.text}, it would be {other:,}; if that is wrong, {_HELP}"
+    )
+
+
+def _in_doubt(part: Part) -> Counted:
+    stacked = part.readings[-1].count
+    reason = (
+        f"each element of {name_of(part.path)}, {part.text}, may be one sample or a stack of {stacked:,};"
+        f" {_HELP}"
+    )
+    return Counted(None, frozenset(), reason)

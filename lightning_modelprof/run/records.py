@@ -109,6 +109,8 @@ class RankRecord:
         stacks: which source lines the training thread was at; ``None`` when that was not asked for.
         memory: over the loop; ``None`` in runs of versions that did not look.
         slow: steps that took much longer than usual; ``None`` as above.
+        samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
+            where nothing does.
         notes: what could not be measured, or was measured in another way, and why.
     """
 
@@ -124,6 +126,7 @@ class RankRecord:
     stacks: StackSamples | None = None
     memory: MemoryRecord | None = None
     slow: SlowSteps | None = None
+    samples_note: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -35,16 +35,19 @@ def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]
     """
     if analysis.cost is None:
         return ()
-    return _phases(analysis.flops, analysis.info.sample_unit), _operators(analysis.flops)
+    return _phases(analysis), _operators(analysis.flops)
 
 
-def _phases(facts: ModelFlops | Absent, unit: str) -> Table:
+def _phases(analysis: Analysis) -> Table:
+    facts, unit = analysis.flops, analysis.info.sample_unit
     rows: tuple[tuple[Cell, ...], ...] = ()
     depths: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     if not isinstance(facts, Absent) and facts.count.operators:
         rows, depths = _phase_rows(facts)
         notes = _phase_notes(facts)
+        if facts.count.samples is None and analysis.samples_note:
+            notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are not known: {analysis.samples_note}.")
     return Table(
         id="flops",
         title="FLOPs",

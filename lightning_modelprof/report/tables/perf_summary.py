@@ -58,8 +58,12 @@ def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...
             f"Fewer than {_FEW} clean {loop.steps}: these figures are of little worth. To get more,"
             f" {_advice(analysis)}."
         )
+    note = analysis.samples_note
     if figures.samples_per_s is None:
-        notes.append(f"{unit}/s is not known: the number of {unit} in a batch could not be counted.")
+        reason = note or f"the number of {unit} in a batch could not be counted (samples_fn can)"
+        notes.append(f"{unit}/s is not known: {reason}.")
+    elif note:
+        notes.append(f"{unit}/s: {note}.")
     if analysis.num_not_stepping and loop.is_fit:
         notes.append(
             f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step"
