@@ -51,6 +51,7 @@ def analysis_of(
     stacks=None,
     config=None,
     facts=None,
+    validation=None,
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -62,6 +63,7 @@ def analysis_of(
         model_cost=cost,
         setup=setup,
         stacks=stacks,
+        validation=validation,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})

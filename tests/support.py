@@ -113,6 +113,7 @@ class Truth:
         self.device_steps: list[dict[str, int]] = []
         self.outside: Counter[str] = Counter()
         self.by_hook: Counter[str] = Counter()  # time in callbacks' hooks, wherever it belongs
+        self.validation: Counter[str] = Counter()  # by part, over the whole fit
         self.unfinished = 0
         self.begin_ns = self.end_ns = self.clock.now_ns
         self.in_epoch = self._batch_began = self._batch_ended = False
@@ -134,6 +135,7 @@ class Truth:
             return
         is_inside_fit = self.trainer.validating and self.trainer.state.fn == "fit"
         if is_inside_fit and phase not in {"callbacks", "checkpoint", "profiler", "user_profiler"}:
+            self.validation[_part_of(phase, what)] += ns
             phase = "validation"
         self._open[phase] += ns
         self._open_device[phase] += 3 * ns
@@ -200,6 +202,13 @@ class Truth:
         self._open.clear()
         self._open_device.clear()
         self._batch_began = self._batch_ended = False
+
+
+def _part_of(phase: str, what: str) -> str:
+    """Which part of a validation it is that user code spends time in."""
+    if what == "on_validation_epoch_end":
+        return "epoch_end"
+    return {"validation": "forward"}.get(phase, phase)
 
 
 class MeasuredCallback(ModelProfCallback):
@@ -593,6 +602,8 @@ class Bench:
         assert steps.duration_ns.tolist() == [sum(step.values()) for step in truth.steps]
         assert differences([record.outside_ns], [truth.outside]) == []
         assert record.unfinished_steps == truth.unfinished
+        validation_ns = {} if record.validation is None else parts_of(record)
+        assert differences([validation_ns], [truth.validation]) == []
         wall_ns = truth.end_ns - truth.begin_ns
         assert int(steps.duration_ns.sum()) + sum(record.outside_ns.values()) == wall_ns
 
@@ -622,10 +633,17 @@ def named_phases(columns: Any) -> list[dict[str, int]]:
     return [{key: ns for key, ns in zip(keys, row, strict=True) if ns} for row in columns.tolist()]
 
 
+def parts_of(record: RankRecord) -> dict[str, int]:
+    """Part of the validations → nanoseconds, without the parts that took no time."""
+    assert record.validation is not None
+    return {part.key: part.total_ns for part in record.validation.parts if part.total_ns}
+
+
 def remains(trainer: Any) -> list[str]:
     """What of ours is still to be found on a trainer and what belongs to it."""
     owners = [
         *(trainer, trainer.strategy, trainer.lightning_module, trainer.fit_loop, trainer.fit_loop.epoch_loop),
+        trainer._logger_connector,
         *(trainer.loggers if trainer.loggers else ()),
         *(callback for callback in trainer.callbacks if not isinstance(callback, ModelProfCallback)),
     ]

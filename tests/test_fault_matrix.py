@@ -37,7 +37,7 @@ from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.sites import SiteWatch
-from lightning_modelprof.measure import actions, classify, evaluation, sampler
+from lightning_modelprof.measure import actions, classify, evaluation, in_validation, sampler
 from lightning_modelprof.measure.capture import Capture
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.memory import MemoryCurve
@@ -46,6 +46,7 @@ from lightning_modelprof.measure.sampler import Sampler
 from lightning_modelprof.measure.samples import SampleCounter
 from lightning_modelprof.measure.stack_look import StackLook
 from lightning_modelprof.measure.trace_ranges import TraceRanges
+from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.archive import load_run
 from tests.fits import Net, fit_quietly, is_profiling, loader, make_callback, make_trainer, our_warnings
 from tests.test_bit_identity import assert_same
@@ -352,8 +353,14 @@ PLACES = {
     "action: batch ends": Place(actions.BatchEndAction, "__exit__", 3, steps=2),
     "action: epoch begins": Place(actions.EpochAction, "__enter__", steps=0),
     "action: epoch ends": Place(actions.EpochAction, "__exit__", steps=9),
-    "action: validation begins": Place(actions.ValidationStartAction, "__enter__", steps=4),
+    "action: validation begins": Place(in_validation.ValidationStartAction, "__enter__", steps=4),
     "action: validation ends": Place(PhaseLedger, "leave_validation", steps=4),
+    "action: part of validation begins": Place(in_validation.PartAction, "__enter__", steps=4, errors=TWO),
+    "action: part of validation ends": Place(in_validation.PartAction, "__exit__", 2, steps=4),
+    "action: batch of validation ends": Place(in_validation.BatchEndPartAction, "__exit__", 2, steps=4),
+    "action: end of validation begins": Place(in_validation.PartBeginAction, "__enter__", steps=4),
+    "parts of validation": Place(ValidationParts, "begin", 5, steps=4),
+    "parts of validation, saved": Place(ValidationParts, "times", 2, steps=7),
     "step ends": Place(PhaseLedger, "end_step", 3, steps=2, errors=ALL),
     "a step's boundary": Place(LoopSession, "_on_boundary", 3, steps=2, errors=(*ALL, "ctrl-c")),
     "table": Place(PhaseProfiler, "choose_table", 4, steps=4),

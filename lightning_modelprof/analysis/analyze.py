@@ -21,6 +21,7 @@ from lightning_modelprof.analysis.slow_causes import SlowFacts, slow_facts
 from lightning_modelprof.analysis.source_lines import SourceLine, source_lines
 from lightning_modelprof.analysis.step_costs import StepCosts, step_costs
 from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.validation_split import ValidationSplit, validation_split
 from lightning_modelprof.run.loops import Loop, loop_of
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import AllRanks, CallbackTime, RankRecord, Run, RunInfo, Window
@@ -57,6 +58,7 @@ class Analysis:
         flops, modules, forward: what is derived from the model's cost.
         cost: what was measured of it; ``None`` when that was not asked for.
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
+        validation: what the validations inside a fit consist of.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
         memory: over the loop, and in one step.
         rank_skew: the ranks of the job side by side.
@@ -87,6 +89,7 @@ class Analysis:
     forward: ForwardFacts | Absent
     cost: ModelCost | None
     step_costs: StepCosts | Absent
+    validation: ValidationSplit | Absent
     setup: TrainingSetup | None
     memory: MemoryUse | Absent
     rank_skew: RankSkew | Absent
@@ -148,6 +151,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         forward=_NOT_INSPECTED if cost is None else forward_facts(cost),
         cost=cost,
         step_costs=costs,
+        validation=validation_split(record.validation, totals, record.outside_ns, record.callbacks),
         setup=record.setup,
         memory=memory_use(record.memory),
         rank_skew=rank_skew(run.rank_steps, run.info.world_size),

@@ -141,15 +141,40 @@ class HotLines:
             and not (outside_modules and any(frame.module == _MODULE_CALLS for frame in at.inner))
         ]
         function = _sum(at.tally for at in calls)
-        lines = _grouped((at.frame.line, at) for at in calls)
-        if not lines:
-            return None
-        hottest = max(lines, key=lambda ats: _sum(at.tally for at in ats).time_ns)
-        count = _sum(at.tally for at in hottest)
-        is_most = 2 * count.samples >= function.samples and 2 * count.time_ns >= function.time_ns
-        if count.samples < _MIN_SAMPLES or not is_most:
-            return None
-        return _hot_line(hottest[0].frame, count, function, _innermost(hottest, count))
+        return _hottest(_grouped((at.frame.line, at) for at in calls), function)
+
+    def in_part(self, part: str) -> HotLine | None:
+        """The line of the user's that most time of one part of the validations inside a fit is spent at.
+
+        Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
+
+        Args:
+            part: its key.
+
+        Returns:
+            ``None`` if there are fewer than 3 samples at that line, or less than half of the part's samples
+            or of its time.
+        """
+        frames, stacks = self.samples.frames, [one for one in self.samples.stacks if one.part == part]
+        whole = _sum(_Count(one.samples, one.time_ns) for one in stacks)
+        calls = []
+        for stack in stacks:
+            path = [frames[index] for index in stack.frames]
+            first = next((number for number, frame in enumerate(path) if frame.is_users), None)
+            if first is not None:
+                calls.append(_At(path[first], path[first + 1 :], _Count(stack.samples, stack.time_ns)))
+        lines = _grouped(((at.frame.file, at.frame.line), at) for at in calls)
+        return _hottest(lines, whole)
+
+    def share_below(self, package: str, part: str) -> float:
+        """Share of the time of one part of the validations in which a function of a package was running."""
+        below_ns = whole_ns = 0
+        for stack in self.samples.stacks:
+            if stack.part == part:
+                modules = {self.samples.frames[index].module.partition(".")[0] for index in stack.frames}
+                whole_ns += stack.time_ns
+                below_ns += stack.time_ns if package in modules else 0
+        return below_ns / whole_ns if whole_ns else 0.0
 
     def is_call(self, file: str, line: int) -> bool:
         """Whether at least half of the samples at a line are in other lines of the user's that it calls."""
@@ -250,6 +275,18 @@ def hot_lines(samples: StackSamples | None) -> HotLines | Absent:
     if not any(stack.time_ns for stack in samples.stacks):
         return Absent("the loop ended before a sample was taken")
     return HotLines(samples=samples)
+
+
+def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
+    """The line with most time, if enough of the whole is there."""
+    if not lines:
+        return None
+    hottest = max(lines, key=lambda ats: _sum(at.tally for at in ats).time_ns)
+    count = _sum(at.tally for at in hottest)
+    is_most = 2 * count.samples >= whole.samples and 2 * count.time_ns >= whole.time_ns
+    if count.samples < _MIN_SAMPLES or not is_most:
+        return None
+    return _hot_line(hottest[0].frame, count, whole, _innermost(hottest, count))
 
 
 def _innermost(hottest: Sequence[_At], count: _Count) -> HotLine | None:

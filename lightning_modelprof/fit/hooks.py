@@ -17,7 +17,7 @@ from lightning_modelprof.run.steps import StepTag
 
 
 class ProfilingHooks(SessionKeeper):
-    """What the callback does in each hook; those of a validation loop inside a fit do nothing."""
+    """What the callback does in each hook; those of a validation loop inside a fit do next to nothing."""
 
     # All loops, in the order in which the hooks come
 
@@ -129,6 +129,8 @@ class ProfilingHooks(SessionKeeper):
         """A batch is there: count its samples."""
         ledger = self._evaluation
         if ledger is None:
+            if self._ledger is not None:
+                self._ledger.validation.begin_batch(dataloader_idx)
             return
         if ledger.needs_batch_start and self._session is not None:
             self._guard(self._session.fallback.begin_batch)

@@ -29,6 +29,8 @@ def make_rank_record(
         device.collect()
         if device.num_given_up:
             notes.append(f"The device time of {device.num_given_up} steps could not be read.")
+    if timing.ledger.validation.has_given_up:
+        notes.append("The device time of the parts of validation could not be read.")
     return RankRecord(
         rank=rank,
         steps=timing.recorder.steps(),
@@ -38,6 +40,7 @@ def make_rank_record(
             for phase, time in zip(PHASES, timing.ledger.outside_ns, strict=True)
             if time not in (0, NOT_MEASURED)
         },
+        validation=timing.ledger.validation.times(),
         unfinished_steps=timing.ledger.unfinished_steps,
         callbacks=timing.delegate.callback_times(),
         windows=tuple(parts.results.windows),

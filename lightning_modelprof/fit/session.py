@@ -26,7 +26,8 @@ from lightning_modelprof.fit.step_boundaries import StepBoundaries, logger_step
 from lightning_modelprof.fit.step_timing import StepTiming
 from lightning_modelprof.fit.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.phases import uninstall
+from lightning_modelprof.measure.in_validation import time_metrics
+from lightning_modelprof.measure.phases import GuardedAction, uninstall
 from lightning_modelprof.measure.rank_wait import time_broadcast
 from lightning_modelprof.measure.training_setup import finish_setup
 from lightning_modelprof.report.build import build_report
@@ -149,6 +150,7 @@ class LoopSession:
         )
         if self._loop.is_fit:
             time_broadcast(trainer, self.ledger, self._cleanup)
+            time_metrics(trainer, self.ledger, lambda part: GuardedAction(self.delegate, part), self._cleanup)
         timing.slow.start()
         self._cleanup.callback(timing.slow.stop)
         self.delegate.arm()

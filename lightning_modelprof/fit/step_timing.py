@@ -14,6 +14,7 @@ from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.phases import make_delegate
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.measure.slow_steps import SlowStepWatch
+from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.loops import Loop
 
 
@@ -56,6 +57,8 @@ class StepTiming:
         self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget)
         marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
-        self.ledger = PhaseLedger(clock, self.recorder.add, on_boundary, device=self.device)
+        self.ledger = PhaseLedger(
+            clock, self.recorder.add, on_boundary, device=self.device, validation=ValidationParts(marks)
+        )
         self.ledger.on_failure = on_failure
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)

@@ -15,7 +15,6 @@ from lightning_modelprof.measure.ledger import (
     DATALOADER_INIT,
     LOGGING,
     OTHER,
-    VALIDATION,
     PhaseLedger,
     Ranges,
 )
@@ -211,43 +210,6 @@ class EpochAction(Action):
             self.ledger.discard()  # broken off: what would have come before the next fetch is missing
         else:
             self.ledger.end_epoch()
-
-
-class ValidationStartAction(Action):
-    """The first hook of a validation loop.
-
-    Args:
-        ledger: the ledger.
-        takes_gap: whether the time since the last event was validation already (the start of its
-            workers), which is so when this hook is not the very first one.
-    """
-
-    __slots__ = ("ledger", "takes_gap")
-
-    def __init__(self, ledger: PhaseLedger, *, takes_gap: bool) -> None:
-        self.ledger = ledger
-        self.takes_gap = takes_gap
-
-    def __enter__(self) -> None:
-        ledger = self.ledger
-        if not ledger.in_validation:
-            ledger.charge(VALIDATION if self.takes_gap else None)
-            ledger.enter_validation()
-
-
-class ValidationEndAction(Action):
-    """The last hook of a validation loop."""
-
-    __slots__ = ("ledger",)
-
-    def __init__(self, ledger: PhaseLedger) -> None:
-        self.ledger = ledger
-
-    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
-        ledger = self.ledger
-        if ledger.in_validation:
-            ledger.charge()
-            ledger.leave_validation()
 
 
 class ManualBackwardStartAction(PhaseAction):

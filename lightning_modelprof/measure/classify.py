@@ -23,10 +23,23 @@ from lightning_modelprof.measure.actions import (
     ManualBackwardEndAction,
     ManualBackwardStartAction,
     PhaseAction,
+)
+from lightning_modelprof.measure.in_validation import (
+    DATALOADER_INIT,
+    EPOCH_END,
+    FORWARD,
+    MODULE_HOOKS,
+    OTHER,
+    TRANSFER,
+    BatchEndPartAction,
+    FetchPartAction,
+    PartAction,
+    PartBeginAction,
     ValidationEndAction,
     ValidationStartAction,
 )
 from lightning_modelprof.measure.ledger import PhaseLedger
+from lightning_modelprof.run.loops import VALIDATE
 from lightning_modelprof.run.phases import PHASE_INDEX
 
 PHASE_OF_HOOK: Final[dict[str, str]] = {
@@ -42,6 +55,13 @@ PHASE_OF_HOOK: Final[dict[str, str]] = {
 
 # These happen inside batch_to_device, where their time belongs anyhow.
 INSIDE_TRANSFER: Final = {"transfer_batch_to_device", "on_after_batch_transfer"}
+
+MODEL_ZERO_GRAD: Final = "on_validation_model_zero_grad"
+MODEL_EVAL: Final = "on_validation_model_eval"
+"""Hooks of the module with which a validation loop inside a fit begins."""
+
+ENDS_BATCHES: Final[dict[str, int]] = {"on_validation_epoch_end": EPOCH_END, "on_validation_end": OTHER}
+"""Hook after the last batch of a validation → the part that lasts from there to the next one."""
 
 # Only these phases launch work on a device; callbacks and hooks between them keep the mark before them.
 DEVICE_PHASES: Final = {
@@ -125,8 +145,12 @@ class Classifier:
                 return ManualBackwardStartAction(ledger, PHASE_INDEX["module_hooks"])
             if hook == "on_after_backward":
                 return ManualBackwardEndAction(ledger, PHASE_INDEX["module_hooks"])
-        if hook in {"on_validation_model_zero_grad", "on_validation_model_eval"}:
-            return ValidationStartAction(ledger, takes_gap=hook == "on_validation_model_eval")
+        if hook == MODEL_ZERO_GRAD:
+            part = self._model_hook_part(hook)
+            return ValidationStartAction(ledger, part=part, after=DATALOADER_INIT, takes_gap=False)
+        if hook == MODEL_EVAL:  # the first one while gradients accumulate
+            part = self._model_hook_part(hook)
+            return ValidationStartAction(ledger, part=part, after=OTHER, takes_gap=True)
         if hook in INSIDE_TRANSFER:
             return INHERIT
         if hook in PHASE_OF_HOOK and not self._does_nothing(name, hook):
@@ -139,15 +163,42 @@ class Classifier:
         return PhaseAction(self._ledger, PHASE_INDEX["module_hooks"])
 
     def in_validation(self, name: str) -> Action:
-        """Inside validation only callbacks and checkpoints are told apart."""
-        hook = name.rpartition(".")[2]
+        """Inside validation callbacks and checkpoints are told apart; the rest is one of its parts."""
+        ledger, hook = self._ledger, name.rpartition(".")[2]
+        if name.startswith("[Callback]") and hook in ENDS_BATCHES:
+            return PartBeginAction(ledger, ENDS_BATCHES[hook], self.actions[name])
         if name.startswith("[Callback]") or name == "save_checkpoint":
             return self.actions[name]
         if hook == "on_validation_model_train":
-            return ValidationEndAction(self._ledger)
+            return ValidationEndAction(ledger, self._model_hook_part(hook))
         if hook in {"train_dataloader_next", "lr_scheduler_step"} or name == "run_training_epoch":
             return self.actions[name]  # training goes on without the hook that ends a validation loop
-        return INHERIT
+        return self._part(name, hook) if name.startswith("[") else INHERIT
+
+    def _part(self, name: str, hook: str) -> Action:
+        """What Lightning or the module does in a validation loop."""
+        ledger = self._ledger
+        if hook == VALIDATE.fetch:
+            return FetchPartAction(ledger)
+        if name.startswith("[Strategy]") and hook == VALIDATE.step_hook:
+            return PartAction(ledger, FORWARD)
+        if hook == MODEL_EVAL:
+            return PartAction(ledger, self._model_hook_part(hook), after=OTHER)
+        does_nothing = hook in INSIDE_TRANSFER or self._does_nothing(name, hook)
+        if PHASE_OF_HOOK.get(hook) == "transfer" and not does_nothing:
+            return PartAction(ledger, TRANSFER)
+        inner = PartAction(ledger, MODULE_HOOKS) if hook.startswith("on_") and not does_nothing else INHERIT
+        if name.startswith("[LightningModule]") and hook == "on_validation_batch_end":
+            return BatchEndPartAction(ledger, inner)
+        if name.startswith("[LightningModule]") and hook in ENDS_BATCHES:
+            is_epoch_end = ENDS_BATCHES[hook] == EPOCH_END
+            return PartBeginAction(ledger, ENDS_BATCHES[hook], INHERIT if is_epoch_end else inner)
+        return inner
+
+    def _model_hook_part(self, hook: str) -> int:
+        """Of a hook of the module that does something even where nobody has overridden it."""
+        module = self._trainer.lightning_module
+        return MODULE_HOOKS if _overrides(module, "LightningModule", hook) else OTHER
 
     def _marked(self, action: PhaseAction) -> Action:
         if self._ledger.device is not None and action.phase in DEVICE_PHASES:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 
@@ -74,6 +75,8 @@ class PhaseLedger:
         on_step: takes a step that ended: (nanoseconds per phase in PHASES order, tags, samples).
         on_boundary: called at a step boundary when ``next_boundary`` steps have ended; the time it takes
             goes to the phase ``profiler`` of the step that begins.
+        device: marks phases on the device's stream; ``None`` without one.
+        validation: takes what the validation loops inside a fit consist of.
 
     Attributes:
         self_ns: nanoseconds per phase since the last step ended.
@@ -111,6 +114,7 @@ class PhaseLedger:
         "steps_ended",
         "tags",
         "unfinished_steps",
+        "validation",
     )
 
     def __init__(
@@ -119,6 +123,7 @@ class PhaseLedger:
         on_step: Callable[[tuple[list[int], int, int]], None],
         on_boundary: Callable[[], None],
         device: DeviceMarks | None = None,
+        validation: ValidationParts | None = None,
     ) -> None:
         self.clock = clock
         self.on_step = on_step
@@ -126,6 +131,7 @@ class PhaseLedger:
         self.on_validation_change: Callable[[], None] = _nothing
         self.on_failure: Callable[[], None] = _nothing
         self.device = device
+        self.validation = validation or ValidationParts()
         self.ranges: Ranges | None = None
         self.inspection: StepInspection | None = None
         self.next_boundary = 0
@@ -199,6 +205,8 @@ class PhaseLedger:
 
     def discard(self) -> None:
         """What was counted since the last step ended belongs to no finished step."""
+        if self.in_validation:
+            self.validation.end_run(self.self_ns[VALIDATION])
         self.outside_ns = [a + b for a, b in zip(self.outside_ns, self.self_ns, strict=True)]
         self.self_ns = [0] * len(PHASES)
         if self.batch_began:
@@ -267,18 +275,26 @@ class PhaseLedger:
             self.ranges.pop()
         self.gap_range_open = False
 
-    def enter_validation(self) -> None:
-        """The validation loop begins; only callbacks and checkpoints are told apart inside it."""
+    def enter_validation(self, part: int) -> None:
+        """The validation loop begins with this part; callbacks and checkpoints in it are no part of it."""
         self.in_validation = True
+        self.validation.begin_run(part, self.self_ns[VALIDATION])
         self.tags |= StepTag.VALIDATION
         self.open_gap(VALIDATION)
         if self.device is not None:
             self.device.mark(VALIDATION)
         self.on_validation_change()
 
+    def begin_part(self, part: int) -> None:
+        """Another part of the validation loop begins; does nothing where none is running."""
+        if self.in_validation:
+            self.charge()
+            self.validation.begin(part, self.self_ns[VALIDATION])
+
     def leave_validation(self) -> None:
         """The validation loop is over; loggers and schedulers follow."""
         self.in_validation = False
+        self.validation.end_run(self.self_ns[VALIDATION])
         if self.device is not None:
             self.device.mark(LOGGING)
         self.on_validation_change()

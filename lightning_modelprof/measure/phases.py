@@ -26,6 +26,7 @@ from lightning_modelprof.measure.actions import (
 )
 from lightning_modelprof.measure.classify import ActionTable
 from lightning_modelprof.measure.evaluation import make_classifier
+from lightning_modelprof.measure.in_validation import PartBeginAction
 from lightning_modelprof.measure.ledger import USER_PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import CallbackTime
@@ -192,6 +193,8 @@ class PhaseProfiler(Profiler):
         return action if type(action) in _UNGUARDED else GuardedAction(self, action)
 
     def _traced(self, action: Action) -> Action:
+        if isinstance(action, PartBeginAction):
+            return PartBeginAction(self.ledger, action.part, self._traced(action.action))
         # Fetches and gaps write their ranges themselves.
         if isinstance(action, BatchEndAction) and isinstance(action.action, PhaseAction):
             inner = TracedAction(self.ledger, action.action, action.action.phase)

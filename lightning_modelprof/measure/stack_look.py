@@ -8,10 +8,11 @@ import threading
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
-from lightning_modelprof.measure.ledger import PROFILER
+from lightning_modelprof.measure.ledger import PROFILER, VALIDATION
 from lightning_modelprof.measure.user_code import UserCode, is_loop
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.validation import PARTS
 
 MOST_DEEP: Final = 80
 """Frames of one stack that are looked at: with more, the thread that trains would wait for the look."""
@@ -25,6 +26,8 @@ class LedgerState(Protocol):
     current: int
     inspection: Any
     ranges: Any
+    in_validation: bool
+    validation: Any
 
 
 class _Known(NamedTuple):
@@ -52,7 +55,8 @@ class StackLook:
         self._folder = os.getcwd()  # noqa: PTH109 - what relative file names are relative to
         self._known: dict[int, _Known] = {}
         self._lines: set[tuple[int, int]] = set()
-        # (phase, id of code, line, id of code, line, ...), innermost first → [samples, nanoseconds]
+        # (phase, or behind all phases a part of validation; id of code, line, id of code, line, ...),
+        # innermost first → [samples, nanoseconds]
         self._stacks: dict[tuple[int, ...], list[int]] = {}
         self._dropped = 0
         self._too_deep = 0
@@ -63,6 +67,8 @@ class StackLook:
         phase = ledger.current
         if ledger.inspection is not None or ledger.ranges is not None or phase == PROFILER:
             return
+        if phase == VALIDATION and ledger.in_validation:
+            phase = len(PHASES) + ledger.validation.part
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return
@@ -139,9 +145,11 @@ class StackLook:
         stacks = []
         for place, (samples, time_ns) in self._stacks.copy().items():
             lines = list(zip(place[1::2], place[2::2], strict=True))
+            is_part = place[0] >= len(PHASES)
             stacks.append(
                 SampledStack(
-                    phase=PHASES[place[0]].key,
+                    phase=PHASES[VALIDATION if is_part else place[0]].key,
+                    part=PARTS[place[0] - len(PHASES)].key if is_part else "",
                     frames=tuple(numbers.setdefault(line, len(numbers)) for line in reversed(lines)),
                     samples=samples,
                     time_ns=time_ns,

@@ -47,6 +47,7 @@ def read_setup(trainer: Any, module: Any, loop: Loop) -> TrainingSetup:
         live.module,
         live.callbacks,
         live.loaders,
+        live.val_loaders,
         live.optimizers,
         live.layers,
     )
@@ -67,7 +68,14 @@ def finish_setup(
     """
     live = _Live(trainer, module, loop)
     return _take(
-        setup, (live.loaders, live.trainer, live.device, lambda: {"compiled": compile_setup(began_s)})
+        setup,
+        (
+            live.loaders,
+            live.val_loaders,
+            live.trainer,
+            live.device,
+            lambda: {"compiled": compile_setup(began_s)},
+        ),
     )
 
 
@@ -179,8 +187,13 @@ class _Live:
 
     def loaders(self) -> dict[str, Any]:
         """The loop's dataloaders."""
-        combined = getattr(getattr(self._trainer, self._loop.trainer_attribute), "_combined_loader", None)
-        return {"loaders": () if combined is None else tuple(map(_loader, combined.flattened))}
+        return {"loaders": _loaders(getattr(self._trainer, self._loop.trainer_attribute))}
+
+    def val_loaders(self) -> dict[str, Any]:
+        """Those of the validations inside a fit, which Lightning makes before the first one."""
+        return (
+            {"val_loaders": _loaders(self._trainer.fit_loop.epoch_loop.val_loop)} if self._loop.is_fit else {}
+        )
 
     def optimizers(self) -> dict[str, Any]:
         """Of a fit."""
@@ -239,6 +252,12 @@ def _keeps_gradients(module: Any) -> bool | None:
         if keyword.arg == "set_to_none" and isinstance(keyword.value, ast.Constant)
     ]
     return any(value is False for value in said)
+
+
+def _loaders(loop: Any) -> tuple[LoaderSetup, ...]:
+    """All dataloaders of one of Lightning's loops; none as long as it has not made them."""
+    combined = getattr(loop, "_combined_loader", None)
+    return () if combined is None else tuple(map(_loader, combined.flattened))
 
 
 def _loader(loader: Any) -> LoaderSetup:

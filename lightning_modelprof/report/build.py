@@ -50,6 +50,7 @@ def build_report(
             "settings": run_settings(analysis),
             "benchmark": _benchmark_section(analysis),
             "phases": [_phase_section(phase) for phase in analysis.phases],
+            "validation": None if isinstance(analysis.validation, Absent) else asdict(analysis.validation),
             "callbacks": [asdict(callback) for callback in analysis.callbacks],
             "windows": [_window_section(facts.window) for facts in analysis.windows],
             "ranks": None if isinstance(analysis.rank_skew, Absent) else asdict(analysis.rank_skew),

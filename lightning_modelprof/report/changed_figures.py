@@ -33,6 +33,7 @@ _OPERATOR_KEYS: Final = ("device_total_ns", "host_self_ns")
 FIGURES: Final = {
     "perf_summary": Figure(keys=("avg",)),
     "phases": Figure(keys=("avg_ns",)),
+    "validation": Figure(keys=("per_batch_ns", "per_run_ns")),
     "callbacks": Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
     "flops_by_operator": Figure(keys=("flops",)),
     "model_size": Figure(keys=("bytes",), names=("kind", "dtype")),

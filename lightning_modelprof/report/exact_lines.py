@@ -29,9 +29,15 @@ def _at_line(location: Location, hot: HotLines, outside_modules: bool) -> Locati
     line = hot.inside(location.file, location.line, outside_modules=outside_modules)
     if line is None:
         return location
-    inner = line.inner
-    return replace(location, line=line.line, is_exact=True, inner=None if inner is None else _location(inner))
+    return replace(location_at(line), function=location.function, module=location.module)
 
 
-def _location(line: HotLine) -> Location:
-    return Location(file=line.file, line=line.line, function=line.function, is_exact=True)
+def location_at(line: HotLine) -> Location:
+    """A line that takes time, and the one further down at which most of that is spent."""
+    return Location(
+        file=line.file,
+        line=line.line,
+        function=line.function,
+        is_exact=True,
+        inner=None if line.inner is None else location_at(line.inner),
+    )

@@ -17,6 +17,7 @@ from lightning_modelprof.run.stack_samples import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.run.training_setup import TrainingSetup
+from lightning_modelprof.run.validation import ValidationTimes
 
 RUN_SCHEMA_VERSION: Final = 2
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
@@ -101,6 +102,8 @@ class RankRecord:
         totals: over all finished steps; ``None`` when ``steps`` are all.
         outside_ns: host time by phase key between the start and the end of the loop that is in no
             finished step (after the last step; steps that never finished).
+        validation: what the validation loops inside a fit consist of; ``None`` where none ran or was seen,
+            and in runs of versions that did not look.
         unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
         callbacks: time by callback and hook.
         windows: the first and the newest torch.profiler windows, in order.
@@ -118,6 +121,7 @@ class RankRecord:
     steps: StepTimings
     totals: StepTotals | None = None
     outside_ns: dict[str, int] = field(default_factory=dict)
+    validation: ValidationTimes | None = None
     unfinished_steps: int = 0
     callbacks: tuple[CallbackTime, ...] = ()
     windows: tuple[Window, ...] = ()

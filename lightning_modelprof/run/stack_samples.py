@@ -28,7 +28,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledStack:
-    """All samples with the same stack in the same phase.
+    """All samples with the same stack in the same phase, and part of it.
 
     Attributes:
         phase: key of the phase, as in ``PHASES``.
@@ -36,12 +36,15 @@ class SampledStack:
             loop itself consists of is not in it, so it may be empty: the loop's own code ran.
         samples: how many.
         time_ns: that they stand for: of each the time since the sample before it.
+        part: key of the part of a validation inside a fit, as in ``validation.PARTS``; ``""`` in every other
+            phase, and in runs of versions that did not tell them apart.
     """
 
     phase: str
     frames: tuple[int, ...]
     samples: int
     time_ns: int
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class CodePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSetup:
-    """One training dataloader, or one of the measured evaluation loop.
+    """One dataloader of the measured loop, or of the validations inside a fit.
 
     Attributes:
         kind: class name.
@@ -169,6 +169,7 @@ class TrainingSetup:
 
     Attributes:
         loaders: of the loop.
+        val_loaders: of the validations inside a fit.
         usable_cpus: CPUs that this process may run on, by affinity and by the quota of its container.
         num_threads: of torch's operators in this process.
         local_world_size: processes of this training on this machine.
@@ -193,6 +194,7 @@ class TrainingSetup:
     """
 
     loaders: tuple[LoaderSetup, ...] = ()
+    val_loaders: tuple[LoaderSetup, ...] = ()
     usable_cpus: int | None = None
     num_threads: int | None = None
     local_world_size: int = 1

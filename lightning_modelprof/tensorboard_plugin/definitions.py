@@ -33,6 +33,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "rank_phases": "Ranks",
         "rank_spread": "Ranks#Phases over the ranks",
         "phases": "Phases",
+        "validation": "Validation",
         "slow_steps": "Slow steps",
         "worst_step": "Slow steps#A typical step and the worst",
         "callbacks": "Callbacks",
@@ -75,6 +76,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "chart": {
         "phase_shares": "Charts (report.html)#Where the steps spend their time",
+        "validation_shares": "Charts (report.html)#Where validation spends its time",
         "phases_per_step": "Charts (report.html)#Phases of each step",
         "step_time": "Charts (report.html)#Step times",
         "throughput": "Charts (report.html)#Throughput",

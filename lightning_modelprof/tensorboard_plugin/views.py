@@ -131,7 +131,7 @@ VIEWS: Final = (
         empty="This profile holds no report.",
         parts=(
             _head,
-            _charts("phase_shares", "step_breakdown", "step_time", "throughput"),
+            _charts("phase_shares", "validation_shares", "step_breakdown", "step_time", "throughput"),
             _tables("perf_summary", "device_usage", "model_summary", "step_breakdown"),
             _notes,
         ),
@@ -143,7 +143,7 @@ VIEWS: Final = (
             "The steps of a whole run are here when ModelProfCallback has measured it. Traces hold only the"
             " few steps that were recorded: see Overview and Trace."
         ),
-        parts=(_tables("phases", "slow_steps", "worst_step", "callbacks", "dataloader"),),
+        parts=(_tables("phases", "validation", "slow_steps", "worst_step", "callbacks", "dataloader"),),
         columns=STEPS,
     ),
     View(

@@ -13,6 +13,7 @@ from lightning_modelprof.report.charts.phases_per_step import phases_per_step
 from lightning_modelprof.report.charts.rank_phases import rank_phases
 from lightning_modelprof.report.charts.step_time import step_time
 from lightning_modelprof.report.charts.throughput import throughput
+from lightning_modelprof.report.charts.validation_shares import validation_shares
 from lightning_modelprof.report.model import Chart
 
 __all__ = ["CHARTS", "ChartBuilder"]
@@ -22,6 +23,7 @@ ChartBuilder = Callable[[Analysis], Chart | None]
 
 CHARTS: Final[tuple[ChartBuilder, ...]] = (
     phase_shares,
+    validation_shares,
     phases_per_step,
     step_time,
     throughput,

@@ -10,9 +10,9 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew
 from lightning_modelprof.analysis.straggler import OPTIMIZER, Straggler
 from lightning_modelprof.report.exact_lines import at_exact_lines
+from lightning_modelprof.report.loader_advice import places_of_batches
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
-from lightning_modelprof.report.rules.input_bound import places_of_batches
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.rank_files import rank_file
 
@@ -77,6 +77,7 @@ class StragglerRank(ShareRule):
         if late.is_ambiguous:
             return (self._either(skew, late, evidence),)
         phase, rank = _label(late.phase), f"rank {late.rank}"
+        loaders = () if analysis.setup is None else analysis.setup.loaders
         too = f" Late as well: {_listed(late.others)}." if late.others else ""
         may_cost_nothing = late.phase in OPTIMIZER and analysis.info.device_type != "cpu"
         found = (
@@ -90,7 +91,7 @@ class StragglerRank(ShareRule):
                 Severity.INFO if may_cost_nothing else self.severity(late.cost_ns / skew.step_ns),
                 title=f"The ranks wait for {rank}: {phase}",
                 saving_ns=None if may_cost_nothing else late.cost_ns,
-                places=places_of_batches(analysis.setup) if late.phase == "dataloader" else (),
+                places=places_of_batches(loaders) if late.phase == "dataloader" else (),
                 evidence=evidence,
             ),
         )

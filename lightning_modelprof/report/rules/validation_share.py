@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Evidence, Finding, Status
 from lightning_modelprof.report.rules.base import count
 from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
+from lightning_modelprof.report.validation_advice import PartAdvice, part_advice
 from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationShare(PhaseShareRule):
-    """The phase Validation over the whole loop.
+    """The phase Validation over the whole loop, and which part of it takes most.
 
     Validation is work that somebody wants, so its bands are wider than those of overhead: 15 % and 50 % are
-    this package's own choice.
+    this package's own choice, and so are the 40 % from which on a part is named.
+
+    Attributes:
+        part: share of the validations from which on their largest part is named, with its line and its fix;
+            where it takes less, validating less often is all that can be said.
     """
 
     kind: ClassVar[str] = "validation_share"
@@ -27,6 +33,15 @@ class ValidationShare(PhaseShareRule):
 
     warning: float = 0.15
     critical: float = 0.50
+    part: float = 0.40
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated; what is found names the part that takes most."""
+        advice = part_advice(analysis, self.part)
+        return tuple(
+            one if advice is None or one.status is not Status.FOUND else _of_part(one, advice)
+            for one in super().evaluate(analysis)
+        )
 
     def action(self, setup: TrainingSetup) -> str:
         """Validate less often, or on less."""
@@ -46,3 +61,15 @@ class ValidationShare(PhaseShareRule):
     def more(self, setup: TrainingSetup) -> list[Evidence]:
         """How much of it there is."""
         return [count("batches of a validation", setup.num_val_batches)]
+
+
+def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
+    """The same finding about one part of the validations; less of all comes after what mends the part."""
+    return replace(
+        finding,
+        title=f"{finding.title}, most of it in {advice.label}",
+        summary=f"{finding.summary} {advice.summary}",
+        action=f"{advice.action} If that is not enough: {finding.action}",
+        locations=advice.locations or finding.locations,
+        evidence=(*finding.evidence, *advice.evidence),
+    )

@@ -21,6 +21,7 @@ from lightning_modelprof.report.tables.rank_phases import rank_tables
 from lightning_modelprof.report.tables.slow_steps import slow_tables
 from lightning_modelprof.report.tables.source_lines import source_lines_table
 from lightning_modelprof.report.tables.trace_tables import TRACE_TABLES, trace_tables
+from lightning_modelprof.report.tables.validation import validation_table
 from lightning_modelprof.report.tables.window_summaries import window_summaries
 
 __all__ = ["TABLES", "TRACE_TABLES", "module_tables", "trace_tables"]
@@ -32,6 +33,7 @@ TABLES: Final[tuple[TableBuilder, ...]] = (
     all_ranks,
     rank_tables,
     phase_times_table,
+    validation_table,
     slow_tables,
     callback_times,
     source_lines_table,

@@ -1,0 +1,150 @@
+"""What the validation loops inside a fit spend their time on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.validation import PARTS, ValidationTimes
+
+NO_VALIDATION: Final = Absent("no validation ran in this fit")
+
+_VALIDATION: Final = PHASE_INDEX["validation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartShare:
+    """One part over all validations of the fit; the parts sum to the phase ``validation`` exactly.
+
+    Attributes:
+        key, label: of the part.
+        calls: how often it began; ``None`` for what nothing begins.
+        total_ns: self time.
+        per_batch_ns: by validation batch; ``None`` without any batch.
+        per_run_ns: by validation.
+        ratio: share of all parts; ``None`` if these took no time.
+        device_ns: elapsed time on the device's stream; ``None`` where it is not known.
+    """
+
+    key: str
+    label: str
+    calls: int | None
+    total_ns: int
+    per_batch_ns: float | None
+    per_run_ns: float
+    ratio: float | None
+    device_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSplit:
+    """All validations of a fit.
+
+    Attributes:
+        num_runs: validations that began.
+        num_batches: that ``validation_step`` was called with.
+        total_ns: of all parts.
+        parts: those that took any time, in the order of ``PARTS``.
+        first_wait_ns: how much longer the first fetches of the dataloaders waited than as many others, which
+            is mostly for workers that start; ``None`` where there are no others.
+        callbacks_ns: hooks of other callbacks in validations, which are in no part.
+    """
+
+    num_runs: int
+    num_batches: int
+    total_ns: int
+    parts: tuple[PartShare, ...]
+    first_wait_ns: float | None
+    callbacks_ns: int
+
+    def part(self, key: str) -> PartShare | None:
+        """A part; ``None`` if it took no time."""
+        return next((part for part in self.parts if part.key == key), None)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Part → what a reader calls it."""
+        return {part.key: part.label for part in PARTS}
+
+    def costs(self, *, has_workers: bool) -> dict[str, float]:
+        """What each part costs: its time on the device where that is known, else on the host.
+
+        The host runs ahead of a device and waits for it wherever a value is needed next, so its own time says
+        little there. Of a fetch no more counts than both took, as the device works on meanwhile.
+
+        Args:
+            has_workers: whether dataloaders have workers: what their first batches are waited for longer than
+                others then counts as their start.
+        """
+        costs = {part.key: float(part.total_ns) for part in self.parts}
+        if any(part.device_ns is not None for part in self.parts):
+            costs = {part.key: float(part.device_ns or 0) for part in self.parts}
+            fetch = self.part("dataloader")
+            if fetch is not None:
+                costs["dataloader"] = min(costs["dataloader"], float(fetch.total_ns))
+        first_ns = min(self.first_wait_ns or 0.0, costs.get("dataloader", 0.0))
+        if has_workers and first_ns:
+            costs["dataloader"] -= first_ns
+            costs["dataloader_init"] = costs.get("dataloader_init", 0.0) + first_ns
+        return costs
+
+
+def validation_split(
+    times: ValidationTimes | None,
+    totals: StepTotals,
+    outside_ns: dict[str, int],
+    callbacks: Iterable[CallbackTime],
+) -> ValidationSplit | Absent:
+    """The validations of one rank's fit, or why nothing is known of them.
+
+    Args:
+        times: what was measured.
+        totals: over all finished steps.
+        outside_ns: time of the fit that is in no finished step, by phase key.
+        callbacks: times of other callbacks' hooks.
+    """
+    if times is None:
+        if not totals.measured_phases()[_VALIDATION]:
+            return Absent("validation was not seen: the phases were read from hooks")
+        if int(totals.whole("phases_ns")[_VALIDATION]) + outside_ns.get("validation", 0):
+            return Absent("the run was saved by an older version, which did not split validation")
+        return NO_VALIDATION
+    labels = {part.key: part.label for part in PARTS}
+    num_runs, num_batches, total_ns = times.num_runs, times.num_batches, times.total_ns
+    return ValidationSplit(
+        num_runs=num_runs,
+        num_batches=num_batches,
+        total_ns=total_ns,
+        parts=tuple(
+            PartShare(
+                key=part.key,
+                label=labels[part.key],
+                calls=part.calls,
+                total_ns=part.total_ns,
+                per_batch_ns=part.total_ns / num_batches if num_batches else None,
+                per_run_ns=part.total_ns / num_runs,
+                ratio=part.total_ns / total_ns if total_ns else None,
+                device_ns=part.device_ns,
+            )
+            for part in times.parts
+            if part.total_ns and part.key in labels
+        ),
+        first_wait_ns=_first_wait_ns(times),
+        callbacks_ns=sum(one.total_ns for one in callbacks if one.hook.startswith("on_validation_")),
+    )
+
+
+def _first_wait_ns(times: ValidationTimes) -> float | None:
+    fetches = next((part for part in times.parts if part.key == "dataloader"), None)
+    if fetches is None or not times.num_first_fetches:
+        return None
+    num_others = (fetches.calls or 0) - times.num_first_fetches
+    if num_others <= 0:
+        return None
+    usual_ns = (fetches.total_ns - times.first_fetch_ns) / num_others
+    return max(0.0, times.first_fetch_ns - usual_ns * times.num_first_fetches)

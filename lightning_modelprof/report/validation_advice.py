@@ -1,0 +1,253 @@
+"""Which part of the validations inside a fit to look at, where, and what to change about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.hot_lines import HotLine
+from lightning_modelprof.analysis.validation_split import ValidationSplit
+from lightning_modelprof.report.exact_lines import location_at
+from lightning_modelprof.report.loader_advice import places_of_batches, workers_advice
+from lightning_modelprof.report.model import Evidence, Location
+from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
+from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup, TrainingSetup
+
+_METRICS: Final = "torchmetrics"
+"""Package whose functions update and compute metrics."""
+_MOSTLY: Final = 0.5
+
+_TRANSFER_HOOKS: Final = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_END_HOOK: Final = "on_validation_epoch_end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartAdvice:
+    """What is said of the validations of a fit.
+
+    Attributes:
+        label: of the part that is named.
+        summary: how much of validation it is, and what that is, as a sentence.
+        action: what to change about it.
+        locations: where: the line that takes its time, else the functions that it consists of.
+        evidence: the numbers behind it.
+    """
+
+    label: str
+    summary: str
+    action: str
+    locations: tuple[Location, ...]
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What the advice on a part rests on."""
+
+    split: ValidationSplit
+    setup: TrainingSetup
+    loader: LoaderSetup | None
+    cost_ns: float
+    whole_ns: float
+    is_mostly_metrics: bool
+
+
+def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
+    """On the part of the validations that takes most of them.
+
+    Args:
+        analysis: of a fit.
+        least_share: of the time of the validations, which the part has to take.
+
+    Returns:
+        ``None`` where no part takes so much, or what they consist of is not known.
+    """
+    split, setup, hot = analysis.validation, analysis.setup, analysis.hot_lines
+    if isinstance(split, Absent) or setup is None:
+        return None
+    has_workers = any(one.num_workers for one in setup.val_loaders)
+    costs = split.costs(has_workers=has_workers)
+    whole_ns = sum(costs.values())
+    key = max(costs, key=lambda one: costs[one], default="")
+    if key not in _ADVICE or costs[key] < least_share * whole_ns:
+        return None
+    line = None if isinstance(hot, Absent) else hot.in_part(key)
+    part = _Part(
+        split=split,
+        setup=setup,
+        loader=_loader_at(line, setup.val_loaders),
+        cost_ns=costs[key],
+        whole_ns=whole_ns,
+        is_mostly_metrics=not isinstance(hot, Absent) and hot.share_below(_METRICS, key) >= _MOSTLY,
+    )
+    what, advise, places = _ADVICE[key]
+    label, share = split.labels[key], costs[key] / whole_ns
+    action, evidence = advise(part)
+    return PartAdvice(
+        label=label,
+        summary=f"{percent(share)} of that is {what}.",
+        action=action,
+        locations=(location_at(line),) if line is not None else tuple(map(location_of, places(part))),
+        evidence=(
+            ratio(f"{label} of validation", share),
+            duration(f"{label} per validation", costs[key] / split.num_runs),
+            count("validations", split.num_runs),
+            *evidence,
+        ),
+    )
+
+
+def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSetup | None:
+    """The validation dataloader whose data set a line is in, else the first one."""
+    begins = None if line is None else (line.file, line.function_line)
+    datasets = [None if one.dataset is None else (one.dataset.file, one.dataset.line) for one in loaders]
+    if begins in datasets and begins is not None:
+        return loaders[datasets.index(begins)]
+    return loaders[0] if loaders else None
+
+
+# What to change, part by part
+
+
+def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
+    split, loader = part.split, part.loader
+    each = max(split.num_batches, 1)
+    advice, evidence = workers_advice(
+        () if loader is None else (loader,), part.setup.usable_cpus, part.cost_ns / each, part.whole_ns / each
+    )
+    return (
+        f"Of the validation dataloader: {advice} Samples that are the same in every validation can be made"
+        " once and kept.",
+        evidence,
+    )
+
+
+def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
+    hooks = ", ".join(one.name for one in _hooks(part.setup, *_TRANSFER_HOOKS))
+    parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
+    is_on_device = part.setup.cuda is not None
+    if part.loader is not None and part.loader.pin_memory is False and (is_on_device or not hooks):
+        parts.append(
+            "Of the validation dataloader: pin_memory=True, False now; copies from pageable memory block the"
+            " host."
+        )
+    return " ".join(parts) or "Make the validation batch smaller, or of fewer tensors.", []
+
+
+def _of_step(part: _Part) -> tuple[str, list[Evidence]]:
+    size = None if part.loader is None else part.loader.batch_size
+    evidence = [count("batch_size of validation", size)] if size is not None else []
+    if part.is_mostly_metrics:
+        return (
+            "Update fewer or cheaper metrics in each batch; a MetricCollection updates once what several of"
+            " them share.",
+            evidence,
+        )
+    larger = f"a batch_size of more than {size}" if size is not None else "larger batches"
+    return (
+        f"Do less at this line of validation_step, or use {larger} for validation: no gradients are kept"
+        " there. limit_val_batches=... validates on less.",
+        evidence,
+    )
+
+
+def _of_hooks(part: _Part) -> tuple[str, list[Evidence]]:
+    names = ", ".join(one.name for one in _own_hooks(part)) or "the hooks of validation"
+    return f"Do less in {names}; what comes with each batch can often wait for the end of the validation.", []
+
+
+def _of_epoch_end(part: _Part) -> tuple[str, list[Evidence]]:
+    hook = ", ".join(one.name for one in _hooks(part.setup, _END_HOOK))
+    where = f"in {hook}" if hook else "there"
+    return (
+        f"Compute fewer or cheaper metrics {where}: Lightning computes each metric that was logged once a"
+        " validation. Metrics that keep all predictions (curves, exact AUROC) take thresholds=... to keep"
+        " counts instead; plots and files can be made every few validations.",
+        [],
+    )
+
+
+def _of_logging(_: _Part) -> tuple[str, list[Evidence]]:
+    return (
+        "Log less in validation_step: self.log(..., on_step=False) sends nothing after a batch, and one"
+        " log_dict is less than many calls. Then look at what the logger does with each point.",
+        [],
+    )
+
+
+def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
+    loader = part.loader
+    if loader is None or not loader.num_workers:
+        return (
+            "Do less where the validation dataloader begins (val_dataloader with"
+            " reload_dataloaders_every_n_epochs, the sampler, an __iter__): it does so in every validation.",
+            [],
+        )
+    evidence = [count("num_workers of validation", loader.num_workers)]
+    if loader.persistent_workers:
+        return (
+            f"Of the validation dataloader: fewer workers than {loader.num_workers}, or less in what a worker"
+            " does first; its workers are kept between validations already.",
+            evidence,
+        )
+    return (
+        f"Of the validation dataloader: persistent_workers=True, False now: {loader.num_workers} workers are"
+        " started in each validation.",
+        evidence,
+    )
+
+
+# Where to look, if samples do not tell the line
+
+
+def _hooks(setup: TrainingSetup, *names: str) -> list[CodePlace]:
+    return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
+
+
+def _own_hooks(part: _Part) -> list[CodePlace]:
+    """Hooks of the module that a validation runs."""
+    hooks = part.setup.module_hooks
+    names = [name for name in hooks if name.startswith("on_validation_") and name != _END_HOOK]
+    return [place for place in _hooks(part.setup, *names) if not place.is_library]
+
+
+def _places_of_start(part: _Part) -> list[CodePlace]:
+    loader = part.loader
+    places = [] if loader is None else [loader.worker_init, loader.dataset]
+    return [place for place in places if place is not None][:1]
+
+
+_Advise = Callable[[_Part], tuple[str, list[Evidence]]]
+_Places = Callable[[_Part], list[CodePlace]]
+
+_ADVICE: Final[dict[str, tuple[str, _Advise, _Places]]] = {
+    "dataloader": (
+        "waiting for its batches",
+        _of_fetches,
+        lambda part: places_of_batches(() if part.loader is None else (part.loader,)),
+    ),
+    "transfer": (
+        "moving its batches to the device",
+        _of_transfer,
+        lambda part: _hooks(part.setup, *_TRANSFER_HOOKS),
+    ),
+    "forward": ("validation_step", _of_step, lambda part: _hooks(part.setup, "validation_step")),
+    "module_hooks": ("hooks of the module", _of_hooks, _own_hooks),
+    "epoch_end": (
+        "computing metrics and what else is done at its end",
+        _of_epoch_end,
+        lambda part: _hooks(part.setup, _END_HOOK) or _hooks(part.setup, "validation_step"),
+    ),
+    "logging": (
+        "logging",
+        _of_logging,
+        lambda part: (
+            [one for one in part.setup.loggers if not one.is_library] or _hooks(part.setup, "validation_step")
+        ),
+    ),
+    "dataloader_init": ("starting its dataloader", _of_start, _places_of_start),
+}
+"""Part → what its time is, what to change, and where it is if no line stands out."""
