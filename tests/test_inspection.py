@@ -289,7 +289,8 @@ def test_a_compiled_model_stays_compiled(tmp_path, how):
     assert torch.equal(seen[True][3], seen[False][3])
     assert callback.report.sections["flops"]["on_fake_tensors"]
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
-    assert "as compiled models are" in table(callback, "flops").notes[0]
+    note = table(callback, "flops").notes[0]
+    assert "on a copy of the model without data, without the optimizer, as torch.compile has wrapped " in note
 
 
 class DataDependent(Net):
@@ -306,7 +307,10 @@ class CompiledManual(Manual):
 
 def test_a_compiled_model_with_manual_optimization_says_so(tmp_path):
     callback = run_fit(tmp_path, module=CompiledManual(), active=0, skip_first=10)
-    assert "manual optimization" in table(callback, "flops").absent_reason
+    reason = table(callback, "flops").absent_reason
+    assert "torch.compile has wrapped layers, so a copy" in reason
+    assert "manual optimization" in reason
+    assert "profile a short run without torch.compile" in reason
 
 
 def test_a_compiled_model_that_needs_values_says_so(tmp_path):

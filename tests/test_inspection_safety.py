@@ -259,18 +259,31 @@ def test_a_tensor_class_is_not_asked_more_often(tmp_path):
     assert calls[0] == calls[1] > 0
 
 
-class Products:
-    """A loss with a product in it; ``seen`` are the gradients, whose last bits a small step would hide."""
+class Seeing:
+    """``seen`` are the gradients, whose last bits a small step would hide."""
 
     def __init__(self):
         super().__init__()
         self.seen = []
 
+    def on_before_optimizer_step(self, optimizer):
+        self.seen.append([p.grad.clone() for p in self.layers[0].parameters()])
+
+
+class Products(Seeing):
     def loss(self, batch):
         return (1 + self.layers[0](batch[0]).sigmoid()).prod(1).mean()
 
-    def on_before_optimizer_step(self, optimizer):
-        self.seen.append([p.grad.clone() for p in self.layers[0].parameters()])
+
+class Filled(Seeing):
+    """The value of the mask is learned, and one mask is written into a view."""
+
+    def loss(self, batch):
+        hidden = self.layers[0](batch[0])
+        wide = hidden.repeat(1, 40).exp()
+        written = wide * 1
+        written[:, 3:].masked_fill_(written[:, 3:] > 1, hidden[0, 1].sin())
+        return wide.masked_fill(wide > 0.9, hidden[0, 0].sin()).sum() + written.sum()
 
 
 class Product(Products, Net):
@@ -281,23 +294,125 @@ class ManualProduct(Products, Manual):
     pass
 
 
-@pytest.mark.parametrize("module", [Product, ManualProduct])
-def test_a_product_has_the_gradient_that_it_has_without_a_mode(tmp_path, module):
+class Mask(Filled, Net):
+    pass
+
+
+class ManualMask(Filled, Manual):
+    pass
+
+
+FIRST_LAYER = 2 * 8 * 16  # forward; backward needs as much, for the weights
+
+
+@pytest.mark.parametrize("module", [Product, ManualProduct, Mask, ManualMask])
+def test_a_gradient_that_a_mode_would_change_stays_and_the_step_is_counted(tmp_path, module):
     """torch computes it in another way under any dispatch mode, with other last bits."""
-    assert_unchanged(tmp_path, module)
+    callback = assert_unchanged(tmp_path, module)
+    cost = cost_of(callback)
+    assert macs(callback) == {"forward": FIRST_LAYER, "backward": FIRST_LAYER}
+    assert not cost.count.on_fake_tensors
+    assert cost.sites.lines
 
 
-def test_the_mode_does_change_the_gradient_of_a_product():
-    """Otherwise the test above could not fail."""
-    x = torch.rand(64, 16, generator=torch.Generator().manual_seed(1)) + 0.5
+class CountsAndReads(Net):
+    """As a metric of a segmentation does: a product of a shape, without gradients, and values read."""
+
+    def loss(self, batch):
+        predicted = self.layers(batch[0]).squeeze(-1)
+        num_elements = torch.prod(torch.tensor(predicted.shape))
+        true_positives = ((predicted > 0.5) & (batch[1] > 0.5)).sum()
+        self.read = (true_positives / num_elements).item()
+        return nn.functional.mse_loss(predicted, batch[1])
+
+
+def test_a_product_and_a_value_read_lose_neither_flops_nor_lines(tmp_path):
+    callback = assert_unchanged(tmp_path, CountsAndReads)
+    cost = cost_of(callback)
+    assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
+    assert (cost.count.on_fake_tensors, cost.count_note, cost.sites_note) == (False, "", "")
+    assert any(site.operator == "aten::_local_scalar_dense" for site in cost.sites.sites)
+
+
+def product(leaf):
+    return leaf.prod(1).sum()
+
+
+def product_of_all(leaf):
+    return leaf.prod()
+
+
+def filled(leaf):
+    return leaf.masked_fill(leaf > 1, leaf[0, 0]).exp().sum()
+
+
+def filled_in_a_view(leaf):
+    out = leaf * 1
+    out[:, 1:].masked_fill_(out[:, 1:] > 1, leaf[0, 0])
+    return (out.exp() * leaf).sum()
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("function", [product, product_of_all, filled, filled_in_a_view])
+def test_a_counter_leaves_the_gradients_that_other_modes_change(function):
+    x = torch.rand(64, 160, generator=torch.Generator().manual_seed(1)) * 0.02 + 0.99
+    counter = FlopCounter(nn.Identity())
+    gradients = []
+    for context in (torch.enable_grad(), counter, Watching()):
+        leaf = x.clone().requires_grad_()
+        with context:
+            loss = function(leaf)
+            counter.before_backward()
+            loss.backward()
+        gradients.append(leaf.grad)
+    plain, counted, watched = gradients
+    assert torch.equal(plain, counted)
+    assert not torch.equal(plain, watched)  # otherwise this test could not fail
+
+
+@pytest.mark.parametrize("function", [product, filled])
+def test_a_backward_of_the_users_under_the_counter_needs_no_call(function):
+    """The pass begins with an operator, and a node may run twice."""
+    x = torch.rand(64, 160, generator=torch.Generator().manual_seed(1)) * 0.02 + 0.99
     gradients = []
     for context in (torch.enable_grad(), FlopCounter(nn.Identity())):
         leaf = x.clone().requires_grad_()
-        with context as counter:
-            leaf.prod(1).sum().backward()
-        gradients.append(leaf.grad)
-    assert counter.has_other_backward
-    assert not torch.equal(*gradients)
+        with context:
+            loss = function(leaf)
+            first = torch.autograd.grad(loss, leaf, retain_graph=True)
+            gradients.append((*first, *torch.autograd.grad(loss, leaf)))
+    assert all(map(torch.equal, *gradients))
+
+
+def test_what_follows_a_node_without_the_mode_is_counted():
+    model = nn.Linear(16, 16, bias=False)
+    x = torch.rand(4, 16, requires_grad=True)
+    with FlopCounter(model) as counter:
+        (1 + model(x)).prod(1).sum().backward()
+    by_phase = {place.phase: 0 for place in counter.flops}
+    for place, flops in counter.flops.items():
+        by_phase[place.phase] += flops
+    assert by_phase == {"forward": 2 * 4 * 16 * 16, "backward": 2 * 2 * 4 * 16 * 16}
+    assert not counter.errors
+
+
+def test_a_node_that_fails_without_the_mode_leaves_nothing_on():
+    leaf = torch.rand(4, 4, requires_grad=True)
+
+    def fail(_gradients):
+        raise ValueError("on purpose")
+
+    with FlopCounter(nn.Identity()):
+        products = leaf.prod(1)
+        loss = products.sum()  # an operator: the node has its hooks
+        products.grad_fn.register_prehook(fail)
+        with pytest.raises(ValueError, match="on purpose"):
+            loss.backward()
+    assert _get_current_dispatch_mode_stack() == []
 
 
 # ---- Copies that are counted
@@ -366,7 +481,8 @@ def test_hooks_that_are_not_copied_are_not_called_by_a_copy(tmp_path):
     callback = assert_unchanged(tmp_path, lambda: compiled(Hooked()), fvcore=True)
     cost = cost_of(callback)
     assert "layers.0: expected hooks that can be copied, got Hooked.__init__" in cost.count_note
-    assert cost.forward_table_note == cost.count_note
+    assert cost.count_note.startswith("torch.compile has wrapped layers.3, so a copy without data was")
+    assert cost.count_note.endswith(cost.forward_table_note)
     callback = assert_unchanged(tmp_path, Hooked)  # nothing is copied
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
 

@@ -110,7 +110,7 @@ def test_a_rate_that_an_older_version_measured_is_no_peak():
     text = " ".join(table.notes)
     assert "MFU and HFU are not known without a peak of float32. No peak of the device is known" in text
     assert "A formula failed: aten::mm: wrong." in text
-    assert "as compiled models are" in text
+    assert "on a copy of the model without data, without the optimizer." in text
 
 
 def test_of_an_optimizer_that_steps_in_one_step_of_four_the_mean_step_has_a_quarter():

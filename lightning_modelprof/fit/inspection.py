@@ -37,6 +37,7 @@ from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 NEVER: Final = 2**62
+_WITHOUT_COMPILE: Final = "To count it, profile a short run without torch.compile"
 T = TypeVar("T")
 
 
@@ -93,7 +94,9 @@ class Inspection:
         self._around: AroundBatch | None = None
         self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
-        self._begin_note = ""  # why counting or timing could not begin
+        self._begin_note = ""  # why timing could not begin
+        self._copy_reason = ""  # why a copy is counted and not the step itself
+        self._instead = ""  # what to do where a copy cannot be counted
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
             count_note=(
@@ -125,7 +128,8 @@ class Inspection:
 
     def _begin_watch(self) -> None:
         """The counted step begins: watch its lines, unless it is a copy that will be counted."""
-        if find_compiled(self._module) is None:
+        self._copy_reason = self._why_a_copy()
+        if not self._copy_reason:
             self._watch = SiteWatch((type(self._module),), loop_codes())
             self._watch.begin()
             self._look_around(BATCH_START)
@@ -151,11 +155,26 @@ class Inspection:
             self._samples = None if samples == NOT_MEASURED else samples
             self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
         _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times())
-        self._begin_note = note or self._begin_note
+        if is_counted and note:
+            self._copy_reason = f"the {self._loop.step} itself could not be counted ({note})"
+        elif note:
+            self._begin_note = note
+
+    def _why_a_copy(self) -> str:
+        """Why the step itself is not to be counted; empty if it is."""
+        compiled = find_compiled(self._module)
+        if compiled is not None:
+            reason = f"torch.compile has wrapped {compiled}"
+        elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it is
+            reason = f"torch.compile compiled something while {self._loop.subject} ran"
+        else:
+            return ""
+        self._instead = _WITHOUT_COMPILE
+        return reason
 
     def _begin_count(self, batch: Any) -> None:
-        # What is compiled may also be a function that the model only calls, wherever it is.
-        if find_compiled(self._module) is None and compiled_frames() == self._frames:
+        self._copy_reason = self._why_a_copy()
+        if not self._copy_reason:
             counter = FlopCounter(
                 self._module,
                 self._formulas,
@@ -184,10 +203,8 @@ class Inspection:
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The inspected step has its loss."""
-        if self._is_counting and self._counter is not None and self._counter.has_other_backward:
-            self._counter.__exit__(None, None, None)  # no mode may be on in its backward
-            self._is_counting, self._counter = False, None  # a copy will be counted
-            self.followed.give_up()
+        if self._is_counting and self._counter is not None:
+            self._counter.before_backward()
         if self._is_timing and self._timer is not None:
             self._timer.on_before_backward(loss)
 
@@ -237,25 +254,30 @@ class Inspection:
                 self.cost = replace(self.cost, sites=sites, sites_note=note)
                 return
         if step is not None and step == self._plan.counted:
-            note = "the step was not watched itself: compiled code has no lines, or a copy was counted"
+            why = f", as {self._copy_reason}" if self._copy_reason else ""
+            note = f"the {self._loop.step} was not watched{why}"
             self.cost = replace(self.cost, sites_note=note)
 
     def _take_count(self, step: int) -> None:
-        """What the counter saw, or what a copy of a compiled model shows it; and what fvcore says."""
+        """What the counter saw, or what it sees of a copy; and what fvcore says."""
         counter, arguments = self._counter, self._arguments
         self._counter = self._arguments = None
         if arguments is None:
             self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
             return
-        copied = StepCopy(self._module, self._loop, self._trainer, arguments)
+        copied = StepCopy(self._module, self._loop, self._trainer, arguments, self._instead)
+        why = self._copy_reason
         count, note = _attempt(
             lambda: step_count(
                 counter or copied.count(self._formulas),
                 step=step,
                 samples=self._samples,
                 on_fake_tensors=counter is None,
+                copy_reason=why,
             )
         )
+        if count is None and why:
+            note = f"{why}, so a copy without data was to be counted, and it could not: {note}"
         self.cost = replace(self.cost, count=count, count_note=note)
         if self._use_fvcore:
             table, note = _attempt(copied.forward_table)

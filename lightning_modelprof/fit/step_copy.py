@@ -34,8 +34,6 @@ _CONTEXTS: Final = {
 }
 """Loop → the context of the precision plugin in which Lightning runs a step."""
 
-_WITHOUT_COMPILE: Final = "To count it, profile a short run without torch.compile"
-
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -43,13 +41,15 @@ _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", 
 class StepCopy:
     """What is needed to run a step on a copy.
 
-    ``arguments`` are those of the step's method.
+    ``arguments`` are those of the step's method; ``instead`` is what to do where a copy cannot be counted, as
+    a sentence.
     """
 
     module: nn.Module
     loop: Loop
     trainer: Any
     arguments: tuple[Any, ...]
+    instead: str = ""
 
     def count(self, formulas: Mapping[Any, Formula] | None) -> FlopCounter:
         """Count the step and its backward on tensors that hold no data.
@@ -60,15 +60,14 @@ class StepCopy:
         """
         if self.loop.is_fit and not getattr(self.module, "automatic_optimization", True):
             raise ModelProfError(
-                "a compiled model is counted on a copy, which has no optimizers to step by hand"
-                f" (manual optimization). {_WITHOUT_COMPILE}"
+                f"a copy has no optimizers to step by hand (manual optimization). {self.instead}".rstrip()
             )
         _refuse_closures(self.module)
         device = self.trainer.strategy.root_device
         with random_states_kept((device,)):
             copied, mode = fake_copy(self.module)
             counter = FlopCounter(copied, formulas, refuse_collectives=True)
-            with values_are_missing("flops=True", _WITHOUT_COMPILE), mode, counter:
+            with values_are_missing("flops=True", self.instead), mode, counter:
                 output = self._run(copied, fake_inputs(mode, self.arguments))
                 loss = output.get("loss") if isinstance(output, Mapping) else output
                 if self.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:

@@ -128,7 +128,7 @@ def values_are_missing(what: str, instead: str) -> Iterator[None]:
         raise ModelProfError(
             f"{what}: expected a model that runs on tensors without data, got one that needs the values of"
             f" its tensors, or an operator that needs data ({type(error).__name__}: {error})."
-            f" {instead}"
+            f" {instead}".rstrip()
         ) from error
 
 

@@ -49,6 +49,7 @@ def step_count(
     step: int | None = None,
     samples: int | None = None,
     on_fake_tensors: bool = False,
+    copy_reason: str = "",
 ) -> StepCount:
     """The record of what a counter has seen.
 
@@ -60,6 +61,7 @@ def step_count(
         step: number of the step in the fit.
         samples: in its batch.
         on_fake_tensors: whether a copy on tensors without data was counted.
+        copy_reason: why it was.
     """
     counted = [_operator(place, counter.calls[place], flops) for place, flops in counter.flops.items()]
     uncounted = [_operator(place, calls, None) for place, calls in counter.uncounted.items()]
@@ -67,6 +69,7 @@ def step_count(
         step=step,
         samples=samples,
         on_fake_tensors=on_fake_tensors,
+        copy_reason=copy_reason,
         operators=(*counted, *uncounted),
         errors=tuple(
             f"{operator}: {message} ({times} times)" for (operator, message), times in counter.errors.items()

@@ -21,14 +21,13 @@ from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.formulas import Formula, WithRecompute, formula_of, name_of, own_formulas
 from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
 from lightning_modelprof.flops.place import Phase, Whereabouts
+from lightning_modelprof.flops.same_gradients import SameGradients
 from lightning_modelprof.flops.zero_cost import communicates, holds_no_contraction
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
 
 _COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
 # A fake tensor stands for a plain one: its operators count as they are.
 _PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter, FakeTensor))
-# torch computes their gradients in another way while any dispatch mode is on, with other last bits.
-_OTHER_BACKWARD = frozenset(("aten::prod",))
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
 
 
@@ -51,7 +50,8 @@ class _Action(NamedTuple):
 
     ``func`` is the overload, held so that its id stays its own; ``name`` is the one without overload;
     ``costs_nothing`` says that it surely holds no contraction, ``communicates`` that it moves data between
-    processes, ``is_composite`` that torch can take it apart.
+    processes, ``is_composite`` that torch can take it apart, ``has_other_gradient`` that a mode would change
+    its gradient.
     """
 
     func: Any
@@ -60,6 +60,7 @@ class _Action(NamedTuple):
     costs_nothing: bool = False
     communicates: bool = False
     is_composite: bool = False
+    has_other_gradient: bool = False
 
 
 # Found once in a process; what has no formula may get one later and is not kept.
@@ -90,7 +91,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         calls: calls of the operators in ``flops``; one that is at two places counts at the first.
         uncounted: calls of operators that may hold contractions and have no formula, or one that failed.
         errors: what formulas raised, with the number of times, by operator and message.
-        has_other_backward: whether an operator has run whose gradient the mode would change in the last bits.
     """
 
     supports_higher_order_operators = True
@@ -115,12 +115,14 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self.calls: Counter[Place] = Counter()
         self.uncounted: Counter[Place] = Counter()
         self.errors: Counter[tuple[str, str]] = Counter()
-        self.has_other_backward = False
+        self._gradients = SameGradients(self, on_error=partial(_note, self.errors, "gradient"))
         self._own = own_formulas(formulas)
         self._force_eager = force_eager
         self._refuse_collectives = refuse_collectives
         self._watches = tuple(one for one in (watch, second_watch) if one is not None)
-        self._whereabouts = Whereabouts(root, into_compiled=force_eager, on_error=partial(_note, self.errors))
+        self._whereabouts = Whereabouts(
+            root, into_compiled=force_eager, on_error=partial(_note, self.errors, "module")
+        )
         self._cleanup: list[Callable[[], None]] = []
         self._actions: dict[int, _Action] = {}
         self._decomposes: dict[tuple[Any, str], bool] = {}
@@ -131,6 +133,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             if self._force_eager and stance is not None:
                 eager = stance("force_eager")
                 self._cleanup.append(lambda: eager.__exit__(None, None, None))
+            self._cleanup.append(self._gradients.remove)
             self._cleanup.append(self._whereabouts.leave)
             self._whereabouts.follow()
             enter_mode(self)
@@ -150,6 +153,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         finally:
             self._clean_up()
 
+    def before_backward(self) -> None:
+        """Tell that a backward pass may begin.
+
+        To be called where no operator of the step comes between its last one and the pass.
+        """
+        self._gradients.settle()
+
     def _clean_up(self) -> None:
         while self._cleanup:
             self._cleanup.pop()()
@@ -165,27 +175,27 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._gradients.waiting:
+            self._gradients.settle()
         action = self._actions.get(id(func))  # an operator's own hash is slow Python
         if action is None:
             action = self._actions[id(func)] = self._find_out(func)
-            self.has_other_backward |= action.name in _OTHER_BACKWARD
         if self._refuse_collectives and action.communicates:
             raise ModelProfError(
                 f"FlopCounter: expected no communication, got {action.name}: a copy of the model that is"
                 " counted in one process must not wait for the others"
             )
-        if action.costs_nothing:
-            result = func(*args, **kwargs)
-            for watch in self._watches:
-                watch(func, args, kwargs, result, self._whereabouts.now)
-            return result
-        if action.formula is None and action.is_composite and self._is_to_decompose(func, args):
+        may_cost = not action.costs_nothing
+        if may_cost and action.formula is None and action.is_composite and self._is_to_decompose(func, args):
             return self._decompose(func, args, kwargs)
         result = func(*args, **kwargs)
-        try:
-            self._count(action, args, kwargs, result)
-        except Exception as error:
-            self.errors[action.name, f"{type(error).__name__}: {error}"] += 1
+        if action.has_other_gradient:
+            self._gradients.note(args, result)
+        if may_cost:
+            try:
+                self._count(action, args, kwargs, result)
+            except Exception as error:
+                self.errors[action.name, f"{type(error).__name__}: {error}"] += 1
         for watch in self._watches:
             watch(func, args, kwargs, result, self._whereabouts.now)
         return result
@@ -263,11 +273,12 @@ def _action_of(func: Any, formula: Formula | None) -> _Action:
         costs_nothing=formula is None and holds_no_contraction(func),
         communicates=communicates(func),
         is_composite=_has_kernel(func, "CompositeImplicitAutograd"),
+        has_other_gradient=SameGradients.is_needed_for(name_of(_packet_of(func))),
     )
 
 
-def _note(errors: Counter[tuple[str, str]], error: Exception) -> None:
-    errors["module", f"{type(error).__name__}: {error}"] += 1
+def _note(errors: Counter[tuple[str, str]], what: str, error: Exception) -> None:
+    errors[what, f"{type(error).__name__}: {error}"] += 1
 
 
 def _checked(flops: Any) -> int:

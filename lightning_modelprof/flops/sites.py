@@ -21,6 +21,7 @@ from lightning_modelprof.flops.frames import Spot, UserLines
 from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
 from lightning_modelprof.flops.marks import SequenceMarks
 from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
+from lightning_modelprof.flops.same_gradients import SameGradients
 from lightning_modelprof.flops.site_sums import MOST_LINES, Place, SiteSums
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
@@ -115,7 +116,11 @@ class SiteWatch:
                 if sighting is not None:
                     self._note(sighting, place, known.name)
         except Exception as error:  # whatever it is, the step must not end for it
-            self.errors[f"{type(error).__name__}: {error}"] += 1
+            self.note_error(error)
+
+    def note_error(self, error: Exception) -> None:
+        """Count what went wrong."""
+        self.errors[f"{type(error).__name__}: {error}"] += 1
 
     def _spot(self, phase: str) -> Spot | None:
         """The user's line; in backward, where none runs, the one whose gradient is computed."""
@@ -151,7 +156,7 @@ class SiteWatch:
             sighting = Sighting(SYNCHRONISATION, device, is_blocking=None if device == "cpu" else True)
             self._note(sighting, (None, *self.where()), PRINT)
         except Exception as error:  # a print of the user's goes on
-            self.errors[f"{type(error).__name__}: {error}"] += 1
+            self.note_error(error)
 
     def result(self, *, step: int | None = None, device: str = "cpu") -> StepSites:
         """The record of what was noted.
@@ -198,6 +203,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._watch = watch
         self._where = (phase, "")
         self._is_over = is_over
+        self._gradients = SameGradients(self, on_error=watch.note_error)
 
     def __enter__(self) -> AroundBatch:
         enter_mode(self)
@@ -207,6 +213,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def __exit__(self, *error: Any) -> None:
         _ACTIVE.remove(self)
+        self._gradients.remove()
         self._watch.where = _in_forward
         leave_mode(self)
 
@@ -217,7 +224,11 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._gradients.waiting:
+            self._gradients.settle()
         result = func(*args, **kwargs)
+        if SameGradients.is_needed_for(name_of(getattr(func, "overloadpacket", func))):
+            self._gradients.note(args, result)
         if not self._is_over():
             self._watch(func, args, kwargs, result, self._now)
         return result

@@ -51,6 +51,7 @@ class StepCount:
         on_fake_tensors: whether a copy of the model on tensors without data was counted, not the step.
         operators: whatever has FLOPs or may have them.
         errors: what formulas raised, a sentence each.
+        copy_reason: why a copy was counted; empty if the step was, or if nobody noted it.
     """
 
     step: int | None
@@ -58,6 +59,7 @@ class StepCount:
     on_fake_tensors: bool
     operators: tuple[OperatorCount, ...]
     errors: tuple[str, ...] = ()
+    copy_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,8 @@ def _phase_rows(facts: ModelFlops) -> tuple[tuple[tuple[Cell, ...], ...], tuple[
 def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
     count = facts.count
     if count.on_fake_tensors:
-        where = "Counted on a copy of the model without data, as compiled models are, without the optimizer."
+        why = f", as {count.copy_reason}" if count.copy_reason else ""
+        where = f"Counted on a copy of the model without data, without the optimizer{why}."
     else:
         where = (
             "Counted while the model ran." if count.step is None else f"Counted while step {count.step} ran."
