@@ -544,7 +544,9 @@ def window_of(index, status=WindowStatus.COMPLETE):
 
 
 def make_results(directory, warnings, **kwargs):
-    outputs = Outputs(directory, [], use_terminal=False, use_tensorboard=False, rank=0, warn=warnings.append)
+    outputs = Outputs(
+        directory, [], use_terminal=False, use_tensorboard=False, rank=0, created="", warn=warnings.append
+    )
     return WindowResults(outputs, 0, warnings.append, **kwargs)
 
 

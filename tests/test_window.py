@@ -699,7 +699,9 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
 def test_facts_of_the_newest_windows_are_kept(tmp_path):
     """A long run has thousands of windows, and the facts of each take memory."""
     warnings = []
-    outputs = Outputs(None, [], use_terminal=False, use_tensorboard=False, rank=0, warn=warnings.append)
+    outputs = Outputs(
+        None, [], use_terminal=False, use_tensorboard=False, rank=0, created="", warn=warnings.append
+    )
     results = WindowResults(outputs, 0, warnings.append)
     for index in range(5):
         raw = tmp_path / "raw.json"

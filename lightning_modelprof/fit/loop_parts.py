@@ -81,12 +81,16 @@ def make_parts(
         warn: called with one sentence.
         cleanup: is told what has to be undone.
     """
+    info = run_info(
+        trainer, pl_module, loop, config=config.as_plain(), sample_unit=config.unit, version=__version__
+    )
     outputs = Outputs(
         directory,
         list(trainer.loggers) if trainer.is_global_zero else [],
         use_terminal=config.terminal,
         use_tensorboard=config.tensorboard,
         rank=trainer.global_rank,
+        created=info.created,
         warn=warn,
     )
     results = WindowResults(
@@ -114,14 +118,7 @@ def make_parts(
     return LoopParts(
         outputs=outputs,
         results=results,
-        info=run_info(
-            trainer,
-            pl_module,
-            loop,
-            config=config.as_plain(),
-            sample_unit=config.unit,
-            version=__version__,
-        ),
+        info=info,
         setup=read_setup(trainer, pl_module, loop),
         capture=capture,
         inspection=make_inspection(config, loop, trainer, pl_module, lambda: timing.ledger.samples),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from lightning_modelprof.errors import told
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.run.archive import pack, save_run, write_atomically
+from lightning_modelprof.run.archive import check_same_run, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window
@@ -41,6 +42,9 @@ LAYOUT: Final = {
 
 REPORT_FILES: Final = ("report.json", "report.html", "report.txt")
 
+CLAIM_FILE: Final = ".run.json.claimed"
+"""Says that a folder is a run's until its archive does."""
+
 TEXTS_BYTES: Final = 2**20
 """What the texts of a report take at most."""
 
@@ -57,6 +61,7 @@ class Outputs:
         use_terminal: print the report.
         use_tensorboard: write texts through loggers that have a SummaryWriter.
         rank: of this process; files of other ranks than 0 carry it in their name.
+        created: when the loop began, as in the run.
         warn: called with one sentence when an output fails.
     """
 
@@ -68,6 +73,7 @@ class Outputs:
         use_terminal: bool,
         use_tensorboard: bool,
         rank: int,
+        created: str,
         warn: Callable[[str], None],
     ) -> None:
         self.directory = directory
@@ -76,7 +82,8 @@ class Outputs:
         self._use_tensorboard = use_tensorboard and rank == 0
         self._rank = rank
         self._warn = warn
-        self._created = f"{datetime.now():%Y%m%d_%H%M%S_%f}"
+        self._created = created
+        self._work_folder = _work_folder()
         self._failed: set[str] = set()
         self._has_files = False
         self._has_layout = False
@@ -93,11 +100,16 @@ class Outputs:
         places = ["in the files"] * self._has_files + ["in TensorBoard"] * has_texts
         return " and ".join(places) or "in callback.report"
 
-    def save_run(self, run: Run) -> None:
-        """Save what was measured so far."""
-        if self.directory is not None:
-            path = self.directory / rank_file(self._rank)
-            self._try_file(path, lambda: save_run(run, path))
+    def save_run(self, run: Run) -> bool:
+        """Save what was measured so far; returns ``False`` if that failed."""
+        if self.directory is None:
+            return True
+        path = self.directory / rank_file(self._rank)
+        is_saved = self._try_file(path, lambda: save_run(run, path))
+        if is_saved and self._rank == 0:
+            with contextlib.suppress(OSError):
+                (self.directory / CLAIM_FILE).unlink(missing_ok=True)
+        return is_saved
 
     def save_trace(self, window: Window, raw: bytes) -> str | None:
         """Save a window's trace; returns its path relative to the folder, ``None`` if it was not saved."""
@@ -155,7 +167,11 @@ class Outputs:
     @property
     def _tag_folder(self) -> str:
         """What profiles are called by: a second fit with the same logger has another name."""
-        return f"{TAG_PREFIX}_{self._created}" if self.directory is None else self.directory.name
+        return (
+            re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self._created}")
+            if self.directory is None
+            else self.directory.name
+        )
 
     def _write_hparams(self, report: Report, step: int) -> None:
         """Write the fit as a row of the HParams tab, in a run of its own below the logger's.
@@ -176,7 +192,7 @@ class Outputs:
                 return
             row = hparams_of(report)
             write_hparams(
-                f"{logger.log_dir}/{name}",
+                f"{_absolute(logger.log_dir, self._work_folder)}/{name}",
                 row.hparams | plain_hparams(users),
                 row.metrics,
                 step,
@@ -215,6 +231,7 @@ class Outputs:
     def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
         """Write a file; a folder is warned of once, with the first file that could not be written."""
         try:
+            self._check_folder()
             write()
         except Exception as error:  # as in _try
             if "files" not in self._failed:
@@ -226,6 +243,11 @@ class Outputs:
             return False
         self._has_files = True
         return True
+
+    def _check_folder(self) -> None:
+        """Refuse to write where another run is: the folder was moved, or a link in its path was."""
+        if self.directory is not None:
+            check_same_run(self.directory / rank_file(self._rank), self._created)
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
@@ -244,6 +266,19 @@ def _render_text(report: Report) -> bytes:
 
 def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Report) -> None:
     write_atomically(path, render(report))
+
+
+def _work_folder() -> Path:
+    """Where relative paths begin now: training may go elsewhere."""
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed
+        return Path()
+
+
+def _absolute(folder: str, work_folder: Path) -> str:
+    """A logger's folder as it was meant when the loop began; an address is none of this machine's."""
+    return folder if "://" in folder else str(work_folder / folder)
 
 
 def _is_tensorboard(logger: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isfinite
 
 from lightning_modelprof.fit.loop_parts import LoopParts
 from lightning_modelprof.fit.step_timing import StepTiming
@@ -36,9 +37,9 @@ def make_rank_record(
         steps=timing.recorder.steps(),
         totals=timing.recorder.totals(),
         outside_ns={
-            phase.key: time
+            phase.key: int(time)
             for phase, time in zip(PHASES, timing.ledger.outside_ns, strict=True)
-            if time not in (0, NOT_MEASURED)
+            if time not in (0, NOT_MEASURED) and isfinite(time)  # a clock may fail
         },
         validation=timing.ledger.validation.times(),
         unfinished_steps=timing.ledger.unfinished_steps,

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.fit.outputs import REPORT_FILES
+from lightning_modelprof.fit.outputs import CLAIM_FILE, REPORT_FILES
 from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE
+from lightning_modelprof.run.rank_files import rank_file
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 """What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
@@ -19,6 +20,8 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 
 def wanted_folder(config: ProfileConfig, trainer: Any) -> Path | None:
     """The folder to claim when the loop begins, ``None`` when no files are wanted.
+
+    It is absolute: a training that changes its working folder still writes to one place.
 
     Args:
         config: what is wanted.
@@ -32,27 +35,46 @@ def wanted_folder(config: ProfileConfig, trainer: Any) -> Path | None:
         return None
     folder = Path(config.dirpath or _folder_of_the_run(trainer) / DEFAULT_FOLDER)
     check_writeable(folder)
-    return folder
+    try:
+        return folder.absolute()
+    except OSError as error:  # the working folder was removed
+        raise ConfigError(
+            f"ModelProfCallback: expected a folder that can be written for its files, {folder}, but the"
+            f" working folder, below which it is, cannot be found: {error.strerror}. Give an absolute"
+            " dirpath=..., or set files=False."
+        ) from None
 
 
 def claim_directory(wanted: Path) -> Path:
     """``wanted``, or ``wanted_1``, ``wanted_2``, ... if it holds a run or a report: nothing is overwritten.
 
-    The folder is claimed by making its archive, still empty, which only one of several runs can do.
+    The folder is claimed by making a file in it, which only one of several runs can do; the first archive
+    that is saved takes its place. So a run that ends in between leaves no archive, rather than an empty one.
+
+    Raises:
+        OSError: when none can be claimed; then nothing may be written, as the folder may be another run's.
     """
+    wanted.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count():
         directory = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
+        if _is_taken(directory):
+            continue
         try:
-            if any((directory / name).exists() for name in REPORT_FILES):
-                continue
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / RUN_FILE).touch(exist_ok=False)
+            directory.mkdir(exist_ok=True)
+            claim = directory / CLAIM_FILE
+            claim.touch(exist_ok=False)
         except FileExistsError:
             continue
-        except OSError:
-            break  # saving the run will say what is wrong
-        return directory
-    return wanted
+        if not _is_taken(directory):
+            break
+        claim.unlink()  # a run that claimed it before us has saved its archive in between
+    return directory
+
+
+def _is_taken(directory: Path) -> bool:
+    names = (RUN_FILE, *REPORT_FILES)
+    ranks = directory.glob(rank_file("*"))  # of a job whose first rank saved nothing
+    return any(os.path.lexists(directory / name) for name in names) or any(ranks)
 
 
 def check_writeable(directory: Path) -> None:

@@ -102,7 +102,7 @@ class LoopSession:
         self.fallback = HookFallback(
             loop, trainer, self.ledger, self.delegate, say=self._say, cleanup=self._cleanup
         )
-        self.is_armed = self.is_finished = self._is_reported = False
+        self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
         self._message = b""  # to the other ranks
         self.run: Run | None = None
         self.report: Report | None = None
@@ -250,8 +250,15 @@ class LoopSession:
             self._notes.append(
                 f"An internal error stopped the measurement before {self._loop.subject} ended."
             )
-            self.run = self._make_run("aborted")
-            self._parts.outputs.save_run(self.run)
+            self._is_unsaved = True
+            self.save_aborted()
+
+    def save_aborted(self) -> None:
+        """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
+        if self._is_unsaved and self._parts is not None:
+            if self.run is None or self.run.info.status != "aborted":
+                self.run = self._make_run("aborted")
+            self._is_unsaved = not self._parts.outputs.save_run(self.run)
 
     # While the loop runs
 

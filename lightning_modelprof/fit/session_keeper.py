@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class SessionKeeper:
         self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
         self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
         self._dataloader_idx = 0
+        self._aborted: LoopSession | None = None  # an error of ours has ended it
         self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
         self._is_together = False  # whether all of them came
         self._stop: ScheduledStop | None = None  # with the other ranks, where windows end training
@@ -55,7 +57,7 @@ class SessionKeeper:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
-        away = dict.fromkeys(("_session", "_ledger", "_evaluation", "_meeting", "_stop", "_twin"))
+        away = dict.fromkeys(("_session", "_aborted", "_ledger", "_evaluation", "_meeting", "_stop", "_twin"))
         return {**vars(self), **away, "_count": SampleCounter()}
 
     def _begin(self, trainer: Any) -> None:
@@ -95,6 +97,11 @@ class SessionKeeper:
         if self._directory is not None and trainer.is_global_zero:
             try:
                 claimed = str(claim_directory(self._directory))
+            except OSError as error:
+                warn(
+                    f"could not claim a folder for files, {self._directory}: {told(error)}; what is measured"
+                    " will be in callback.report and callback.run"
+                )
             except Exception:  # the other ranks are waiting
                 self._step_aside()
         try:
@@ -148,7 +155,12 @@ class SessionKeeper:
         session, self._session = self._session, None
         meeting, self._meeting = self._meeting, None
         twin, self._twin = self._twin, None
+        aborted, self._aborted = self._aborted, None
         self._ledger = self._evaluation = None
+        if aborted is not None:
+            with suppress(Exception):  # it has failed before, and that was said
+                aborted.save_aborted()
+            self._take_results(aborted)
         if twin is not None:
             self._take_results(twin)
         if meeting is not None:
@@ -182,6 +194,7 @@ class SessionKeeper:
             except Exception:  # what could not be undone or saved must not hurt either
                 warn(f"could not undo or save everything:\n{traceback_text()}")
             self._take_results(session)
+            self._aborted = session
 
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
@@ -192,7 +205,7 @@ class SessionKeeper:
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
         session, self._session = self._session, None
-        self._ledger = self._evaluation = self._meeting = None
+        self._ledger = self._evaluation = self._meeting = self._aborted = None
         if session is not None:
             session.ledger.ranges = session.ledger.inspection = None
             session.delegate.disarm()

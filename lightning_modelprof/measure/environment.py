@@ -20,7 +20,7 @@ def run_info(
     device = trainer.strategy.root_device
     package = type(trainer).__module__.partition(".")[0]  # lightning or pytorch_lightning
     return RunInfo(
-        created=datetime.now().astimezone().isoformat(timespec="microseconds"),
+        created=_now(),
         loop=loop.key,
         model=written_class(pl_module).__name__,
         device_type=device.type,
@@ -40,6 +40,16 @@ def run_info(
         },
         config=config,
     )
+
+
+def _now() -> str:
+    """The local time, in ISO 8601 with microseconds and zone."""
+    try:
+        return datetime.now().astimezone().isoformat(timespec="microseconds")
+    except (
+        Exception
+    ):  # somebody else's stand-in for datetime, or a date that it cannot be: a label is missing
+        return ""
 
 
 def written_class(module: Any) -> type:

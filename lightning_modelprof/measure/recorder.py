@@ -83,8 +83,15 @@ class Recorder:
         rows = self._rows
         if not rows:
             return
+        try:
+            phases_ns = np.array([row[0] for row in rows], np.int64)
+        except (
+            ValueError,
+            OverflowError,
+        ):  # the clock has failed; the steps before are measured all the same
+            del rows[_num_good(rows) :]
+            raise
         step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
-        phases_ns = np.array([row[0] for row in rows], np.int64)
         tags = np.array([row[1] for row in rows], np.int64)
         tags[step < self._skip_first] |= StepTag.SKIP_FIRST
         tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
@@ -193,3 +200,10 @@ def _smallest(column: NDArray[np.int64]) -> np.dtype[Any]:
     least, most = int(column.min()), int(column.max())
     fitting = (kind for kind in _INTEGERS if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max)
     return np.dtype(next(fitting))
+
+
+def _num_good(rows: list[tuple[list[int], int, int]]) -> int:
+    """How many steps come before the first whose times are no integers of 64 bits."""
+    limit = 2**63
+    times_ns = (row[0] for row in rows)
+    return next(n for n, times in enumerate(times_ns) if not all(-limit <= time < limit for time in times))

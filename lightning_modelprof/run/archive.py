@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 from uuid import uuid4
@@ -22,6 +23,9 @@ RecordT = TypeVar("RecordT")
 RUN_FILE: Final = "run.json"
 DEFAULT_FOLDER: Final = "modelprof"
 """Name of a run's folder beside the logger's files."""
+
+_BEGIN: Final = b'{"info":{"created":'
+"""Of every archive."""
 
 _FLAT_COLUMNS: Final = ("step", "duration_ns", "samples", "tags")
 # Phase matrix → the value that every step has in a phase that is not saved.
@@ -58,8 +62,31 @@ def save_run(run: Run, path: Path) -> None:
 
     Raises:
         OSError: when it cannot be written.
+        ValueError: when what would be written cannot be read back; an older file stays as it was.
     """
-    write_atomically(path, encode_record(run))
+    raw = encode_record(run)
+    decode_record(raw, Run)
+    write_atomically(path, raw)
+
+
+def check_same_run(path: Path, created: str) -> None:
+    """Refuse to replace the archive of another run.
+
+    Args:
+        path: of the archive; there may be none.
+        created: when the run began that wants to write: an archive begins with it.
+
+    Raises:
+        OSError: when the archive there is another run's, or it cannot be told.
+    """
+    begin = _BEGIN + msgspec.json.encode(created)
+    try:
+        with path.open("rb") as file:
+            found = file.read(len(begin))
+    except FileNotFoundError:
+        return
+    if found != begin:
+        raise FileExistsError(errno.EEXIST, "another run is saved there now", str(path))
 
 
 def encode_record(record: Any) -> bytes:

@@ -19,8 +19,8 @@ MAX_SHARED: Final = 2**16
 _MOST, _LEAST = 1_024, 64
 
 
-def rank_file(rank: int) -> str:
-    """Name of the file that a rank writes into the run's folder."""
+def rank_file(rank: int | str) -> str:
+    """Name of the file that a rank writes into the run's folder; ``"*"`` stands for all but the first."""
     return RUN_FILE if rank == 0 else f"run_rank{rank}.json"
 
 
