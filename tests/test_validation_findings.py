@@ -299,12 +299,14 @@ def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
 def test_spread_evenly_less_of_it_is_all_that_helps():
     finding = found(times_of(dataloader=100, forward=100, epoch_end=100, logging=100))
     assert finding.title == ValidationShare.title
+    assert finding.summary.endswith("No part of it stands out: see the table Validation.")
     assert finding.action.startswith("Validate less often")
 
 
 def test_a_run_that_did_not_split_says_what_it_always_said():
     finding = found(None)
     assert finding.title == ValidationShare.title
+    assert "table" not in finding.summary
     assert finding.locations[0].function == "Net.validation_step"
 
 
@@ -377,6 +379,21 @@ def test_the_line_is_one_of_the_part_and_not_of_another():
     assert (finding.locations[0].function, finding.locations[0].is_exact) == ("get", True)
     few = stacks_of(("forward", "step", 90), ("dataloader", "get", 2))
     assert not found(times_of(dataloader=300, forward=100), stacks=few).locations[0].is_exact
+
+
+def test_a_device_that_was_never_read_or_no_run_at_all_is_no_error():
+    for times in (times_of(forward=400, device_ms={}), times_of(num_runs=0, forward=400)):
+        assert found(times).action
+        [table] = tables_of(steps_of(forward=10, validation=20), validation=times)
+        assert table.rows
+
+
+def test_several_ranks_wait_for_each_other_where_metrics_are_put_together():
+    steps = steps_of(forward=10, validation=20)
+    for num_ranks in (1, 2):
+        analysis = analysis_of(steps, validation=times_of(epoch_end=400), world_size=num_ranks)
+        action = only(ValidationShare().evaluate(analysis)).action
+        assert ("ranks wait for each other" in action) == (num_ranks > 1)
 
 
 @pytest.mark.parametrize("part", [part.key for part in PARTS])

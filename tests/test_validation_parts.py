@@ -34,6 +34,7 @@ from tests.support import (
     CostlyLoader,
     CostlyLogger,
     CostlyProfiler,
+    CostlyStream,
     FakeClock,
     HookedModel,
     PlainModel,
@@ -241,6 +242,17 @@ def test_several_dataloaders(bench):
     assert times.first_fetch_ns // MS == firsts_ms
 
 
+def test_a_stream_fetches_its_first_batch_while_its_iterator_is_made(bench):
+    """Lightning asks for it before its first hook, to know whether it is the last one."""
+    stream = CostlyStream(bench.truth, 3)
+    stream.items.is_training = False
+    bench.fit(PlainModel(bench.truth), bench.data(), validation=CostlyLoader(stream))
+    first_ms = COST_MS["loader_iter"] + COST_MS["dataset"]
+    # Of the three fetches that are left one finds the stream at its end, which costs as much as an item.
+    assert in_ms(validation_of(bench))["dataloader_init"] == first_ms
+    assert in_ms(validation_of(bench))["dataloader"] == 3 * COST_MS["dataset"]
+
+
 def test_fetches_inside_validation_step(bench):
     class FetchesItself(PlainModel):
         def validation_step(self, dataloader_iter):
@@ -367,6 +379,17 @@ def test_marks_that_wait_for_the_device_are_bounded():
     assert {part.device_ns for part in times.parts} == {None}
     parts.begin(4, 9_999)
     assert len(device.marks) == MAX_MARKS + 1
+
+
+def test_a_device_that_has_not_come_so_far_tells_nothing():
+    device = FakeDeviceClock()
+    device.reached_ns = -1
+    parts = ValidationParts(device)
+    parts.begin_run(0, 0)
+    parts.begin(1, 3)
+    times = parts.times()
+    assert times is not None
+    assert {part.device_ns for part in times.parts} == {None}
 
 
 def test_marks_of_streams_that_overtook_each_other_tell_nothing():

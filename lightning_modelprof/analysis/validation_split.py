@@ -26,7 +26,7 @@ class PartShare:
         calls: how often it began; ``None`` for what nothing begins.
         total_ns: self time.
         per_batch_ns: by validation batch; ``None`` without any batch.
-        per_run_ns: by validation.
+        per_run_ns: by validation; ``None`` as above.
         ratio: share of all parts; ``None`` if these took no time.
         device_ns: elapsed time on the device's stream; ``None`` where it is not known.
     """
@@ -36,7 +36,7 @@ class PartShare:
     calls: int | None
     total_ns: int
     per_batch_ns: float | None
-    per_run_ns: float
+    per_run_ns: float | None
     ratio: float | None
     device_ns: int | None
 
@@ -127,7 +127,7 @@ def validation_split(
                 calls=part.calls,
                 total_ns=part.total_ns,
                 per_batch_ns=part.total_ns / num_batches if num_batches else None,
-                per_run_ns=part.total_ns / num_runs,
+                per_run_ns=part.total_ns / num_runs if num_runs else None,
                 ratio=part.total_ns / total_ns if total_ns else None,
                 device_ns=part.device_ns,
             )

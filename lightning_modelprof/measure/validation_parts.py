@@ -103,7 +103,7 @@ class ValidationParts:
         if not self.num_runs:
             return None
         self._collect()
-        has_device = self._device is not None and not self.has_given_up
+        has_device = any(self._device_ns) and not self.has_given_up  # it may not have come so far
         return ValidationTimes(
             num_runs=self.num_runs,
             parts=tuple(

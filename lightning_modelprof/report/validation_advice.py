@@ -52,6 +52,7 @@ class _Part:
     loader: LoaderSetup | None
     cost_ns: float
     whole_ns: float
+    num_ranks: int
     is_mostly_metrics: bool
 
 
@@ -72,7 +73,7 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     costs = split.costs(has_workers=has_workers)
     whole_ns = sum(costs.values())
     key = max(costs, key=lambda one: costs[one], default="")
-    if key not in _ADVICE or costs[key] < least_share * whole_ns:
+    if key not in _ADVICE or whole_ns <= 0 or costs[key] < least_share * whole_ns:
         return None
     line = None if isinstance(hot, Absent) else hot.in_part(key)
     part = _Part(
@@ -81,6 +82,7 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
         loader=_loader_at(line, setup.val_loaders),
         cost_ns=costs[key],
         whole_ns=whole_ns,
+        num_ranks=analysis.info.world_size,
         is_mostly_metrics=not isinstance(hot, Absent) and hot.share_below(_METRICS, key) >= _MOSTLY,
     )
     what, advise, places = _ADVICE[key]
@@ -93,7 +95,7 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
         locations=(location_at(line),) if line is not None else tuple(map(location_of, places(part))),
         evidence=(
             ratio(f"{label} of validation", share),
-            duration(f"{label} per validation", costs[key] / split.num_runs),
+            duration(f"{label} per validation", costs[key] / max(split.num_runs, 1)),
             count("validations", split.num_runs),
             *evidence,
         ),
@@ -162,10 +164,15 @@ def _of_hooks(part: _Part) -> tuple[str, list[Evidence]]:
 def _of_epoch_end(part: _Part) -> tuple[str, list[Evidence]]:
     hook = ", ".join(one.name for one in _hooks(part.setup, _END_HOOK))
     where = f"in {hook}" if hook else "there"
+    ranks = (
+        " The ranks wait for each other where a metric is put together, so one that is late shows here too."
+        if part.num_ranks > 1
+        else ""
+    )
     return (
         f"Compute fewer or cheaper metrics {where}: Lightning computes each metric that was logged once a"
         " validation. Metrics that keep all predictions (curves, exact AUROC) take thresholds=... to keep"
-        " counts instead; plots and files can be made every few validations.",
+        f" counts instead; plots and files can be made every few validations.{ranks}",
         [],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Evidence, Finding, Status
 from lightning_modelprof.report.rules.base import count
@@ -37,11 +38,14 @@ class ValidationShare(PhaseShareRule):
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated; what is found names the part that takes most."""
+        [finding] = super().evaluate(analysis)
+        if finding.status is not Status.FOUND or isinstance(analysis.validation, Absent):
+            return (finding,)
         advice = part_advice(analysis, self.part)
-        return tuple(
-            one if advice is None or one.status is not Status.FOUND else _of_part(one, advice)
-            for one in super().evaluate(analysis)
-        )
+        if advice is not None:
+            return (_of_part(finding, advice),)
+        summary = f"{finding.summary} No part of it stands out: see the table Validation."
+        return (replace(finding, summary=summary),)
 
     def action(self, setup: TrainingSetup) -> str:
         """Validate less often, or on less."""
