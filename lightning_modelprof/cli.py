@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.cli_arguments import compared_paths, make_parser, report_options
-from lightning_modelprof.errors import ArchiveError, ModelProfError
+from lightning_modelprof.errors import ArchiveError, ModelProfError, given_path, one_line
 from lightning_modelprof.profile_import import import_into
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_compare import EXIT_CODES, build_comparison
@@ -42,38 +42,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 parser.error(str(error))
             report, code = compare_runs(*sides, options.tolerance)
         elif options.command == "report":
-            report = read_report(Path(options.path), lambda saved: report_options(options, saved))
+            report = read_report(options.path, lambda saved: report_options(options, saved))
         else:
             max_bytes = int(options.max_gib * 2**30)
-            report = analyze_files([Path(path) for path in options.paths], report_options(options), max_bytes)
+            report = analyze_files(options.paths, report_options(options), max_bytes)
         html = getattr(options, "html", None)  # compare has none
         if html is not None:
-            _write_file(Path(html), render_html(report))
+            _write_file(html, render_html(report))
         if options.json is None:
             print_report(report)
         elif options.json == "-":
             sys.stdout.buffer.write(render_json(report))
         else:
-            _write_file(Path(options.json), render_json(report))
+            _write_file(options.json, render_json(report))
     except ModelProfError as error:
         print(f"lightning-modelprof: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"lightning-modelprof: could not write the output: {error.strerror}", file=sys.stderr)
+        reason = one_line(error.strerror or str(error))
+        print(f"lightning-modelprof: could not write the output: {reason}", file=sys.stderr)
         return 1
     return code
 
 
 def _import(options: argparse.Namespace) -> None:
     """Bring runs and traces into a log directory, and say how to look at them."""
-    logdir = Path(options.logdir)
-    paths = [Path(path) for path in options.paths]
+    logdir = given_path(options.logdir, ArchiveError)
+    paths = [given_path(path, ArchiveError) for path in options.paths]
     for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
-        print(f"{name}: {number} profile{'' if number == 1 else 's'}")
-    print(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}")
+        print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
+    print(one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}"))
 
 
-def _write_file(target: Path, data: bytes) -> None:
+def _write_file(path: str, data: bytes) -> None:
+    target = given_path(path, ArchiveError)
     if not target.parent.is_dir():  # a slip of the hand is not to make folders
         raise ArchiveError(f"{target}: expected a file in a folder that exists. Make it first.")
     try:
@@ -95,7 +97,7 @@ def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) 
     """
     seen: dict[Path, str] = {}
     for path in (*before, *after):
-        file = find_run(path).resolve()
+        file = find_run(given_path(path, ArchiveError)).resolve()
         if file in seen:
             raise ArchiveError(
                 f"{path}: expected another run, got the same as {seen[file]}. Give each run once: it says"

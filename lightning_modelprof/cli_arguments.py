@@ -6,9 +6,10 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from lightning_modelprof import __version__
+from lightning_modelprof.errors import one_line, quoted
 from lightning_modelprof.report.options import (
     DEFAULT_OPTIONS,
     SORT_KEYS,
@@ -33,9 +34,16 @@ _MAX_GIB: Final = 1_000_000
 COMPARE_REPEATS: Final = "lightning-modelprof compare [options] --before A1 A2 ... --after B1 B2 ..."
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose messages quote what it was given, without what a terminal would obey."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="lightning-modelprof", description="Shows where PyTorch Lightning training time goes."
     )
     parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
@@ -203,7 +211,7 @@ def _parse_gib(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < _MAX_GIB:
-        raise ValueError(f"expected a number of GiB above 0 and below {_MAX_GIB:,}, got {text!r}")
+        raise ValueError(f"expected a number of GiB above 0 and below {_MAX_GIB:,}, got {quoted(text)}")
     return number
 
 
@@ -213,7 +221,7 @@ def _parse_tolerance(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < 1:
-        raise ValueError(f"expected a fraction above 0 and below 1, such as 0.05 for 5 %, got {text!r}")
+        raise ValueError(f"expected a fraction above 0 and below 1, such as 0.05 for 5 %, got {quoted(text)}")
     return number
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, one_line
 from lightning_modelprof.measure.schedule import Schedule
 from lightning_modelprof.report.options import (
     DEFAULT_OPTIONS,
@@ -102,7 +102,7 @@ class ProfileConfig:
         plain["steps"] = None if self.steps is None else list(self.steps)
         plain["activities"] = None if self.activities is None else list(self.activities)
         plain["ranks"] = self.ranks if isinstance(self.ranks, str) else list(self.ranks)
-        plain["dirpath"] = None if self.dirpath is None else str(self.dirpath)
+        plain["dirpath"] = None if self.dirpath is None else one_line(str(self.dirpath))
         formulas = self.flop_formulas
         plain["flop_formulas"] = (
             None if formulas is None else {str(k): _name_of(f) for k, f in formulas.items()}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.config import ALL_RANKS, DEFAULTS, WHERE, ProfileConfig, parse_options
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, nearest, quoted
 
 ACTIVITIES: Final = ("cpu", "cuda", "xpu")
 _ACTIVITY_NAMES: Final = ", ".join(ACTIVITIES)
@@ -22,6 +22,12 @@ DTYPES: Final = ("float64", "float32", "bfloat16", "float16", "float8", "int8", 
 
 _MIN_PEAK: Final = 1e9
 """Whoever gives less has forgotten the exponent: a single core does more."""
+
+_MAX_INT: Final = 2**63 - 1
+"""Larger integers do not fit into 64 bits."""
+
+_MAX_UNIT: Final = 50
+"""Characters of a unit; it stands behind every rate."""
 
 _BOOLEANS: Final = tuple(field.name for field in fields(ProfileConfig) if isinstance(field.default, bool))
 
@@ -52,7 +58,7 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
         raise _refusal(
             where, "samples_fn", "a function that takes a batch and returns its size", config.samples_fn
         )
-    if not isinstance(config.unit, str) or not config.unit:
+    if not isinstance(config.unit, str) or not 0 < len(config.unit) <= _MAX_UNIT:
         raise _refusal(where, "unit", "the name of what samples_fn counts, such as 'tokens'", config.unit)
     _check_flops(config, where)
     _check_dirpath(config, where)
@@ -71,7 +77,7 @@ def _check_steps(config: ProfileConfig, where: str) -> None:
         return
     steps: Any = config.steps
     is_pair = isinstance(steps, list | tuple) and len(steps) == 2
-    if not is_pair or not all(type(value) is int for value in steps):
+    if not is_pair or not all(type(value) is int and abs(value) <= _MAX_INT for value in steps):
         raise _refusal(
             where,
             "steps",
@@ -106,9 +112,9 @@ def _check_activities(config: ProfileConfig, where: str) -> None:
         )
     for activity in config.activities:
         if activity not in ACTIVITIES:
-            name = str(activity).lower()
+            name = activity.lower() if isinstance(activity, str) else quoted(activity)
             raise ConfigError(
-                f"{where}: activities: unknown activity {activity!r}."
+                f"{where}: activities: unknown activity {quoted(activity)}."
                 f"{nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
                 f" Expected a list out of {_ACTIVITY_NAMES}, or None for all that the machine has."
             )
@@ -125,7 +131,7 @@ def _check_ranks(config: ProfileConfig, where: str) -> None:
     if isinstance(ranks, str) and ranks == ALL_RANKS:
         return
     is_list = isinstance(ranks, Collection) and not isinstance(ranks, str)
-    if not is_list or not list(ranks) or not all(type(rank) is int and rank >= 0 for rank in ranks):
+    if not is_list or not list(ranks) or not all(_is_int(rank, 0) for rank in ranks):
         raise _refusal(
             where,
             "ranks",
@@ -137,29 +143,25 @@ def _check_ranks(config: ProfileConfig, where: str) -> None:
 
 def _check_bounds(config: ProfileConfig, where: str) -> None:
     limit: Any = config.max_trace_mb
-    if limit is not None:
-        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-        if not is_number or not 0 < limit < math.inf:
-            raise _refusal(
-                where,
-                "max_trace_mb",
-                "a size above 0 in MB, or None",
-                limit,
-                f"The default is {DEFAULTS.max_trace_mb}; None sets no limit, active=0 records nothing.",
-            )
+    if limit is not None and (not _is_number(limit) or limit <= 0):
+        raise _refusal(
+            where,
+            "max_trace_mb",
+            "a size above 0 in MB, or None",
+            limit,
+            f"The default is {DEFAULTS.max_trace_mb}; None sets no limit, active=0 records nothing.",
+        )
     overhead: Any = config.max_overhead
-    if overhead is not None:
-        is_number = isinstance(overhead, int | float) and not isinstance(overhead, bool)
-        if not is_number or not 0 < overhead < 1:
-            raise _refusal(
-                where,
-                "max_overhead",
-                "a share of the time between 0 and 1, or None",
-                overhead,
-                "Give 0.01 for one percent; None sets no limit, active=0 records nothing.",
-            )
+    if overhead is not None and (not _is_number(overhead) or not 0 < overhead < 1):
+        raise _refusal(
+            where,
+            "max_overhead",
+            "a share of the time between 0 and 1, or None",
+            overhead,
+            "Give 0.01 for one percent; None sets no limit, active=0 records nothing.",
+        )
     keep: Any = config.keep_windows
-    if keep is not None and (type(keep) is not int or keep < 1):
+    if keep is not None and not _is_int(keep, 1):
         raise _refusal(
             where,
             "keep_windows",
@@ -183,8 +185,7 @@ def _check_flops(config: ProfileConfig, where: str) -> None:
         )
     peak: Any = config.peak_flops_per_s
     for value in peak.values() if isinstance(peak, Mapping) else () if peak is None else (peak,):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not _MIN_PEAK <= value < math.inf:
+        if not _is_number(value) or value < _MIN_PEAK:
             raise _refusal(
                 where,
                 "peak_flops_per_s",
@@ -195,7 +196,7 @@ def _check_flops(config: ProfileConfig, where: str) -> None:
     for dtype in peak if isinstance(peak, Mapping) else ():
         if dtype not in DTYPES:
             raise ConfigError(
-                f"{where}: peak_flops_per_s: unknown dtype {dtype!r}.{nearest(str(dtype), DTYPES)}"
+                f"{where}: peak_flops_per_s: unknown dtype {quoted(dtype)}.{nearest(dtype, DTYPES)}"
                 f" Expected FLOP/s by dtype, out of {', '.join(DTYPES)}."
             )
     ignored: Any = config.ignore_modules
@@ -215,7 +216,7 @@ def _check_flops(config: ProfileConfig, where: str) -> None:
 
 def _check_dirpath(config: ProfileConfig, where: str) -> None:
     path = config.dirpath
-    if path is None or isinstance(path, Path) or (isinstance(path, str) and path.strip()):
+    if path is None or (isinstance(path, str | Path) and str(path).strip() and _is_possible(path)):
         return
     raise _refusal(
         where,
@@ -224,6 +225,14 @@ def _check_dirpath(config: ProfileConfig, where: str) -> None:
         path,
         "Leave it out, or give None, for the folder modelprof beside the logger's files.",
     )
+
+
+def _is_possible(path: str | Path) -> bool:
+    """Whether a folder can be called that at all: not with a zero byte, nor with half a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_rules(config: ProfileConfig, where: str) -> None:
@@ -256,20 +265,25 @@ def _check_stop(config: ProfileConfig, where: str) -> None:
         )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the known names, ``""`` if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
 def _check_int(where: str, name: str, value: Any, least: int) -> None:
-    if type(value) is not int or value < least:
-        hint = ""
-        if name == "active" and type(value) is int:
-            hint = "active=0 means timing only."
-        raise _refusal(where, name, f"an integer of at least {least}", value, hint)
+    if _is_int(value, least):
+        return
+    hint = "active=0 means timing only." if name == "active" and type(value) is int else ""
+    limit = f" and at most {_MAX_INT:,}" if type(value) is int and value > least else ""
+    raise _refusal(where, name, f"an integer of at least {least}{limit}", value, hint)
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value <= _MAX_INT
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that can be saved; neither true and false nor infinity is one."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INT
 
 
 def _refusal(where: str, name: str, expected: str, got: Any, hint: str = "") -> ConfigError:
     action = hint or f"The default is {getattr(DEFAULTS, name)!r}."
-    return ConfigError(f"{where}: {name}: expected {expected}, got {got!r}. {action}")
+    return ConfigError(f"{where}: {name}: expected {expected}, got {quoted(got)}. {action}")

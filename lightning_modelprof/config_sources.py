@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +14,15 @@ from typing import Any, Final, ParamSpec, TypeVar
 import yaml
 
 from lightning_modelprof.config import FIELDS, WHERE, ProfileConfig
-from lightning_modelprof.config_checks import check_config, nearest
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.config_checks import check_config
+from lightning_modelprof.errors import ConfigError, given_path, nearest, quoted
 
 SWITCH: Final = "LIGHTNING_MODELPROF"
 """Environment variable that switches the callback off."""
+
+_MAX_BYTES: Final = 2**16
+_MAX_VALUES: Final = 10_000
+"""Of a YAML file; all arguments together are some forty."""
 
 _SWITCHED_OFF: Final = ("0", "false", "off", "no")
 _SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
@@ -36,17 +41,16 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
             twice, or cannot be meant.
     """
-    where = str(path)
+    file = given_path(path, ConfigError)
+    where = str(file)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        _check_given_once(yaml.compose(text, Loader=yaml.SafeLoader), where)
-        raw = yaml.safe_load(text)
+        raw = _parse_yaml(_read_text(file), where)
     except OSError as error:
         raise ConfigError(
             f"{where}: expected a readable YAML file, got {error.strerror or error}. Check the path."
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: expected YAML, got: {error}") from error
+        raise ConfigError(f"{where}: expected YAML, got: {' '.join(str(error).split())}") from error
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
@@ -58,7 +62,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     for name in ("samples_fn", "flop_formulas"):
         if arguments.get(name) is not None:
             raise ConfigError(
-                f"{where}: {name}: expected null, got {arguments[name]!r}: a function can only be"
+                f"{where}: {name}: expected null, got {quoted(arguments[name])}: a function can only be"
                 f" given from Python. Leave it out here, or write {WHERE}({name}=...) instead of this file."
             )
     peak = arguments.get("peak_flops_per_s")
@@ -70,6 +74,49 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         arguments["steps"] = tuple(arguments["steps"])
     check_config(ProfileConfig(**arguments), where)
     return arguments
+
+
+def _read_text(file: Path) -> str:
+    """What a file of arguments says; neither a pipe, which may wait forever, nor a large file can be one."""
+    if file.exists() and not file.is_file() and not file.is_dir():  # opening a folder says what it is
+        raise ConfigError(f"{file}: expected a YAML file, got a device, a pipe or a socket. Check the path.")
+    with file.open("rb") as opened:
+        data = opened.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(
+            f"{file}: expected the arguments of {WHERE} in YAML, got a file of more than {_MAX_BYTES:,}"
+            " bytes. Check the path."
+        )
+    return data.decode()
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    """The values in a YAML text, once it is known that they are few: an alias may stand for millions."""
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    if document is not None and _num_values(document, {}) > _MAX_VALUES:
+        raise ConfigError(
+            f"{where}: expected at most {_MAX_VALUES:,} values, got more, or one that holds itself, by means"
+            " of aliases (*name). Write the values themselves."
+        )
+    _check_given_once(document, where)
+    return yaml.safe_load(text)
+
+
+def _num_values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Values in a node, those that are meant by aliases counted each time.
+
+    Args:
+        node: of a document.
+        known: the number of those that were seen, to which it is added.
+    """
+    if node not in known:
+        known[node] = math.inf  # of what holds itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = isinstance(node, yaml.MappingNode)
+        known[node] = 1 + sum(
+            _num_values(one, known) for part in parts for one in (part if pairs else [part])
+        )
+    return known[node]
 
 
 def _number(value: Any) -> Any:
@@ -92,7 +139,7 @@ def is_switched_off() -> bool:
         off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
         raise ConfigError(
             f"environment variable {SWITCH}: expected one of {off} to switch {WHERE} off, or one of {on} to"
-            f" leave it on, got {value!r}. Set it to one of them, or unset it."
+            f" leave it on, got {quoted(value)}. Set it to one of them, or unset it."
         )
     return word in _SWITCHED_OFF
 
@@ -106,7 +153,7 @@ def check_names(names: Iterable[Any], where: str) -> None:
     for name in names:
         if name not in FIELDS:
             raise ConfigError(
-                f"{where}: unknown argument {name!r}.{nearest(str(name), FIELDS)}"
+                f"{where}: unknown argument {quoted(name)}.{nearest(name, FIELDS)}"
                 f" Known arguments: {', '.join(FIELDS)}."
             )
 
@@ -122,7 +169,8 @@ def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if len(args) > 1:  # the first is the callback itself
             raise ConfigError(
-                f"{WHERE}(...): expected arguments by name, such as active=10, got {args[1]!r} without one."
+                f"{WHERE}(...): expected arguments by name, such as active=10, got {quoted(args[1])} without"
+                " one."
             )
         check_names([name for name in kwargs if name not in known], f"{WHERE}(...)")
         for name, value in kwargs.items():
@@ -150,7 +198,7 @@ def _check_given_once(document: yaml.Node | None, where: str) -> None:
             line = key.start_mark.line + 1
             if key.value in lines:
                 raise ConfigError(
-                    f"{where}: expected each argument once, got {key.value!r} in line {lines[key.value]} and"
-                    f" again in line {line}. Remove one of them."
+                    f"{where}: expected each argument once, got {quoted(key.value)} in line"
+                    f" {lines[key.value]} and again in line {line}. Remove one of them."
                 )
             lines[key.value] = line

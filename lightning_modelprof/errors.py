@@ -6,19 +6,34 @@
     ├── ArchiveError       a saved run cannot be read
     └── MissingExtraError  a feature needs a package that is not installed
 
-Every message says where, what was expected, what came and what to do.
+Every message says where, what was expected, what came and what to do. Whatever names and values are in it, it
+is one line of printable characters and of bounded length: see :func:`one_line` and :func:`quoted`.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
+import reprlib
+from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+_MAX_MESSAGE: Final = 4_000
 _LONGEST_MESSAGE: Final = 2_000
+"""Of somebody else's error."""
+
+_MAX_QUOTED: Final = 300
+_MAX_NAME: Final = 100
+"""Longer than any name that could be meant; comparing names takes the square of their length."""
 
 
 class ModelProfError(Exception):
     """Base of every error this package raises on purpose."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_cut(one_line(_cut(str(message), 2 * _MAX_MESSAGE)), _MAX_MESSAGE))
 
 
 class ConfigError(ModelProfError):
@@ -48,6 +63,91 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
+def one_line(text: str) -> str:
+    r"""Make a name safe to print: what is not printable becomes its escape, as ``\n`` or ``\x1b``.
+
+    A name comes from anybody's code. A newline in it would break a table, an escape sequence would reach
+    the terminal, a mark of right-to-left text would turn the line round, and half a surrogate pair cannot be
+    written to a file.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        # No-break and other wide spaces are not "printable" for Python, but harmless.
+        char if char.isprintable() else " " if char.isspace() and ord(char) >= 0xA0 else _escape(char)
+        for char in text
+    )
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _cut(text: str, limit: int) -> str:
+    """The text without its middle where it is longer than ``limit``: both ends say most."""
+    tail = limit // 4
+    return text if len(text) <= limit else f"{text[: limit - tail - 3]}...{text[-tail:]}"
+
+
+class _ShortRepr(reprlib.Repr):
+    """Python's notation of a value, cut where it is long or deep: a few lists in lists can mean millions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 8
+        self.maxstring = self.maxlong = self.maxother = _MAX_QUOTED
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write thousands of digits.
+        return (
+            super().repr_int(x, level) if x.bit_length() < 4_000 else f"an integer of {x.bit_length():,} bits"
+        )
+
+
+_SHORT: Final = _ShortRepr()
+
+
+def quoted(value: Any) -> str:
+    """A value as a message shows it: in Python's notation, on one line, and short whatever it is."""
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # somebody's own notation
+        text = f"<{type(value).__name__}>"
+    return one_line(_cut(text, 2 * _MAX_QUOTED))
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A question that names the nearest of the known names, ``""`` if none is near."""
+    wanted = (name if isinstance(name, str) else quoted(name))[:_MAX_NAME]
+    close = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def given_path(value: Any, refuse: type[ModelProfError]) -> Path:
+    """The path that is meant, of which the system can be asked what is there; nothing may be.
+
+    Args:
+        value: text, bytes or an object that stands for a path.
+        refuse: the error to raise.
+
+    Raises:
+        ModelProfError: when it is no path, or none that can be looked at: a zero byte in it, a name that is
+            too long, links that lead to themselves.
+    """
+    try:
+        path = Path(os.fsdecode(value))
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except Exception as error:  # of anybody's __fspath__ too
+        raise refuse(
+            f"{quoted(value)}: expected a path that can be looked at, got:"
+            f" {getattr(error, 'strerror', None) or told(error)}. Check the path and the permissions."
+        ) from None
+    return path
+
+
 def require(*modules: str, extra: str, where: str) -> None:
     """Refuse to go on without modules that come with an extra of this package.
 
@@ -63,5 +163,5 @@ def require(*modules: str, extra: str, where: str) -> None:
     if missing:
         raise MissingExtraError(
             f"{where}: expected the Python modules {', '.join(modules)} to be installed, got no"
-            f' {", no ".join(missing)}. Install them: pip install "lightning-modelprof[{extra}]"'
+            f' {", no ".join(missing)}. Install them: pip install -e "PATH_OF_THE_CLONE[{extra}]"'
         )

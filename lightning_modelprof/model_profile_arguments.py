@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from operator import index
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, given_path, nearest, quoted
 from lightning_modelprof.flops.modules import plain_path
 from lightning_modelprof.flops.profiled_call import kind_of
 from lightning_modelprof.run.model_cost import ModuleRecord
@@ -25,9 +24,10 @@ def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
     if not isinstance(model, nn.Module):
         raise ModelProfError(f"profile_model(model): expected a torch.nn.Module, got {kind_of(model)}.")
     if mode not in MODES:
-        close = difflib.get_close_matches(str(mode), MODES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ModelProfError(f"profile_model(mode): expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
+        raise ModelProfError(
+            f"profile_model(mode): expected one of {', '.join(MODES)}, got {quoted(mode)}."
+            f"{nearest(mode, MODES)}"
+        )
     if mode == "forward":
         return model
     if loss_fn is not None:
@@ -51,7 +51,7 @@ def whole_number(name: str, value: Any, at_least: int) -> int:
         number = at_least - 1
     if isinstance(value, bool | torch.Tensor) or number < at_least:
         raise ModelProfError(
-            f"profile_model({name}): expected a whole number of at least {at_least}, got {value!r}."
+            f"profile_model({name}): expected a whole number of at least {at_least}, got {quoted(value)}."
         )
     return number
 
@@ -60,7 +60,7 @@ def writeable_file(output_file: str | Path | None) -> Path | None:
     """Where the report goes; ``None`` for nowhere."""
     if output_file is None:
         return None
-    path = Path(output_file)
+    path = given_path(output_file, ModelProfError)
     if path.is_dir() or not path.parent.is_dir():
         raise ModelProfError(
             f"profile_model(output_file): expected a file in a folder that exists, got {path}. Make it first."
@@ -103,12 +103,11 @@ def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any
             found = {path for path, type_name in by_path.items() if name and name in (path, type_name)}
         if not found:
             names = sorted({*by_path, *by_path.values()} - {""})
-            close = difflib.get_close_matches(name, names, n=1)
             types = ", ".join(sorted(set(by_path.values())))
-            hint = f"Did you mean {close[0]!r}?" if close else f"Its classes are {types}."
+            hint = nearest(name, names) or f" Its classes are {types}."
             raise ModelProfError(
                 "profile_model(ignore_modules): expected classes or paths of modules of this model, got"
-                f" {name!r}, which is none. {hint}"
+                f" {quoted(name)}, which is none.{hint}"
             )
         paths |= found
     return paths

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, TraceError
+from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile, window_profile
 from lightning_modelprof.report.build_trace import group_ranks
@@ -40,16 +40,23 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
         Name of each run that was written, and how many profiles it has.
 
     Raises:
-        ArchiveError: when a saved run is damaged.
+        ArchiveError: when a saved run is damaged, or TensorBoard cannot write to the log directory.
         TraceError: when a path holds neither a run nor traces.
         OSError: when the log directory cannot be written.
     """
+    try:
+        str(logdir).encode()
+    except UnicodeEncodeError:
+        raise ArchiveError(
+            f"{quoted(str(logdir))}: expected a log directory whose name is UTF-8, which TensorBoard needs."
+            " Give another one."
+        ) from None
     written = []
     for path in paths:
         runs = _runs(path)
         sources = ((_run_name(run, path), _profiles_of_run(run)) for run in runs)
         for wanted, profiles in sources if runs else _trace_folders(path, max_bytes):
-            folder = _free_folder(logdir / wanted)
+            folder = _free_folder(logdir / one_line(wanted))  # the name is a label in TensorBoard
             counted = _Counted(profiles)
             write_event_file(folder, ((tag_of(profile), profile) for profile in counted))
             written.append((folder.relative_to(logdir).as_posix(), counted.number))

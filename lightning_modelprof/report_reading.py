@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze as analyze_run
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, TraceError
+from lightning_modelprof.errors import ArchiveError, TraceError, given_path
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
@@ -20,7 +21,7 @@ from lightning_modelprof.run.records import Run
 from lightning_modelprof.trace_reading import read_with_progress, trace_files, window_traces
 
 
-def analyze(*paths: str | Path) -> Report:
+def analyze(*paths: str | os.PathLike[str]) -> Report:
     """The report of traces that anybody recorded with torch.profiler, such as a loop of Fabric's.
 
     What ``lightning-modelprof analyze`` shows; ``print_report`` prints it.
@@ -31,10 +32,12 @@ def analyze(*paths: str | Path) -> Report:
     Raises:
         TraceError: when a file is no trace or is too large, or a folder holds none.
     """
-    return analyze_files([Path(path) for path in paths])
+    return analyze_files(paths)
 
 
-def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = lambda saved: saved) -> Report:
+def read_report(
+    path: str | os.PathLike[str], choose: Callable[[ReportOptions], ReportOptions] = lambda saved: saved
+) -> Report:
     """The report of a saved run, derived anew from what was measured.
 
     Args:
@@ -44,6 +47,7 @@ def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = l
     Raises:
         ArchiveError: when there is no saved run.
     """
+    path = given_path(path, ArchiveError)
     run = load_run_with_ranks(path)
     try:
         options = choose(saved_options(run.info.config))
@@ -54,7 +58,9 @@ def read_report(path: Path, choose: Callable[[ReportOptions], ReportOptions] = l
 
 
 def analyze_files(
-    paths: Sequence[Path], options: ReportOptions = DEFAULT_OPTIONS, max_bytes: int = MAX_TRACE_BYTES
+    paths: Sequence[str | os.PathLike[str]],
+    options: ReportOptions = DEFAULT_OPTIONS,
+    max_bytes: int = MAX_TRACE_BYTES,
 ) -> Report:
     """The report of trace files that anybody recorded.
 
@@ -69,7 +75,7 @@ def analyze_files(
     traces: list[TraceFacts] = []
     skipped: list[str] = []
     seen: set[Path] = set()
-    for path in paths:
+    for path in [given_path(path, TraceError) for path in paths]:
         found = False
         for file in trace_files(path):
             # The same trace packed and not packed counts once.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 
 import pytest
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.show.format import one_line
 from tests.sample_reports import HOSTILE_NAMES, gpu_report
 from tests.test_html_browser import names, press, report_of, search, show
 from tests.test_html_groups import COLUMNS, key_of, operators_of
@@ -19,10 +21,27 @@ FORMULAS = (
     "-1",
     "@SUM(A1)",
     '=HYPERLINK("http://x","y")',
+    " =1+1",
+    "\u00a0+1+cmd",
+    "\u2003-1",
+    "\uff1d1+1",
+    "\uff0b1",
+    "\uff0d1",
+    "\uff20SUM(A1)",
+    " \uff1d1",
+    "a;=1+1",
+    "a; @SUM(A1);-1;b",
+    "'=1",
+    '"=1"',
+    "\t=1",
+    "\r=1",
+    "\n=1",
     'say "hi", you',
     " padded ",
     "a|b\\|c",
 )
+
+FORMULA_SIGNS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 TAKE = """
 window.copied = null;
@@ -132,15 +151,24 @@ def test_hostile_names_in_a_copy(browser, tmp_path):
     browser.execute_script(TAKE)
 
     def guarded(text):
-        text = one_line(text)
-        return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+        """OWASP's rule, by hand: no cell, and no part of one between semicolons, begins with a sign."""
+        parts = one_line(text).split(";")
+        return ";".join(f"'{part}" if part.strip()[:1] in FORMULA_SIGNS else part for part in parts)
 
     lines = csv_of(browser)
     assert lines[0] == ["'=Name", "a,b", "|N|"]
     assert [line[2] for line in lines[1:]] == [str(-place) for place in range(len(cells))]
     for line, name in zip(lines[1:], cells, strict=True):
-        assert [one.strip() for one in line[:2]] == [guarded(name).strip(), guarded(name[::-1]).strip()]
+        shown = [guarded(one).replace("' ", "'").strip() for one in (name, name[::-1])]
+        assert [re.sub(r"(^|;)'\s+", r"\1'", one.strip()) for one in line[:2]] == shown
+        for cell in ";".join(line[:2]).split(";"):
+            assert cell.strip()[:1] not in (*FORMULA_SIGNS, "\t", "\r")
     text, _ = copied(browser, "markdown")
+    for row, name in zip(text.splitlines()[2:], cells, strict=True):
+        first, _, number = (cell.strip() for cell in re.split(r"(?<!\\)(?:\\\\)*\|", row)[1:-1])
+        assert first[:1] not in FORMULA_SIGNS
+        assert html.unescape(first)[:1] == one_line(name).strip()[:1] or first[:1] == "\\"
+        assert number == "0" or number[0] == "-"  # a number stays one
     assert len(text.splitlines()) == 2 + len(cells)
     for line in text.splitlines():
         assert line.replace("\\\\", "").replace("\\|", "").count("|") == 4

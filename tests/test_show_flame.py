@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.html_flame import MAX_BOXES, flame_view
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import markdown_summary

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.show.format import (
     DASH,
@@ -16,7 +17,6 @@ from lightning_modelprof.show.format import (
     format_duration,
     format_tick,
     heading,
-    one_line,
     shorten,
     without_signature,
 )

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import (
     Chart,
     Column,
@@ -24,7 +25,7 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.show.format import DASH, one_line
+from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.grid import build_grid
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.html_chart import chart_view

@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.custom_scalar import layout_pb2
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Column, Report, Table, Unit
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import shown_rows
 from lightning_modelprof.show.tensorboard import (
     escape_markdown,

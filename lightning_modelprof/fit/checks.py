@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.config_checks import check_config, nearest
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.config_checks import check_config
+from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
 from lightning_modelprof.measure.torch_profiler import is_profiling
@@ -97,5 +97,5 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
         if name not in names:
             raise ConfigError(
                 "ModelProfCallback: ignore_modules: expected names of classes or paths of modules of"
-                f" {type(pl_module).__name__}, got {name!r}.{nearest(name, names)} Correct it."
+                f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)} Correct it."
             )

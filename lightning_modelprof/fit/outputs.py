@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import one_line, told
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
@@ -206,7 +206,7 @@ class Outputs:
         """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""
         words = [] if report.verdict is None else [verdict_line(report.verdict)]
         if self.directory is not None and self._has_files:
-            words.append(f"Files: {self.directory} (report.html is the page)")
+            words.append(one_line(f"Files: {self.directory} (report.html is the page)"))
         return words
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ConfigError
@@ -105,7 +107,23 @@ def _problem(directory: Path) -> str:
             return f"{existing} is a file"
     except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
         return f"{error.filename or directory} cannot be looked at: {error.strerror or error}"
-    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writeable"
+    except ValueError as error:  # a zero byte, or half a surrogate pair
+        return f"no folder can be called that: {error}"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} is not writeable"
+    return _refused(existing)
+
+
+def _refused(folder: Path) -> str:
+    """Why nothing can be made in a folder that claims to be writeable, as root is told of ``/sys``."""
+    trial = folder / f".{uuid4().hex}"
+    try:
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a fit is worth having without its files
+        return "" if is_full else f"nothing can be made in {folder}: {error.strerror or error}"
+    return ""
 
 
 def _exists(place: Path) -> bool:

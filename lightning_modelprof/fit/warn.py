@@ -7,12 +7,14 @@ import logging
 import traceback
 import warnings
 
+from lightning_modelprof.errors import one_line
+
 _log = logging.getLogger(__name__)
 
 
 def warn(message: str) -> None:
     """Warn of something; where that fails, as where the user has made warnings errors, it goes to the log."""
-    text = f"ModelProfCallback: {message}"
+    text = "\n".join(map(one_line, f"ModelProfCallback: {message}".split("\n")))  # a traceback has several
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:

@@ -154,7 +154,8 @@ class WindowResults:
 
     def raw_path(self, window: Window) -> Path:
         """Where torch writes the trace before it is packed: beside its place, or in the temporary folder."""
-        if self._outputs.directory is not None:
+        # torch cannot write to a folder whose name has a line break, or is not UTF-8.
+        if self._outputs.directory is not None and str(self._outputs.directory).isprintable():
             name = Path(trace_name(window, self._rank))
             path = self._outputs.directory / name.with_name(f".{name.stem}")
             try:

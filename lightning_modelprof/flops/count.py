@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, quoted
 from lightning_modelprof.flops.copies import fake_copy, fake_inputs, values_are_missing
 from lightning_modelprof.flops.counter import FlopCounter, Place
 from lightning_modelprof.flops.formulas import Formula, own_formulas
@@ -152,7 +152,9 @@ def count_flops(
             data for a model that needs the values of its tensors.
     """
     if not isinstance(model, nn.Module):
-        raise ModelProfError(f"count_flops: expected a torch.nn.Module, got {model!r}. Make the model first")
+        raise ModelProfError(
+            f"count_flops: expected a torch.nn.Module, got {quoted(model)}. Make the model first"
+        )
     try:
         own_formulas(formulas)
     except KeyError as error:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from lightning_modelprof.errors import quoted
 from lightning_modelprof.flops import attention, contractions, packed, recurrent
 from lightning_modelprof.flops.result import Formula, WithRecompute
 
@@ -58,6 +59,6 @@ def own_formulas(given: Mapping[Any, Formula] | None) -> dict[Any, Formula]:
     for key, formula in (given or {}).items():
         operator = operator_called(key) if isinstance(key, str) else getattr(key, "overloadpacket", key)
         if operator is None:
-            raise KeyError(f"formulas: expected an operator of this torch, got {key!r}")
+            raise KeyError(f"formulas: expected an operator of this torch, got {quoted(key)}")
         formulas[operator] = formula
     return formulas

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from lightning_modelprof.errors import quoted
 from lightning_modelprof.flops.peak_table import DevicePeaks, devices_named
 from lightning_modelprof.run.model_cost import PeakRate
 
@@ -77,7 +78,7 @@ def _checked(override: float | Mapping[str, float] | None) -> float | dict[str, 
         known = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
         if not known and dtype != "float8":
             raise ValueError(
-                f"peak_flops_per_s: expected names of dtypes such as 'bfloat16', got {dtype!r}."
+                f"peak_flops_per_s: expected names of dtypes such as 'bfloat16', got {quoted(dtype)}."
                 " Take the name that torch has, without 'torch.'"
             )
         rates[dtype] = _checked_rate(f"peak_flops_per_s[{dtype!r}]", rate)
@@ -88,7 +89,8 @@ def _checked_rate(where: str, rate: object) -> float:
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not (is_number and isfinite(rate) and rate > 0):  # type: ignore[arg-type,operator]  # checked before
         raise ValueError(
-            f"{where}: expected a positive number of FLOP/s, such as 312e12 for 312 TFLOP/s, got {rate!r}"
+            f"{where}: expected a positive number of FLOP/s, such as 312e12 for 312 TFLOP/s, got"
+            f" {quoted(rate)}"
         )
     return float(rate)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import torch
 
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, quoted
 from lightning_modelprof.measure.clock import device_clock, host_clock
 from lightning_modelprof.measure.cpu_time import cpu_time
 from lightning_modelprof.measure.device_spans import DeviceSpans
@@ -46,7 +46,7 @@ class EventTimer:
             self.device = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
-                f"EventTimer(device): expected a torch.device or its name, got {device!r} ({error})."
+                f"EventTimer(device): expected a torch.device or its name, got {quoted(device)} ({error})."
             ) from None
         self._spans: DeviceSpans | None = None
         if self.device.type != "cpu" or device_clock(self.device) is not None:

@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, quoted
 from lightning_modelprof.measure.inference_times import METHODS
 
 
 def check_arguments(model: Any, method: Any, **numbers: Any) -> None:
     """Refuses what ``benchmark_inference`` cannot use."""
     if not callable(model):
-        raise ConfigError(f"benchmark_inference(model): expected something to call, got {model!r}.")
+        raise ConfigError(f"benchmark_inference(model): expected something to call, got {quoted(model)}.")
     if method is not None and method not in METHODS:
         raise ConfigError(
-            f"benchmark_inference(method): expected one of {', '.join(METHODS)}, or None, got {method!r}."
+            f"benchmark_inference(method): expected one of {', '.join(METHODS)}, or None, got"
+            f" {quoted(method)}."
         )
     for key, value in numbers.items():
         at_least = 0 if key == "warm_up" else 1
@@ -34,7 +35,8 @@ def check_arguments(model: Any, method: Any, **numbers: Any) -> None:
             number = None
         if number is None or isinstance(value, bool | torch.Tensor) or number < at_least:
             raise ConfigError(
-                f"benchmark_inference({key}): expected a whole number of at least {at_least}, got {value!r}."
+                f"benchmark_inference({key}): expected a whole number of at least {at_least}, got"
+                f" {quoted(value)}."
             )
 
 

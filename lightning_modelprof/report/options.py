@@ -10,6 +10,8 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
+from lightning_modelprof.errors import quoted
+
 View = Literal[
     "device",
     "overview",
@@ -35,6 +37,9 @@ VIEWS: Final[tuple[View, ...]] = get_args(View)
 
 SORT_KEYS: Final[tuple[SortKey, ...]] = get_args(SortKey)
 TIME_UNITS: Final[tuple[TimeUnit, ...]] = get_args(TimeUnit)
+
+_MAX_NAME: Final = 100
+"""Longer than any name that is meant; names are compared in the square of their length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +85,14 @@ def parse_views(value: object) -> tuple[View, ...]:
     """
     names = [value] if isinstance(value, str | Enum) else value
     if not isinstance(names, list | tuple) or not names:
-        raise ValueError(f"expected a list out of {', '.join(VIEWS)}, got {value!r}. {_VIEW.default}")
+        raise ValueError(f"expected a list out of {', '.join(VIEWS)}, got {quoted(value)}. {_VIEW.default}")
     asked: dict[View, object] = {}
     for name in names:
         view = _VIEW.find(name)
         if view in asked:
             raise ValueError(
-                f"expected each view once, got {view!r} twice: {asked[view]!r} and {name!r}. Remove one."
+                f"expected each view once, got {view!r} twice: {quoted(asked[view])} and {quoted(name)}."
+                " Remove one."
             )
         asked[view] = name
     return tuple(view for view in VIEWS if view in asked)
@@ -130,7 +136,7 @@ def parse_whole_number(value: object, at_least: int) -> int:
     """
     text = str(value).strip()
     if not re.fullmatch("[0-9]+", text, re.ASCII) or int(text) < at_least:
-        raise ValueError(f"expected an integer of at least {at_least}, got {value!r}.")
+        raise ValueError(f"expected an integer of at least {at_least}, got {quoted(value)}.")
     return int(text)
 
 
@@ -176,14 +182,16 @@ class _Choice(Generic[T]):
 
     def find(self, value: object) -> T:
         name = value.name if isinstance(value, Enum) else value
-        plain = _plain(name) if isinstance(name, str) else ""
+        plain = _plain(name) if isinstance(name, str) and len(name) <= _MAX_NAME else ""
         if plain in self.names:
             return self.names[plain]
         meant = {**self.names, **self.like}
         near = difflib.get_close_matches(plain, meant, n=1, cutoff=0.5)
         guess = f" Did you mean {meant[near[0]]!r}?" if near else ""
         known = ", ".join(dict.fromkeys(self.names.values()))
-        raise ValueError(f"unknown {self.kind} {value!r}.{guess} Expected one of {known}. {self.default}")
+        raise ValueError(
+            f"unknown {self.kind} {quoted(value)}.{guess} Expected one of {known}. {self.default}"
+        )
 
 
 def _plain(name: str) -> str:

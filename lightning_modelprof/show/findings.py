@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Finding, Location, Severity, Status, Unit, Verdict
-from lightning_modelprof.show.format import format_cell, one_line
+from lightning_modelprof.show.format import format_cell
 
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""

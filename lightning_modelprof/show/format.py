@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, TimeUnit, Unit
 
 DASH = "–"
@@ -142,21 +143,6 @@ def choose_byte_unit(values: Iterable[float]) -> tuple[str, int]:
     return _BYTE_UNITS[power], 1024**power
 
 
-def one_line(text: str) -> str:
-    r"""Make a name safe to print: what is not printable becomes its escape, as ``\n`` or ``\x1b``.
-
-    A name comes from anybody's code. A newline in it would break a table, an escape sequence would reach
-    the terminal, and half a surrogate pair cannot be written to a file.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        # No-break and other wide spaces are not "printable" for Python, but harmless.
-        char if char.isprintable() else " " if char.isspace() and ord(char) >= 0xA0 else _escape(char)
-        for char in text
-    )
-
-
 def shorten(text: str, limit: int) -> str:
     """Shorten a long name: cut out its middle, because kernels and modules differ at both ends.
 
@@ -217,10 +203,6 @@ def _without_templates(name: str, level: int) -> str:
         if char == "<" and depth == level:
             parts.append(ELLIPSIS)
     return "".join(parts) if depth == 0 else name
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def _measured(number: Decimal, *, significant: int = 3, decimals: int = 2) -> str:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 from lightning_modelprof.show.format import (
     DASH,
     choose_time_unit,
     format_cell,
     heading,
-    one_line,
     shorten,
     without_signature,
 )

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.show.html_chart import chart_view
 from lightning_modelprof.show.html_flame import flame_view

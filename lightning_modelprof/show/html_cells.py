@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, TimeUnit, Unit
-from lightning_modelprof.show.format import DASH, one_line
+from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.grid import Strip
 
 _RAW_UNITS: Final = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Chart, TimeUnit, Unit
 from lightning_modelprof.show.format import (
     DASH,
@@ -21,7 +22,6 @@ from lightning_modelprof.show.format import (
     format_cell,
     format_duration,
     heading,
-    one_line,
 )
 from lightning_modelprof.show.html_axis import Tick, point_width, without_noise, x_ticks, y_ticks
 

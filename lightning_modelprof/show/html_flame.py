@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
-from lightning_modelprof.show.format import format_amount, format_cell, one_line, shorten
+from lightning_modelprof.show.format import format_amount, format_cell, shorten
 
 MAX_BOXES: Final = 2_000
 """Boxes of one graph: a browser stays quick, and narrower ones could not be told apart."""

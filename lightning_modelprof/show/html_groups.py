@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
-from lightning_modelprof.show.format import DASH, format_cell, one_line
+from lightning_modelprof.show.format import DASH, format_cell
 from lightning_modelprof.show.grid import Strip
 from lightning_modelprof.show.html_cells import CellView, is_share, write_cell
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import (
     Finding,
     Location,
@@ -17,7 +18,7 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.show.findings import place_of
-from lightning_modelprof.show.format import DASH, format_amount, format_cell, format_duration, one_line
+from lightning_modelprof.show.format import DASH, format_amount, format_cell, format_duration
 from lightning_modelprof.show.grid import part_absent
 
 _SEVERITIES: Final = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.html import part_macros
 from lightning_modelprof.show.html_chart import chart_view
 from lightning_modelprof.show.html_flame import flame_view

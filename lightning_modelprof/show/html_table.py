@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import Block, Grid, build_grid, shown_rows
 from lightning_modelprof.show.html_cells import (
     CellView,

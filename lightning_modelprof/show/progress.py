@@ -10,6 +10,8 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lightning_modelprof.errors import one_line
+
 _LARGE_BYTES: Final = 5_000_000
 """Smaller files are read before a person could see a bar."""
 
@@ -63,6 +65,6 @@ def _started_bar(label: str) -> Progress | None:
         console=console,
         transient=True,
     )
-    bar.add_task(label, total=None)
+    bar.add_task(one_line(label), total=None)
     bar.start()
     return bar

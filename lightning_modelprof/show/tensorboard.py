@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import Block, build_grid, part_absent
 
 TAG_PREFIX = "modelprof"

@@ -14,9 +14,10 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Severity, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
-from lightning_modelprof.show.format import DASH, ELLIPSIS, one_line, shorten
+from lightning_modelprof.show.format import DASH, ELLIPSIS, shorten
 from lightning_modelprof.show.grid import (
     NAME_LIMIT,
     Block,

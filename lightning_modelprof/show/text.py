@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.grid import (
     Block,
     Grid,

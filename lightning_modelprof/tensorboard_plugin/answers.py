@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.errors import ArchiveError, one_line
 from lightning_modelprof.report.step_columns import timings_of
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.profile_blob import STEPS, ColumnsBlob, StoredProfile
 from lightning_modelprof.show.step_columns import unpack_steps
 from lightning_modelprof.tensorboard_plugin.comparison import Side, compare_sides

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Table
-from lightning_modelprof.show.format import one_line
 from lightning_modelprof.show.html_parts import (
     absent_html,
     chart_html,

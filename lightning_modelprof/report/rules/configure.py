@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.report.rules import RULES
 from lightning_modelprof.report.rules.base import Rule
 
@@ -29,7 +28,7 @@ def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tu
     for kind in given:
         if kind not in known:
             raise ConfigError(
-                f"{where}: unknown rule {kind!r}.{_nearest(kind, known)} Rules: {', '.join(known)}."
+                f"{where}: unknown rule {quoted(kind)}.{nearest(kind, known)} Rules: {', '.join(known)}."
             )
     rules = []
     for kind, rule in known.items():
@@ -44,23 +43,22 @@ def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tu
 def _with(rule: Rule, wanted: Any, where: str) -> Rule:
     if not isinstance(wanted, Mapping):
         raise ConfigError(
-            f"{where}: {rule.kind}: expected a mapping of thresholds, or false, got {wanted!r}."
+            f"{where}: {rule.kind}: expected a mapping of thresholds, or false, got {quoted(wanted)}."
         )
     names = [field.name for field in fields(rule)]
     for name, value in wanted.items():
         if name not in names:
             raise ConfigError(
-                f"{where}: {rule.kind}: unknown threshold {name!r}.{_nearest(name, names)}"
+                f"{where}: {rule.kind}: unknown threshold {quoted(name)}.{nearest(name, names)}"
                 f" Thresholds: {', '.join(names) or 'none'}."
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= sys.float_info.max
+        ):
             raise ConfigError(
-                f"{where}: {rule.kind}: {name}: expected a number of at least 0, got {value!r}."
+                f"{where}: {rule.kind}: {name}: expected a number of at least 0, got {quoted(value)}."
                 f" The default is {getattr(rule, name)}."
             )
     return replace(rule, **wanted)
-
-
-def _nearest(name: object, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""

@@ -85,13 +85,17 @@ function csvCell(cell) {
   return csvText(cell.dataset.raw ?? wholeText(cell));
 }
 
+// What a spreadsheet takes for the begin of a formula: OWASP's list, whose signs may be wide ones and have spaces
+// before them. Not only at the begin of a cell: where commas are decimal points, a cell ends at each semicolon.
+const FORMULA = /(^|;)([\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])/g;
+
 /**
  * A spreadsheet would run a text that begins like a formula; the apostrophe makes it a text.
  * @param {string} text
  */
 function csvText(text) {
-  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
-  return /[",\r\n]|^\s|\s$/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  const safe = text.replace(FORMULA, "$1'$2");
+  return /[",;'\r\n\t]|^\s|\s$/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
 /**
@@ -109,7 +113,7 @@ function tableAsMarkdown(table) {
   const headers = headersOf(table);
   const rule = headers.map((header) => (header.classList.contains("n") ? "---:" : ":---"));
   const rows = seenRows(table).map((row) => Array.from(row.cells, (cell, place) => markdownCell(row, cell, place)));
-  const lines = [headers.map((header) => markdownText(header.dataset.full ?? "")), rule, ...rows];
+  const lines = [headers.map((header) => markdownName(header.dataset.full ?? "")), rule, ...rows];
   return { text: lines.map((cells) => `| ${cells.join(" | ")} |\n`).join(""), count: rows.length };
 }
 
@@ -120,10 +124,21 @@ function tableAsMarkdown(table) {
  */
 function markdownCell(row, cell, place) {
   const { group } = cell.dataset;
-  const text = markdownText(cell.textContent.trim());
+  const shown = cell.textContent.trim();
+  const text = cell.dataset.v === undefined ? markdownName(shown) : markdownText(shown);
   if (place > 0) return text;
   if (group === undefined) return "&nbsp;&nbsp;".repeat(Number(row.dataset.depth ?? 0)) + text;
   return `**${markdownText(group)}** (${cell.querySelector(".count")?.textContent})`;
+}
+
+/**
+ * A name that is a formula nowhere: its first sign is written as an entity, which is shown as it is.
+ * @param {string} text
+ */
+function markdownName(text) {
+  if (text.search(FORMULA) !== 0) return markdownText(text);
+  const rest = text.trimStart();
+  return `&#${rest.charCodeAt(0)};${markdownText(rest.slice(1))}`;
 }
 
 /**
