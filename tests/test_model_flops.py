@@ -39,7 +39,10 @@ STEP = (
 
 def tables(facts, unit="samples"):
     return flop_tables(
-        SimpleNamespace(flops=facts, cost=facts, info=SimpleNamespace(sample_unit=unit)), DEFAULT_OPTIONS
+        SimpleNamespace(
+            flops=facts, cost=facts, benchmark=None, info=SimpleNamespace(sample_unit=unit, loop="fit")
+        ),
+        DEFAULT_OPTIONS,
     )
 
 
@@ -61,9 +64,11 @@ def test_each_dtype_has_its_own_peak():
     """1000 FLOPs at 1 kFLOP/s and 3000 at 6 kFLOP/s: one second and half a second."""
     entries = [operator("forward", 1000), operator("forward", 3000, dtype="bfloat16")]
     peaks = [peak(rate=1e3), peak("bfloat16", 6e3)]
-    assert ideal_seconds(entries, peaks) == pytest.approx(1.5)
-    assert ideal_seconds(entries, peaks[:1]) is None  # a half-known share would be too high
-    assert ideal_seconds([], peaks) is None
+    flops = {"float32": 1000, "bfloat16": 3000}
+    assert ideal_seconds(flops, peaks) == pytest.approx(1.5)
+    assert ideal_seconds(flops, peaks[:1]) is None  # a half-known share would be too high
+    assert ideal_seconds({}, peaks) is None
+    assert model_flops(cost(*entries, peaks=peaks), 3e9).model.share_of_peak == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("step_ns", [None, 0.0])

@@ -7,11 +7,13 @@ backward pass once, hardware FLOPs utilization (HFU) also what is computed again
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.size_flops import FlopsBySize, MeanStep, Part, mean_step
+from lightning_modelprof.run.batch_sizes import BatchSizes
 from lightning_modelprof.run.model_cost import (
     FLOP_PHASES,
     FOURIER_OPERATORS,
@@ -58,19 +60,21 @@ class Utilization:
     """FLOPs against time, and against what the device could do.
 
     Attributes:
-        flops_per_s: FLOPs per step over the mean time of a clean step, those of the optimizer by the share of
-            steps in which it stepped; ``None`` without clean steps.
+        flops: of the mean clean step, those of the optimizer by the share of steps in which it stepped;
+            ``None`` where batches vary in size and it is not known.
+        flops_per_s: these over the mean time of a clean step; ``None`` also without clean steps.
         share_of_peak: time that the device would need at its peak rates over the time that it took: MFU of
             the model's FLOPs, HFU of the hardware's. ``None`` when a dtype has no peak.
     """
 
+    flops: float | None
     flops_per_s: float | None
     share_of_peak: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlops:
-    """FLOPs of one step of one process, by what they are for.
+    """FLOPs of the counted step of one process by what they are for, and FLOP/s of its clean steps.
 
     Attributes:
         count: where they come from.
@@ -81,7 +85,10 @@ class ModelFlops:
         optimizer_share: of the clean steps, those in which the optimizer stepped.
         operators: largest first.
         uncounted: what is in no total.
-        ideal_step_s: time of the model's FLOPs at the peak rates; ``None`` when a dtype has none.
+        mean: the mean clean step where batches vary in size, or the reason why it is not known; ``None``
+            where all clean steps are like the counted one, as far as that is known.
+        are_sizes_known: whether the size of each clean step's batch is known; runs of older versions did not
+            look.
         model, hardware: rates and shares.
         peaks: the rates that the shares are of.
         without_peak: dtypes that compute and have no rate.
@@ -96,7 +103,8 @@ class ModelFlops:
     optimizer_share: float
     operators: tuple[OperatorFlops, ...]
     uncounted: tuple[UncountedOperator, ...]
-    ideal_step_s: float | None
+    mean: MeanStep | Absent | None
+    are_sizes_known: bool
     model: Utilization
     hardware: Utilization
     peaks: tuple[PeakRate, ...]
@@ -107,7 +115,7 @@ class ModelFlops:
 def model_flops(
     cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0
 ) -> ModelFlops | Absent:
-    """FLOPs of the counted step.
+    """FLOPs of the counted step, and FLOP/s of the clean steps.
 
     Args:
         cost: what was counted; ``None`` when counting is switched off.
@@ -123,7 +131,12 @@ def model_flops(
     peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
     counted = [entry for entry in count.operators if not _is_fourier(entry)]
     phases = _by_phase(counted)
-    in_model = [entry for entry in counted if entry.phase in MODEL_PHASES]
+    mean = _mean_of_varying(cost, FlopsBySize(cost.size_counts), cost.batch_sizes)
+    alike = _by_part(counted)
+    parts = None if isinstance(mean, Absent) else alike if mean is None else mean.flops
+    optimizer = {part: flops * optimizer_share for part, flops in alike.items() if part[0] == "optimizer"}
+    hardware = None if parts is None else _by_dtype({**parts, **optimizer})
+    model = None if parts is None else _by_dtype({p: n for p, n in parts.items() if p[0] in MODEL_PHASES})
     # Fourier transforms have FLOPs in no total: where they are all there is, the totals are 0, not unknown.
     has_flops = {entry.phase for entry in count.operators if entry.flops is not None}
     return ModelFlops(
@@ -135,38 +148,87 @@ def model_flops(
         optimizer_share=optimizer_share,
         operators=_operators(count.operators),
         uncounted=_uncounted(count.operators),
-        ideal_step_s=ideal_seconds(in_model, peaks),
-        model=_utilization(in_model, peaks, step_ns),
-        hardware=_utilization(counted, peaks, step_ns, optimizer_share),
+        mean=mean,
+        are_sizes_known=cost.batch_sizes is not None and not cost.batch_sizes.other_steps,
+        model=_utilization(model, peaks, step_ns),
+        hardware=_utilization(hardware, peaks, step_ns),
         peaks=peaks,
-        without_peak=tuple(sorted(_by_dtype(counted, 1).keys() - {peak.dtype for peak in peaks})),
+        without_peak=tuple(sorted(_by_dtype(alike).keys() - {peak.dtype for peak in peaks})),
         note=cost.peak_note or (_NO_PEAK if len(peaks) < len(cost.peaks) else ""),
     )
 
 
-def ideal_seconds(
-    operators: Iterable[OperatorCount], peaks: Sequence[PeakRate], optimizer_share: float = 1.0
-) -> float | None:
-    """Time of the FLOPs at the device's peak; ``None`` when a dtype that computes has none."""
+def ideal_seconds(flops: Mapping[str, float], peaks: Sequence[PeakRate]) -> float | None:
+    """Time of the FLOPs of each dtype at the device's peak; ``None`` when one that computes has none."""
     rates = {peak.dtype: peak.flops_per_s for peak in peaks}
-    flops = _by_dtype(operators, optimizer_share)
     if not flops or not flops.keys() <= rates.keys():
         return None
     return sum(amount / rates[dtype] for dtype, amount in flops.items())
 
 
+def phases_of(parts: Mapping[Part, float]) -> dict[str, float]:
+    """FLOPs by phase."""
+    found: dict[str, float] = {}
+    for (phase, _), flops in parts.items():
+        found[phase] = found.get(phase, 0) + flops
+    return found
+
+
+class ModelRates:
+    """FLOP/s and MFU of one part after the other of a loop's clean steps.
+
+    Args:
+        cost: what is known of the model.
+    """
+
+    def __init__(self, cost: ModelCost) -> None:
+        operators = () if cost.count is None else cost.count.operators
+        self._cost = cost
+        self._by_size = FlopsBySize(cost.size_counts)
+        self._counted = _by_part(entry for entry in operators if not _is_fourier(entry))
+        self._peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
+
+    def of(self, sizes: BatchSizes | None, step_ns: float | None) -> Utilization:
+        """Of steps of these sizes whose mean time is ``step_ns``."""
+        mean = _mean_of_varying(self._cost, self._by_size, sizes)
+        if isinstance(mean, Absent):
+            return _utilization(None, self._peaks, step_ns)
+        parts = self._counted if mean is None else mean.flops
+        in_model = {part: flops for part, flops in parts.items() if part[0] in MODEL_PHASES}
+        return _utilization(_by_dtype(in_model), self._peaks, step_ns)
+
+
+def _mean_of_varying(
+    cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None
+) -> MeanStep | Absent | None:
+    """The mean clean step; ``None`` where all of them are like the counted one."""
+    count = cost.count
+    if sizes is None or count is None:
+        return None
+    seen = [shapes for shapes, num in zip(sizes.shapes, sizes.clean_steps, strict=False) if num > 0]
+    counted = next((one.shapes for one in cost.size_counts if one.step == count.step), None)
+    if not seen or (seen == [counted] and not sizes.other_steps):
+        return None
+    mean = mean_step(by_size, sizes)
+    if isinstance(mean, Absent) and cost.size_counts_note:
+        return Absent(f"{mean.reason}; {cost.size_counts_note}")
+    return mean
+
+
 def _utilization(
-    operators: Sequence[OperatorCount],
-    peaks: Sequence[PeakRate],
-    step_ns: float | None,
-    optimizer_share: float = 1.0,
+    flops: Mapping[str, float] | None, peaks: Sequence[PeakRate], step_ns: float | None
 ) -> Utilization:
-    total = sum(_by_dtype(operators, optimizer_share).values())
+    if flops is None:
+        return Utilization(flops=None, flops_per_s=None, share_of_peak=None)
+    total = sum(flops.values())
     if not step_ns or not total:
-        return Utilization(flops_per_s=None, share_of_peak=None)
-    seconds = step_ns / 1e9
-    ideal = ideal_seconds(operators, peaks, optimizer_share)
-    return Utilization(flops_per_s=total / seconds, share_of_peak=None if ideal is None else ideal / seconds)
+        return Utilization(flops=total, flops_per_s=None, share_of_peak=None)
+    seconds, ideal = step_ns / 1e9, ideal_seconds(flops, peaks)
+    return Utilization(
+        flops=total,
+        flops_per_s=total / seconds,
+        share_of_peak=None if ideal is None else ideal / seconds,
+    )
 
 
 def _is_fourier(entry: OperatorCount) -> bool:
@@ -181,12 +243,18 @@ def _by_phase(operators: Iterable[OperatorCount]) -> dict[str, int]:
     return {phase: totals[phase] for phase in FLOP_PHASES if phase in totals}
 
 
-def _by_dtype(operators: Iterable[OperatorCount], optimizer_share: float) -> dict[str, float]:
-    """FLOPs of a mean step."""
-    totals: dict[str, float] = {}
+def _by_part(operators: Iterable[OperatorCount]) -> dict[Part, float]:
+    totals: dict[Part, float] = {}
     for entry in operators:
-        share = optimizer_share if entry.phase == "optimizer" else 1
-        totals[entry.dtype] = totals.get(entry.dtype, 0) + (entry.flops or 0) * share
+        part = (entry.phase, entry.dtype)
+        totals[part] = totals.get(part, 0) + (entry.flops or 0)
+    return totals
+
+
+def _by_dtype(parts: Mapping[Part, float]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for (_, dtype), flops in parts.items():
+        totals[dtype] = totals.get(dtype, 0) + flops
     return {dtype: flops for dtype, flops in totals.items() if flops}
 
 

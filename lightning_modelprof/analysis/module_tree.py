@@ -107,6 +107,8 @@ class ModuleTree:
         clock: ``host`` or ``device``; ``""`` without timing.
         notes: what is not measured and why.
         sums: what the figures of ``modules`` are made of, in the same order.
+        is_of_one_size: whether counted and timed steps had batches of one size, as far as is
+            known; without that there are no FLOP/s.
     """
 
     modules: tuple[ModuleCost, ...]
@@ -114,6 +116,7 @@ class ModuleTree:
     clock: str
     notes: tuple[str, ...]
     sums: tuple[ModuleSum, ...]
+    is_of_one_size: bool = True
 
     @property
     def root(self) -> ModuleCost:
@@ -139,6 +142,7 @@ class ModuleTree:
                 type_name=name,
                 depth=depth,
                 modules=len(found),
+                has_rate=self.is_of_one_size,
             )
             for name, found in members.items()
         }
@@ -199,8 +203,17 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
         if path != kept[0].path:
             parts[nearest(above(path), known)].append(sums[path])
     root = sums[kept[0].path]
+    is_of_one_size = _is_of_one_size(cost)
     modules = [
-        _cost(sums[r.path], root, path=r.path, type_name=r.type_name, depth=_depth(r.path)) for r in kept
+        _cost(
+            sums[r.path],
+            root,
+            path=r.path,
+            type_name=r.type_name,
+            depth=_depth(r.path),
+            has_rate=is_of_one_size,
+        )
+        for r in kept
     ]
     return ModuleTree(
         modules=tuple(modules),
@@ -208,6 +221,7 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
         clock="" if cost.times is None else cost.times.clock,
         notes=(*_ignored_notes(cost.modules, kept, ignore), *_notes(cost)),
         sums=tuple(sums[record.path] for record in kept),
+        is_of_one_size=is_of_one_size,
     )
 
 
@@ -245,8 +259,22 @@ def _all_above(path: str) -> Iterable[str]:
         yield path
 
 
+def _is_of_one_size(cost: ModelCost) -> bool:
+    """Whether FLOPs may be divided by latency."""
+    count, sizes = cost.count, () if cost.times is None else cost.times.sizes
+    counted = next((one.shapes for one in cost.size_counts if count and one.step == count.step), None)
+    return counted is None or all(size == counted for size in sizes)
+
+
 def _cost(
-    own: ModuleSum, root: ModuleSum, *, path: str, type_name: str, depth: int, modules: int = 1
+    own: ModuleSum,
+    root: ModuleSum,
+    *,
+    path: str,
+    type_name: str,
+    depth: int,
+    modules: int = 1,
+    has_rate: bool,
 ) -> ModuleCost:
     forward, backward = own.times["forward"], own.times["backward"]
     in_backward = sum_of_known([own.flops["backward"], own.flops["recompute"]])
@@ -262,8 +290,8 @@ def _cost(
         recompute_flops=own.flops["recompute"],
         forward_ns=forward.ns,
         backward_ns=backward.ns,
-        forward_flops_per_s=_rate(own.flops["forward"], forward),
-        backward_flops_per_s=_rate(in_backward, backward),
+        forward_flops_per_s=_rate(own.flops["forward"], forward) if has_rate else None,
+        backward_flops_per_s=_rate(in_backward, backward) if has_rate else None,
         parameters_share=_share(own.parameters, root.parameters),
         macs_share=_share(own.flops["forward"], root.flops["forward"]),
         forward_share=_share(forward.ns, root.times["forward"].ns),
@@ -288,6 +316,11 @@ def _notes(cost: ModelCost) -> Iterable[str]:
         names = sorted({entry.operator for entry in cost.count.operators if entry.flops is None})
         if names:
             yield f"Without a formula, so in no FLOPs here: {', '.join(names)}."
+    if not _is_of_one_size(cost):
+        yield (
+            "Batches vary in size: MACs are those of the counted step, latency that of the timed ones, whose"
+            " batches had other sizes. So there are no FLOP/s here."
+        )
     if cost.times is None:
         yield f"Latency is not measured: {cost.times_note or 'no step was timed'}."
     else:

@@ -84,6 +84,8 @@ class ProfilingHooks(SessionKeeper):
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
+        if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
+            self._meet_size(ledger.sizes(batch))
         inspection = ledger.inspection
         if inspection is not None:
             self._guard(lambda: inspection.begin_batch(batch, batch_idx))
@@ -141,6 +143,8 @@ class ProfilingHooks(SessionKeeper):
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             self._stop_counting(error)
+        if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
+            self._meet_size(ledger.sizes(batch))
         inspection = ledger.inspection
         if inspection is not None:
             self._guard(lambda: inspection.begin_batch(batch, batch_idx, dataloader_idx))

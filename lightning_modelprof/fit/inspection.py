@@ -1,4 +1,4 @@
-"""The inspection of a few steps: one is counted, in some the modules are timed.
+"""The inspection of a few steps: one is counted, and one of each further size; in some the modules are timed.
 
 Nothing is installed on any other step. The step that is counted computes what it would compute anyway;
 a compiled model is not run eagerly for it, but counted on a copy without data afterwards.
@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.fit.followed_step import FollowedStep
-from lightning_modelprof.fit.inspection_plan import InspectionPlan, num_steps, plan_inspection
+from lightning_modelprof.fit.inspection_plan import InspectionPlan
+from lightning_modelprof.fit.size_plan import SizePlan
 from lightning_modelprof.fit.step_copy import StepCopy
 from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
 from lightning_modelprof.flops.count import step_count
@@ -30,7 +30,9 @@ from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
+from lightning_modelprof.measure.batch_shapes import BatchShapes, shapes_of
 from lightning_modelprof.measure.user_code import loop_codes
+from lightning_modelprof.run.batch_sizes import Shapes
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
@@ -54,6 +56,7 @@ class Inspection:
         use_fvcore: run fvcore on a copy of the model too.
         follows_memory: follow the live tensors of the counted step.
         samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
+        sizes: of the batches.
 
     Attributes:
         cost: what is known so far.
@@ -73,6 +76,7 @@ class Inspection:
         use_fvcore: bool,
         follows_memory: bool,
         samples: Callable[[], int],
+        sizes: BatchShapes,
     ) -> None:
         self._plan = plan
         self._loop = loop
@@ -83,6 +87,9 @@ class Inspection:
         self._use_fvcore = use_fvcore
         self._get_samples = samples
         self._samples: int | None = None
+        self._sizes = sizes
+        self._size_plan = SizePlan(sizes)
+        self._size: int | None = None  # of the running step, if that is counted for it
         self._counter: FlopCounter | None = None
         self._is_counting = False
         self._timer: ModuleTimer | None = None
@@ -94,6 +101,7 @@ class Inspection:
         self._around: AroundBatch | None = None
         self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
+        self._timed_sizes: dict[Shapes, None] = {}
         self._begin_note = ""  # why timing could not begin
         self._copy_reason = ""  # why a copy is counted and not the step itself
         self._instead = ""  # what to do where a copy cannot be counted
@@ -126,6 +134,14 @@ class Inspection:
             _attempt(self._begin_watch)
         return True
 
+    def wants_size(self, size: int) -> bool:
+        """Whether a step whose batch has this size is to be counted for it."""
+        return self._size_plan.wants(size)
+
+    def begin_size(self, step: int, size: int) -> None:
+        """The running step, which is not inspected yet, has a batch of a size that is to be counted."""
+        self._step, self._size = step, size
+
     def _begin_watch(self) -> None:
         """The counted step begins: watch its lines, unless it is a copy that will be counted."""
         self._copy_reason = self._why_a_copy()
@@ -149,12 +165,14 @@ class Inspection:
         if self._step is None:
             return
         self._look_around(None)
-        is_counted = self._step == self._plan.counted
+        if self._step == self._plan.counted:
+            self._size = self._sizes(batch)
+        is_counted = self._size is not None
         if is_counted:
             samples = self._get_samples()
             self._samples = None if samples == NOT_MEASURED else samples
             self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
-        _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times())
+        _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times(batch))
         if is_counted and note:
             self._copy_reason = f"the {self._loop.step} itself could not be counted ({note})"
         elif note:
@@ -180,18 +198,19 @@ class Inspection:
                 self._formulas,
                 force_eager=False,
                 watch=self._watch,
-                second_watch=self.followed.begin(batch),
+                second_watch=self.followed.begin(batch) if self._step == self._plan.counted else None,
             )
             counter.__enter__()
             self._counter, self._is_counting = counter, True
 
-    def _begin_times(self) -> None:
+    def _begin_times(self, batch: Any) -> None:
         if self._timer is None:
             self._timer = ModuleTimer(self._module, device=self._trainer.strategy.root_device)
         self._timer.arm()
         self._is_timing = True
         if self._step is not None:
             self._timed.append(self._step)
+            self._timed_sizes[shapes_of(batch)] = None
 
     def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
         """Batch, batch index and dataloader index, as far as the step's method takes them."""
@@ -225,20 +244,21 @@ class Inspection:
     def end_step(self) -> None:
         """The inspected step is over: what takes long is done here, outside of it."""
         step, self._step = self._step, None
+        size, self._size = self._size, None
         self.end_batch()
         self._end_watch(step)
         if step is None:
             return
         with _disable_current_modes():  # a mode of the user's around the fit is not to see what is ours
-            if step == self._plan.counted:
-                self._take_count(step)
-            if self.next_step == NEVER:
+            if size is not None or step == self._plan.counted:
+                self._take_count(step, size)
+            if self.next_step == NEVER and (size is None or step == self._plan.counted):
                 self._take_rest()
 
     def close(self) -> None:
         """The loop ended, perhaps with an exception: nothing of ours stays on the model."""
         self._steps = set()
-        self._step = self._arguments = None
+        self._step = self._size = self._arguments = None
         self.end_batch(failed=True)
         self._end_watch(None)
 
@@ -258,11 +278,11 @@ class Inspection:
             note = f"the {self._loop.step} was not watched{why}"
             self.cost = replace(self.cost, sites_note=note)
 
-    def _take_count(self, step: int) -> None:
+    def _take_count(self, step: int, size: int | None) -> None:
         """What the counter saw, or what it sees of a copy; and what fvcore says."""
         counter, arguments = self._counter, self._arguments
         self._counter = self._arguments = None
-        if arguments is None:
+        if arguments is None or size is None:
             self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
             return
         copied = StepCopy(self._module, self._loop, self._trainer, arguments, self._instead)
@@ -278,6 +298,15 @@ class Inspection:
         )
         if count is None and why:
             note = f"{why}, so a copy without data was to be counted, and it could not: {note}"
+        if count is None:
+            self._size_plan.stop(note)
+        else:
+            self._size_plan.add(size, step, count)
+        self.cost = replace(
+            self.cost, size_counts=self._size_plan.counts, size_counts_note=self._size_plan.note
+        )
+        if step != self._plan.counted:
+            return
         self.cost = replace(self.cost, count=count, count_note=note)
         if self._use_fvcore:
             table, note = _attempt(copied.forward_table)
@@ -302,34 +331,10 @@ class Inspection:
         """All that is known now; device times may come later than their steps."""
         timer = self._timer
         if timer is not None and not self._is_timing:
-            times, note = _attempt(lambda: replace(timer.times(), step_numbers=tuple(self._timed)))
+            numbers, sizes = tuple(self._timed), tuple(self._timed_sizes)
+            times, note = _attempt(lambda: replace(timer.times(), step_numbers=numbers, sizes=sizes))
             self.cost = replace(self.cost, times=times, times_note=note or self._begin_note)
-        return self.cost
-
-
-def make_inspection(
-    config: ProfileConfig, loop: Loop, trainer: Any, pl_module: nn.Module, samples: Callable[[], int]
-) -> Inspection | None:
-    """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
-    if not config.flops:
-        return None
-    plan = plan_inspection(
-        config.schedule,
-        skip_first=config.skip_first,
-        accumulate=trainer.accumulate_grad_batches if loop.is_fit else 1,
-        num_steps=num_steps(trainer, loop),
-    )
-    return Inspection(
-        plan,
-        loop,
-        trainer=trainer,
-        pl_module=pl_module,
-        formulas=config.flop_formulas,
-        peak_flops_per_s=config.peak_flops_per_s,
-        use_fvcore=config.fvcore,
-        follows_memory=config.profile_memory,
-        samples=samples,
-    )
+        return replace(self.cost, batch_sizes=self._sizes.record())
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:

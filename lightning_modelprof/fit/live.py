@@ -6,12 +6,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import Averages, averages
-from lightning_modelprof.analysis.model_flops import model_flops
+from lightning_modelprof.analysis.model_flops import ModelRates
+from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.measure.stand_in import StandIn, stand_in
+from lightning_modelprof.run.batch_sizes import BatchSizes
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
@@ -34,13 +35,16 @@ class LiveFigures:
         recorder: where the steps are.
         unit: what the samples are called.
         others: are told of the same steps.
+        sizes: of the batches; ``None`` where no FLOPs are counted.
 
     Attributes:
         metric: the clean steps up to the last cut, ready to be reduced over ranks.
         newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
     """
 
-    def __init__(self, recorder: Recorder, unit: str, *others: TakesSteps) -> None:
+    def __init__(
+        self, recorder: Recorder, unit: str, *others: TakesSteps, sizes: BatchShapes | None = None
+    ) -> None:
         self._recorder = recorder
         self._others = others
         self._unit = unit
@@ -49,8 +53,10 @@ class LiveFigures:
         self._phases_seen: set[str] = set()
         self.metric = BenchmarkMetric()
         self.newest: Averages | None = None
-        self._flops_per_step: int | None = None
-        self._ideal_step_s: float | None = None
+        self._rates: ModelRates | None = None
+        self._sizes = sizes
+        self._sizes_seen = None if sizes is None else sizes.clean_steps()
+        self._newest_sizes: BatchSizes | None = None  # of the last cut
 
     def take(self) -> None:
         """Take over the steps since the last time, before they become many."""
@@ -66,13 +72,13 @@ class LiveFigures:
         """Average the clean steps since the last cut."""
         self.take()
         self.newest = averages(self._for_logs.take())
+        if self._sizes is not None:
+            self._newest_sizes = self._sizes.record(self._sizes_seen)
+            self._sizes_seen = self._sizes.clean_steps()
 
     def set_flops(self, cost: ModelCost) -> None:
         """From now on, figures have FLOP/s, and MFU if the device has a known peak."""
-        facts = model_flops(cost, None)
-        if not isinstance(facts, Absent):
-            self._flops_per_step = facts.model_flops
-            self._ideal_step_s = facts.ideal_step_s
+        self._rates = None if cost.count is None else ModelRates(cost)
 
     def scalars(self) -> dict[str, float]:
         """What is logged at a cut: tag → value, only of what was measured."""
@@ -86,11 +92,9 @@ class LiveFigures:
             "modelprof/ips": figures.steps_per_s,
             "modelprof/samples_per_s": figures.samples_per_s,
         }
-        step_s = figures.batch_cost_ns / 1e9
-        if self._flops_per_step and step_s:
-            named["modelprof/flops_per_s"] = self._flops_per_step / step_s
-            if self._ideal_step_s is not None:
-                named["modelprof/mfu"] = self._ideal_step_s / step_s
+        if self._rates is not None:
+            model = self._rates.of(self._newest_sizes, figures.batch_cost_ns)
+            named |= {"modelprof/flops_per_s": model.flops_per_s, "modelprof/mfu": model.share_of_peak}
         for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
             # A phase's curve begins when it first takes time, and then shows its zeros too.
             if time_ns:

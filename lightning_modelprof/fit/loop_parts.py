@@ -10,7 +10,8 @@ from typing import Any
 
 from lightning_modelprof import __version__
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.fit.inspection import Inspection, make_inspection
+from lightning_modelprof.fit.inspection import Inspection
+from lightning_modelprof.fit.inspection_plan import num_steps, plan_inspection
 from lightning_modelprof.fit.loop_memory import LoopMemory
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.fit.sampling import Sampling
@@ -121,7 +122,37 @@ def make_parts(
         info=info,
         setup=read_setup(trainer, pl_module, loop),
         capture=capture,
-        inspection=make_inspection(config, loop, trainer, pl_module, lambda: timing.ledger.samples),
+        inspection=_make_inspection(config, loop, trainer, pl_module, timing),
         memory=LoopMemory(trainer, pl_module),
         has_bar=bar is not None,
+    )
+
+
+def _make_inspection(
+    config: ProfileConfig,
+    loop: Loop,
+    trainer: Any,
+    pl_module: Any,
+    timing: StepTiming,
+) -> Inspection | None:
+    """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
+    if not config.flops or timing.sizes is None:
+        return None
+    plan = plan_inspection(
+        config.schedule,
+        skip_first=config.skip_first,
+        accumulate=trainer.accumulate_grad_batches if loop.is_fit else 1,
+        num_steps=num_steps(trainer, loop),
+    )
+    return Inspection(
+        plan,
+        loop,
+        trainer=trainer,
+        pl_module=pl_module,
+        formulas=config.flop_formulas,
+        peak_flops_per_s=config.peak_flops_per_s,
+        use_fvcore=config.fvcore,
+        follows_memory=config.profile_memory,
+        samples=lambda: timing.ledger.samples,
+        sizes=timing.sizes,
     )

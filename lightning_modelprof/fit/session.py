@@ -266,6 +266,11 @@ class LoopSession:
         if self._boundaries is not None:
             self._boundaries.begin_step()
 
+    def meet_size(self, size: int) -> None:
+        """The running step's batch has another size than the one before."""
+        if self._boundaries is not None:
+            self._boundaries.meet_size(size)
+
     def _why_no_window(self) -> str:
         """Why another window would be too much."""
         self.live.take()

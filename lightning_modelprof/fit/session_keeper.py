@@ -196,6 +196,11 @@ class SessionKeeper:
             self._take_results(session)
             self._aborted = session
 
+    def _meet_size(self, size: int) -> None:
+        session = self._session
+        if session is not None:
+            self._guard(lambda: session.meet_size(size))
+
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
         reason = f"{counter} raised {told(error)}"

@@ -25,6 +25,9 @@ _LOOK_EVERY: Final = 200
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
 
 
+_NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
+
+
 class StepBoundaries:
     """Windows, inspected steps, logged figures and saves: each at its steps, and nothing at all others.
 
@@ -125,6 +128,24 @@ class StepBoundaries:
             ledger.inspection = inspection
             ledger.tags |= StepTag.INSPECTED
             self._inspection_began_ns = self._clock()
+
+    def meet_size(self, size: int) -> None:
+        """The running step has a batch of another size than the one before: count it, if that tells more."""
+        ledger, inspection, sizes = self._timing.ledger, self._parts.inspection, self._timing.sizes
+        step = ledger.steps_ended
+        if sizes is None:
+            return
+        sizes.begin(step, size)
+        if inspection is None or not inspection.wants_size(size):
+            return
+        if step == 0 or ledger.inspection is not None or ledger.tags & _NOT_TO_COUNT:
+            sizes.last = -1  # look again at the next batch
+            return
+        inspection.begin_size(step, size)
+        ledger.inspection = inspection
+        ledger.tags |= StepTag.INSPECTED
+        ledger.next_boundary = step + 1
+        self._inspection_began_ns = self._clock()
 
     def _cut(self) -> None:
         """Show the clean steps since the last cut to those who watch."""

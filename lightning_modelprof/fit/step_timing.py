@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.live import LiveFigures
+from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.ledger import PhaseLedger
@@ -31,6 +32,7 @@ class StepTiming:
         on_failure: called when an exception ends the loop.
 
     Attributes:
+        sizes: of the batches; ``None`` where no FLOPs are counted.
         recorder: keeps the steps.
         slow: keeps the slowest of them with what went on.
         budget: what this profiler takes.
@@ -51,14 +53,16 @@ class StepTiming:
         on_boundary: Callable[[], None],
         on_failure: Callable[[], None],
     ) -> None:
-        self.recorder = Recorder(config.skip_first)
+        self.sizes = BatchShapes() if config.flops else None
+        self.recorder = Recorder(config.skip_first, sizes=self.sizes)
         self.slow = SlowStepWatch()
         self.budget = OwnBudget(config.max_overhead)
-        self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget)
+        self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
         marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
         self.ledger = PhaseLedger(
             clock, self.recorder.add, on_boundary, device=self.device, validation=ValidationParts(marks)
         )
         self.ledger.on_failure = on_failure
+        self.ledger.sizes = self.sizes
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -86,6 +87,7 @@ class PhaseLedger:
         unfinished_steps: batches that began and did not end.
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
+        sizes: gives batches their size; ``None`` if nobody asks for it.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
     """
@@ -110,6 +112,7 @@ class PhaseLedger:
         "ranges",
         "samples",
         "self_ns",
+        "sizes",
         "step_end_ns",
         "steps_ended",
         "tags",
@@ -134,6 +137,7 @@ class PhaseLedger:
         self.validation = validation or ValidationParts()
         self.ranges: Ranges | None = None
         self.inspection: StepInspection | None = None
+        self.sizes: BatchShapes | None = None
         self.next_boundary = 0
         self.steps_ended = 0
         self.unfinished_steps = 0

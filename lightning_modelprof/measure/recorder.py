@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.device_phases import MAX_PENDING
 from lightning_modelprof.run.even_steps import MAX_HALVED, is_kept
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -36,13 +37,17 @@ class Recorder:
     Args:
         skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
         max_kept: steps that are kept one by one.
+        sizes: is told which steps have ended, with their tags; ``None`` if nobody asks for sizes of batches.
 
     Attributes:
         add: takes one step: (nanoseconds per phase in PHASES order, tags, samples).
     """
 
-    def __init__(self, skip_first: int = 0, max_kept: int = MAX_KEPT) -> None:
+    def __init__(
+        self, skip_first: int = 0, max_kept: int = MAX_KEPT, *, sizes: BatchShapes | None = None
+    ) -> None:
         self._skip_first = skip_first
+        self._sizes = sizes
         self._max_kept = max_kept
         self._rows: list[tuple[list[int], int, int]] = []
         # A list's own append, so that a step costs no Python frame here.
@@ -97,6 +102,8 @@ class Recorder:
         tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
         for first, behind in self._draining:
             tags[(step >= first) & (step < behind)] |= StepTag.DRAINING
+        if self._sizes is not None:
+            self._sizes.end(self._num_cut, tags)
         part = StepTimings(
             step=step,
             duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),

@@ -10,6 +10,7 @@ from typing import Any, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
+from lightning_modelprof.analysis.model_flops import ModelFlops
 from lightning_modelprof.analysis.own_cost import OwnCost
 from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.analysis.run_settings import run_settings
@@ -178,6 +179,7 @@ def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
         "model_flops": facts.model_flops,
         "hardware_flops": facts.hardware_flops,
         "optimizer_share": facts.optimizer_share,
+        "mean_step": _mean_step_section(facts),
         "flops_per_s": facts.model.flops_per_s,
         "mfu": facts.model.share_of_peak,
         "hfu": facts.hardware.share_of_peak,
@@ -186,6 +188,24 @@ def _flops_section(analysis: Analysis) -> dict[str, Any] | None:
         "trainable_params": None if root is None else root.trainable,
         "uncounted": [asdict(operator) for operator in facts.uncounted],
         "errors": list(facts.count.errors),
+    }
+
+
+def _mean_step_section(facts: ModelFlops) -> dict[str, Any] | None:
+    """The mean clean step where batches vary in size."""
+    mean = facts.mean
+    if mean is None:
+        return None
+    if isinstance(mean, Absent):
+        return {"model_flops": None, "hardware_flops": None, "note": mean.reason}
+    return {
+        "model_flops": facts.model.flops,
+        "hardware_flops": facts.hardware.flops,
+        "error": mean.error,
+        "sizes": len(mean.rows),
+        "counted": mean.num_counted,
+        "fitted": mean.num_fitted,
+        "note": "",
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.run.batch_sizes import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.run.sites import StepSites
 from lightning_modelprof.run.training_setup import CodePlace
 
@@ -110,6 +111,7 @@ class ModuleTimes:
         times: of the modules that ran.
         notes: what could not be timed and why (compiled regions, nodes of no module).
         step_numbers: of the timed steps in their loop; empty in runs of older versions.
+        sizes: the shapes of their batches, each set of them once; empty in runs of older versions.
     """
 
     steps: int
@@ -117,6 +119,7 @@ class ModuleTimes:
     times: tuple[ModuleTime, ...]
     notes: tuple[str, ...] = ()
     step_numbers: tuple[int, ...] = ()
+    sizes: tuple[Shapes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +214,20 @@ class PeakRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """All that is known of a model's cost in one process; each part may be missing for its own reason."""
+    """All that is known of a model's cost in one process; each part may be missing for its own reason.
+
+    Attributes:
+        count: of one step.
+        size_counts: of that step and of steps of other sizes, by phase and dtype; empty outside of a loop.
+        size_counts_note: why not more sizes were counted.
+        batch_sizes: of all clean steps; ``None`` outside of a loop and in runs of older versions.
+    """
 
     count: StepCount | None = None
     count_note: str = ""
+    size_counts: tuple[SizeCount, ...] = ()
+    size_counts_note: str = ""
+    batch_sizes: BatchSizes | None = None
     modules: tuple[ModuleRecord, ...] = ()
     times: ModuleTimes | None = None
     times_note: str = ""

@@ -40,6 +40,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "source_lines": "Source lines",
         "flops": "FLOPs",
         "flops_by_operator": "FLOPs by operator",
+        "flops_by_size": "FLOPs by batch size",
         "model_size": "Model size",
         "memory_peaks": "Memory",
         "memory_by_phase": "Memory by phase",

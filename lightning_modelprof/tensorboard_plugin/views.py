@@ -180,6 +180,7 @@ VIEWS: Final = (
                 "slowest_modules",
                 "top_modules",
                 "flops",
+                "flops_by_size",
                 "flops_by_operator",
                 "model_size",
                 "forward_modules",

@@ -6,9 +6,18 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.model_flops import ModelFlops, UncountedOperator, Utilization
+from lightning_modelprof.analysis.model_flops import (
+    MODEL_PHASES,
+    ModelFlops,
+    UncountedOperator,
+    Utilization,
+    phases_of,
+)
+from lightning_modelprof.analysis.size_flops import MeanStep
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.run.batch_sizes import Shapes
+from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import FLOP_PHASES
 
 _LABELS: Final = {
@@ -18,6 +27,8 @@ _LABELS: Final = {
     "optimizer": "Optimizer",
 }
 _MAX_NAMED: Final = 5
+_MAX_SIZES: Final = 20
+_MAX_SHAPES: Final = 4
 _DEFINITION: Final = (
     "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs. Model is"
     " forward and backward, Hardware all that ran."
@@ -30,12 +41,13 @@ _NO_FORMULA: Final = "A dash in FLOPs: no formula knows the operator."
 def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """FLOPs of a step by what they are for, and by operator.
 
-    Definition: counted on one real step while it ran. FLOP/s are FLOPs of that step over the mean time of a
-    clean step; MFU and HFU the share of the device's dense peak in the dtypes that were used.
+    Definition: counted on one real step while it ran; where batches vary in size, those of the mean clean
+    step, from counts of several sizes. FLOP/s are FLOPs of the clean steps over their time; MFU and HFU the
+    share of the device's dense peak in the dtypes that were used.
     """
     if analysis.cost is None:
         return ()
-    return _phases(analysis), _operators(analysis.flops)
+    return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)
 
 
 def _phases(analysis: Analysis) -> Table:
@@ -44,7 +56,8 @@ def _phases(analysis: Analysis) -> Table:
     depths: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     if not isinstance(facts, Absent) and facts.count.operators:
-        rows, depths = _phase_rows(facts)
+        figures = analysis.benchmark
+        rows, depths = _phase_rows(facts, None if figures is None else figures.samples_per_step)
         notes = _phase_notes(facts)
         if facts.count.samples is None and analysis.samples_note:
             notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are not known: {analysis.samples_note}.")
@@ -67,33 +80,44 @@ def _phases(analysis: Analysis) -> Table:
     )
 
 
-def _phase_rows(facts: ModelFlops) -> tuple[tuple[tuple[Cell, ...], ...], tuple[int, ...]]:
-    samples, hardware = facts.count.samples, facts.hardware_flops
+def _phase_rows(
+    facts: ModelFlops, samples_per_step: float | None
+) -> tuple[tuple[tuple[Cell, ...], ...], tuple[int, ...]]:
+    phases: dict[str, float] = dict(facts.phases)
+    model: float | None = facts.model_flops
+    hardware: float | None = facts.hardware_flops
+    samples: float | None = facts.count.samples
     # Of the optimizer's FLOPs a mean step has a part only, where gradients are accumulated.
-    not_in_mean_step = facts.phases.get("optimizer", 0) * (1 - facts.optimizer_share)
+    not_in_mean_step = phases.get("optimizer", 0) * (1 - facts.optimizer_share)
+    if isinstance(facts.mean, MeanStep):
+        optimizer_flops = {phase: flops for phase, flops in phases.items() if phase == "optimizer"}
+        phases = phases_of(facts.mean.flops) | optimizer_flops
+        model = sum(phases.get(phase, 0) for phase in MODEL_PHASES)
+        hardware = sum(phases.values())
+    if facts.mean is not None:
+        samples = samples_per_step if isinstance(facts.mean, MeanStep) else None
 
     def row(
-        label: str, flops: int | None, utilization: Utilization | None = None, left_out: float = 0
+        label: str, flops: float | None, utilization: Utilization | None = None, left_out: float = 0
     ) -> tuple[Cell, ...]:
+        whole = None if flops is None else round(flops)
         return (
             label,
-            flops,
-            None if flops is None else flops // 2,
+            whole,
+            None if whole is None else whole // 2,
             flops / hardware if hardware and flops is not None else None,
             (flops - left_out) / samples if samples and flops is not None else None,
             utilization.flops_per_s if utilization else None,
             utilization.share_of_peak if utilization else None,
         )
 
-    rows = [(0, row("Model", facts.model_flops, facts.model))]
-    rows += [
-        (1, row(_LABELS[phase], facts.phases[phase])) for phase in FLOP_PHASES[:2] if phase in facts.phases
-    ]
+    rows = [(0, row("Model", model, facts.model))]
+    rows += [(1, row(_LABELS[phase], phases[phase])) for phase in FLOP_PHASES[:2] if phase in phases]
     rows.append((0, row("Hardware", hardware, facts.hardware, not_in_mean_step)))
-    if "recompute" in facts.phases:
-        rows.append((1, row(_LABELS["recompute"], facts.phases["recompute"])))
-    if "optimizer" in facts.phases:
-        optimizer = row(_LABELS["optimizer"], facts.phases["optimizer"], left_out=not_in_mean_step)
+    if "recompute" in phases:
+        rows.append((1, row(_LABELS["recompute"], phases["recompute"])))
+    if "optimizer" in phases:
+        optimizer = row(_LABELS["optimizer"], phases["optimizer"], left_out=not_in_mean_step)
         rows.append((1, optimizer))
     return tuple(cells for _, cells in rows), tuple(depth for depth, _ in rows)
 
@@ -107,7 +131,7 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
         where = (
             "Counted while the model ran." if count.step is None else f"Counted while step {count.step} ran."
         )
-    notes = [f"{where} {_DEFINITION}"]
+    notes = [f"{where} {_DEFINITION}", *_size_notes(facts)]
     if facts.uncounted:
         notes.append(
             f"Not in these figures, which are too low by as much: {_names(facts.uncounted)}."
@@ -122,10 +146,76 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
             f"The optimizer stepped in {100 * facts.optimizer_share:.3g} % of the clean steps: so much of its"
             " FLOPs is in Per sample, FLOP/s and HFU."
         )
-    if facts.hardware_flops and facts.hardware.flops_per_s is None:
+    if facts.hardware.flops and facts.hardware.flops_per_s is None:
         notes.append("No step was clean, so there is no time for FLOP/s and for a share of the peak.")
     notes += _peak_notes(facts)
     return tuple(notes)
+
+
+def _size_notes(facts: ModelFlops) -> list[str]:
+    mean = facts.mean
+    if mean is None and not facts.are_sizes_known and facts.model.flops_per_s is not None:
+        return ["Sizes of batches are not known: each step is taken to cost as much as the counted one."]
+    if mean is None:
+        return []
+    if isinstance(mean, Absent):
+        return [
+            f"No FLOP/s and no shares: {mean.reason}. FLOPs and MACs are those of the counted step.",
+        ]
+    fitted = "each size was counted"
+    if mean.num_fitted:
+        fitted = (
+            f"{mean.num_counted} sizes were counted, those of {mean.num_fitted} others are from a fit"
+            f" through these, with a standard error of {_percent(mean.error)} in all"
+        )
+    return [f"Batches vary in size: all figures are of the mean clean step; {fitted}."]
+
+
+def _percent(share: float) -> str:
+    return "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
+    """FLOPs of a step by the size of its batch, where batches vary in size."""
+    if isinstance(facts, Absent) or not isinstance(facts.mean, MeanStep):
+        return ()
+    shown = facts.mean.rows[:_MAX_SIZES]
+    step = loop_of(loop).step
+    left_out = len(facts.mean.rows) - len(shown)
+    notes = ["Shapes of the tensors in a batch, the most frequent first. FLOPs are without the optimizer's."]
+    if left_out:
+        steps = sum(row.clean_steps for row in facts.mean.rows[_MAX_SIZES:])
+        notes.append(f"{left_out:,} more sizes ({steps:,} clean steps) are not shown.")
+    return (
+        Table(
+            id="flops_by_size",
+            title="FLOPs by batch size",
+            columns=(
+                Column("batch", "Batch"),
+                Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True),
+                Column("flops", "FLOPs", Unit.FLOPS),
+                Column("source", "From"),
+            ),
+            rows=tuple(
+                (
+                    size_text(row.shapes),
+                    row.clean_steps,
+                    None if row.flops is None else round(row.flops),
+                    "the fit" if row.counted_step is None else f"{step} {row.counted_step}, counted",
+                )
+                for row in shown
+            ),
+            notes=tuple(notes),
+            is_detail=True,
+        ),
+    )
+
+
+def size_text(shapes: Shapes) -> str:
+    """The shapes of a batch as a reader writes them."""
+    text = [" x ".join(map(str, shape)) or "a number" for shape in shapes[:_MAX_SHAPES]]
+    more = len(shapes) - len(text)
+    return ", ".join(text) + (f" and {more} more" if more else "")
 
 
 def _peak_notes(facts: ModelFlops) -> list[str]:
@@ -164,6 +254,8 @@ def _operators(facts: ModelFlops | Absent) -> Table:
             rows.append((entry.operator, entry.calls, total, ratio, *in_phases))
         rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in facts.uncounted]
         notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
+        if facts.mean is not None:
+            notes += (f"Batches vary in size: these are of step {facts.count.step} alone.",)
     return Table(
         id="flops_by_operator",
         title="FLOPs by operator",

@@ -1,0 +1,88 @@
+"""Which further steps are counted where batches vary in size: those that no count and no fit tells of yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from lightning_modelprof.analysis.size_flops import FlopsBySize
+from lightning_modelprof.analysis.size_law import REACH
+from lightning_modelprof.measure.batch_shapes import BatchShapes
+from lightning_modelprof.run.batch_sizes import PhaseFlops, Shapes, SizeCount
+from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
+
+MOST_COUNTED: Final = 16
+"""Steps of a loop that are counted for their size."""
+
+_MOST_BETWEEN: Final = 10
+"""Of these, sizes in the reach of the counted ones; the others are left for those far from them."""
+
+
+class SizePlan:
+    """Decides, size by size, what to count.
+
+    Args:
+        sizes: of the loop's batches.
+
+    Attributes:
+        counts: what was counted, one for each size.
+        note: why no more sizes are counted; ``""`` while they are.
+    """
+
+    def __init__(self, sizes: BatchShapes) -> None:
+        self._sizes = sizes
+        self._by_size = FlopsBySize(())
+        self._num_between = 0
+        self.counts: tuple[SizeCount, ...] = ()
+        self.note = ""
+
+    def wants(self, size: int) -> bool:
+        """Whether a step of this size is to be counted."""
+        shapes = self._sizes.shapes(size)
+        if shapes is None or self.note or len(self._sizes) < 2 or len(self.counts) >= MOST_COUNTED:
+            return False
+        if self._by_size.counted_step(shapes) is not None:
+            return False
+        if any(law.is_sure and law.covers(shapes, REACH) for law in self._by_size.laws):
+            return False
+        return self._num_between < _MOST_BETWEEN or not self._lies_between(shapes)
+
+    def add(self, size: int, step: int, count: StepCount) -> None:
+        """A step of this size was counted."""
+        shapes = self._sizes.shapes(size)
+        if shapes is None:
+            return
+        if self.counts and self._lies_between(shapes):
+            self._num_between += 1
+        others = tuple(one for one in self.counts if one.shapes != shapes)
+        self.counts = (*others, SizeCount(shapes=shapes, step=step, flops=_by_part(count)))
+        self._by_size = FlopsBySize(self.counts)
+
+    def stop(self, note: str) -> None:
+        """A step could not be counted: others of its kind cannot either."""
+        self.note = note
+
+    def _lies_between(self, shapes: Shapes) -> bool:
+        """Whether no dimension is far below or above all counted ones."""
+        ranks = tuple(map(len, shapes))
+        alike = [one.shapes for one in self.counts if tuple(map(len, one.shapes)) == ranks]
+        if not alike:
+            return False
+        columns = zip(*(_flat(one) for one in alike), strict=True)
+        return all(
+            value * REACH >= min(column) and value <= max(column) * REACH
+            for value, column in zip(_flat(shapes), columns, strict=True)
+        )
+
+
+def _by_part(count: StepCount) -> tuple[PhaseFlops, ...]:
+    """FLOPs that depend on the batch."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for entry in count.operators:
+        if entry.phase != "optimizer" and entry.operator not in FOURIER_OPERATORS:
+            totals[entry.phase, entry.dtype] += entry.flops or 0
+    return tuple(PhaseFlops(phase=phase, dtype=dtype, flops=n) for (phase, dtype), n in totals.items())
+
+
+def _flat(shapes: Shapes) -> list[int]:
+    return [value for shape in shapes for value in shape]

@@ -1,0 +1,157 @@
+"""The size of a batch: told by shapes alone, bounded however many there are, and no value is read."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from lightning_modelprof.measure.batch_shapes import (
+    MAX_EXACT,
+    MAX_SIZES,
+    UNKNOWN,
+    BatchShapes,
+    shapes_of,
+)
+from lightning_modelprof.run.steps import StepTag
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass(slots=True)
+class Slotted:
+    inputs: torch.Tensor
+    name: str = "text"
+
+
+class Tattling(torch.Tensor):
+    """A tensor that must not be looked into."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} was called")
+
+
+def ones(*shape):
+    return torch.ones(shape)
+
+
+@pytest.mark.parametrize(
+    ("batch", "shapes"),
+    [
+        (ones(3, 4), ((3, 4),)),
+        ([ones(3, 4), ones(3)], ((3, 4), (3,))),
+        ({"ids": ones(3, 4), "more": {"mask": ones(3, 1)}, "text": ["a", "b"]}, ((3, 4), (3, 1))),
+        (UserDict(ids=ones(2, 5)), ((2, 5),)),
+        (Pair(ones(2), [ones(4), 7]), ((2,), (4,))),
+        (Slotted(ones(2, 2)), ((2, 2),)),
+        (SimpleNamespace(store=SimpleNamespace(x=ones(9, 2), edges=ones(2, 30))), ((9, 2), (2, 30))),
+        (np.ones((6, 2)), ((6, 2),)),
+        # Ten images that were not stacked: how many, elements in all, and the largest of each dimension.
+        ([[ones(3, 8, n) for n in range(1, 11)], ones(10)], ((10, 3 * 8 * 55, 3, 8, 10), (10,))),
+        ([{"boxes": ones(2, 4)}, {"boxes": ones(5, 4)}], ((2, 28, 5, 4),)),
+        (pack_sequence([ones(5, 2), ones(3, 2)]), ((8, 2), (5,))),
+        (torch.eye(4).to_sparse(), ((4, 4, 4),)),
+        (torch.nested.nested_tensor([ones(3, 2), ones(5, 2)], layout=torch.jagged), ((2, 16),)),
+        (torch.nested.nested_tensor([ones(3, 2), ones(5, 2)]), ((2, 16),)),
+        ("text", ()),
+        (["a", 3, None], ()),
+        (iter([ones(2)]), ()),
+    ],
+    ids=range(17),
+)
+def test_shapes(batch, shapes):
+    assert shapes_of(batch) == shapes
+    sizes = BatchShapes()
+    size = sizes(batch)
+    assert size == (1 if shapes else UNKNOWN)
+    assert sizes(batch) == size
+    assert sizes.shapes(size) == (shapes or None)
+
+
+def test_batches_of_one_size_are_one():
+    sizes = BatchShapes()
+    first = sizes([ones(2, 3), ones(2)])
+    assert sizes([ones(2, 3) * 7, ones(2)]) == first
+    assert sizes([ones(2, 4), ones(2)]) != first
+    assert sizes((ones(2, 4), ones(2))) == 2
+    assert len(sizes) == 2
+
+
+def test_nested_and_sparse_tensors_are_told_apart_by_their_elements():
+    sizes = BatchShapes()
+    nested = [
+        torch.nested.nested_tensor([ones(3, 2), ones(length, 2)], layout=layout)
+        for layout in (torch.jagged, torch.strided)
+        for length in (5, 6, 5)
+    ]
+    assert [sizes([one]) for one in nested[:3]] == [1, 2, 1]
+    assert [sizes([one]) for one in nested[3:]] == [1, 2, 1]
+    assert sizes([torch.eye(4).to_sparse()]) == 3
+    assert sizes([torch.ones(4, 4).to_sparse()]) == 4
+
+
+def test_no_value_is_read():
+    tensor = torch.Tensor._make_subclass(Tattling, torch.ones(2, 3))
+    assert shapes_of({"x": tensor}) == ((2, 3),)
+
+
+def test_what_raises_has_no_size():
+    class Odd(dict):
+        def values(self):
+            raise RuntimeError("not now")
+
+        __class__ = property(lambda self: 1 / 0)
+
+    assert BatchShapes()([Odd(x=1)]) == UNKNOWN
+
+
+def test_steps_are_counted_by_size():
+    """Steps 0 to 2 of one size, 3 to 5 of another, 6 and 7 of the first; step 1 is not clean."""
+    sizes = BatchShapes()
+    small, large = sizes(ones(2)), sizes(ones(3))
+    tags = np.zeros(8, np.int64)
+    tags[1] = StepTag.INSPECTED
+    sizes.begin(0, small)
+    sizes.begin(3, large)
+    sizes.end(0, tags[:5])
+    before = sizes.clean_steps()
+    assert before.tolist() == [0, 2, 2]
+    sizes.begin(6, small)
+    sizes.end(5, tags[5:])
+    record = sizes.record()
+    assert (record.shapes, record.clean_steps) == ((((2,),), ((3,),)), (4, 3))
+    assert sizes.record(before).clean_steps == (2, 1)
+
+
+def test_of_very_many_sizes_the_later_ones_are_rounded_and_their_number_is_bounded():
+    sizes = BatchShapes()
+    generator = np.random.default_rng(0)
+    seen = generator.integers(300, 1400, (20_000, 2))
+    for step, (height, width) in enumerate(seen.tolist()):
+        sizes.begin(step, sizes([torch.empty(0, height, width, 3000)]))
+    sizes.end(0, np.zeros(len(seen), np.int64))
+    record = sizes.record()
+    assert len(record.shapes) - record.num_rounded == MAX_EXACT
+    assert len(record.shapes) <= MAX_SIZES
+    assert (sum(record.clean_steps), record.other_steps) == (len(seen), 0)
+    table = np.array([shape for (shape,) in record.shapes])
+    assert set(table[:, 3]) == {3000}, "what does not vary is exact"
+    # Pixels of all steps: what is rounded evens out.
+    pixels = (table[:, 1] * table[:, 2] * np.array(record.clean_steps)).sum()
+    assert pixels == pytest.approx(seen.prod(axis=1).sum(), rel=2e-3)
+
+
+def test_beyond_the_bound_sizes_are_others():
+    sizes = BatchShapes()
+    for step in range(2 * MAX_SIZES):
+        sizes.begin(step, sizes([ones(1)] * (1 + step % 7) + [torch.empty(0, step), torch.empty(0, step**2)]))
+    sizes.end(0, np.zeros(2 * MAX_SIZES, np.int64))
+    record = sizes.record()
+    assert len(record.shapes) <= MAX_SIZES
+    assert sum(record.clean_steps) + record.other_steps == 2 * MAX_SIZES

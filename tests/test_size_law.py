@@ -1,0 +1,144 @@
+"""The fit of FLOPs by size: against laws that are known, and silent where none is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.size_flops import FlopsBySize, mean_step
+from lightning_modelprof.analysis.size_law import size_laws
+from lightning_modelprof.run.batch_sizes import BatchSizes, PhaseFlops, SizeCount
+
+PARTS = (("backward", "float32"), ("forward", "bfloat16"))
+
+
+def counted(shapes, flops, step=0):
+    """Forward in one dtype, backward, three times as much, in another one."""
+    return SizeCount(
+        shapes=shapes,
+        step=step,
+        flops=(
+            PhaseFlops(phase="forward", dtype="bfloat16", flops=flops),
+            PhaseFlops(phase="backward", dtype="float32", flops=3 * flops),
+        ),
+    )
+
+
+def law_of(sizes, flops):
+    found = size_laws([counted(size, flops(size)) for size in sizes], PARTS)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def text(size):
+    """Tokens, their mask and a label for each of them but the first."""
+    batch, length = size
+    return ((batch, length), (batch, length), (batch, length - 1))
+
+
+LAWS = {
+    "length, 3": ([(4, 10), (4, 20), (4, 33)], lambda b, n: 7 * b * n + 2 * b * n * n),
+    "length with a constant": ([(4, 10), (4, 20), (4, 33), (4, 50)], lambda b, n: 999 + 7 * n + 5 * n * n),
+    "batch": ([(4, 10), (7, 10), (9, 10)], lambda b, n: 12 * b),
+    "batch with a constant": ([(4, 10), (7, 10), (9, 10)], lambda b, n: 12 * b + 10_000),
+    "both": ([(4, 10), (7, 20), (9, 33), (2, 70)], lambda b, n: 7 * b * n + 2 * b * n * n),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_law_is_found_exactly(name):
+    sizes, flops = LAWS[name]
+    law = law_of([text(size) for size in sizes], lambda shapes: flops(*shapes[0]))
+    assert law.miss < 1e-9
+    assert law.is_sure
+    batches = (3, 8) if len({b for b, _ in sizes}) > 1 else (sizes[0][0],)
+    lengths = (8, 40) if len({n for _, n in sizes}) > 1 else (sizes[0][1],)
+    for batch, length in itertools.product(batches, lengths):
+        shapes = text((batch, length))
+        assert law.covers(shapes)
+        true = flops(batch, length)
+        assert law.flops(shapes) == pytest.approx([3 * true, true], rel=1e-9)
+
+
+def test_two_sizes_are_no_fit():
+    assert law_of([text((4, 10)), text((4, 20))], lambda shapes: shapes[0][1]) is None
+
+
+def test_what_is_unlike_the_counted_sizes_is_not_covered():
+    law = law_of([text((4, n)) for n in (10, 20, 40)], lambda shapes: shapes[0][1])
+    assert law.covers(text((4, 160)))
+    assert not law.covers(text((4, 161)))
+    assert not law.covers(text((4, 2)))
+    assert not law.covers(text((5, 20))), "the batch dimension did not vary"
+    assert not law.covers((*text((4, 20))[:2], (4, 7))), "as many labels as tokens, but one"
+    assert not law.covers(text((4, 20))[:2])
+    assert law.covers(text((4, 60)), reach=1.5)
+    assert not law.covers(text((4, 61)), reach=1.5)
+
+
+def test_flops_by_chance_are_no_law():
+    chance = random.Random(0)
+    sizes = [((4, n, n * 37 % 101, n * 61 % 97),) for n in range(10, 70, 4)]
+    assert law_of(sizes, lambda shapes: chance.randrange(10**6, 10**8)) is None
+
+
+def sizes_of(steps, others=0):
+    return BatchSizes(shapes=tuple(steps), clean_steps=tuple(steps.values()), other_steps=others)
+
+
+def test_the_mean_step_by_hand():
+    """Two sizes of 10 and 40 FLOPs forward, counted, in 3 steps and 1 step: 17.5, and three times that."""
+    by_size = FlopsBySize([counted(((1,),), 10, 5), counted(((4,),), 40, 9)])
+    mean = mean_step(by_size, sizes_of({((1,),): 3, ((4,),): 1, ((9,),): 0}))
+    assert mean.flops == {PARTS[0]: 52.5, PARTS[1]: 17.5}
+    assert (mean.error, mean.num_fitted, mean.num_counted) == (0, 0, 2)
+    assert [(row.shapes, row.clean_steps, row.flops, row.counted_step) for row in mean.rows] == [
+        (((1,),), 3, 40, 5),
+        (((4,),), 1, 160, 9),
+    ]
+
+
+def test_a_size_is_counted_or_fitted():
+    by_size = FlopsBySize([counted(((n,),), 10 * n) for n in (1, 2, 4)])
+    mean = mean_step(by_size, sizes_of({((1,),): 1, ((3,),): 1}))
+    assert mean.flops[PARTS[1]] == pytest.approx(20)
+    assert (mean.num_fitted, mean.num_counted) == (1, 3)
+    assert mean.error < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("counts", "steps", "others", "reason"),
+    [
+        ([], {((1,),): 1, ((2,),): 2}, 0, "no sizes were counted, and 3 of 3 clean steps have others"),
+        ([1], {((1,),): 1, ((2,),): 2}, 0, "1 size was counted, and 2 of 3 clean steps have others"),
+        ([1, 2, 3], {((1,),): 4, ((13,),): 2}, 0, "those of 2 of 6 clean steps are unlike the 3 counted"),
+        ([1, 2, 3], {((1,),): 4}, 1, "the size of the batch is not known in 1 of 5 clean steps"),
+    ],
+)
+def test_reasons(counts, steps, others, reason):
+    by_size = FlopsBySize([counted(((n,),), 10 * n) for n in counts])
+    found = mean_step(by_size, sizes_of(steps, others))
+    assert isinstance(found, Absent)
+    assert reason in found.reason
+
+
+def test_the_standard_error_holds():
+    """FLOPs that stray from a law by some per cent: the true mean is within three standard errors."""
+    off = []
+    for seed in range(30):
+        chance = random.Random(seed)
+        flops = {((n,),): round(1000 * n * n * (1 + chance.gauss(0, 0.02))) for n in range(20, 100)}
+        some = chance.sample(sorted(flops), 8)
+        found = mean_step(
+            FlopsBySize([counted(size, flops[size]) for size in some]), sizes_of(dict.fromkeys(flops, 1))
+        )
+        if isinstance(found, Absent):
+            continue
+        true = sum(flops.values()) / len(flops)
+        off.append((found.flops[PARTS[1]] / true - 1) / found.error)
+    assert len(off) > 20
+    assert max(map(abs, off)) < 3
+    assert sum(map(abs, off)) / len(off) > 0.1, "the error is no gross exaggeration"
