@@ -319,11 +319,22 @@ def test_own_functions_count_by_what_is_inside(apply):
     assert x.grad is not None
 
 
-def test_own_kernels_are_listed_and_never_0():
-    table = table_of(lambda x: Kernel.apply(Kernel.apply(x)) @ x, ones(4, 4))
+KEPT = Kernel.apply
+
+
+@pytest.mark.parametrize("apply", [lambda x: Kernel.apply(x), KEPT])  # noqa: PLW0108
+def test_own_kernels_are_listed_and_never_0(apply):
+    table = table_of(lambda x: apply(apply(x)) @ x, ones(4, 4))
     assert table.unsupported == {"prim::PythonOp.Kernel": 2}
     assert macs_of(table) == {"matmul": 64}
     assert table.notes == ("Kernel: autograd functions whose own kernels fvcore cannot see.",)
+
+
+def test_autograd_functions_are_as_before_a_trace():
+    kinds = (torch.autograd.Function, torch.autograd.function._SingleLevelFunction)
+    before = [dict(vars(kind)) for kind in kinds]
+    table_of(Kernel.apply, ones(4, 4))
+    assert [dict(vars(kind)) for kind in kinds] == before
 
 
 @library.custom_op("modelprof_test_table::product", mutates_args=())

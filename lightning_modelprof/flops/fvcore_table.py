@@ -22,6 +22,11 @@ _OWN_FUNCTION: Final = "prim::PythonOp."
 
 _CAUSES: Final = (
     (
+        "unordered_map::at",
+        "An autograd function whose apply was kept under another name uses tensors that it is not given: call"
+        " its apply by the function's own name",
+    ),
+    (
         "does not require grad",
         "It asks for gradients, and fvcore's forward pass runs without: a step with manual optimization or"
         " gradients inside of it has no such table",
@@ -83,11 +88,12 @@ def forward_table(model: nn.Module, call: Callable[[], Any]) -> ForwardTable:
         with untouched(model), traceable(model), functions_run_inline() as unseen:
             analysis = ForwardAnalysis(root)
             analysis.total()
+        unseen.update(root.unseen)
         return ForwardTable(
             counts=_own_counts(analysis),
             activations=_by_path(model, _activations(analysis)),
             parameters=_by_path(model, parameter_count(model)),
-            unsupported=_unsupported(analysis, unseen),
+            unsupported=_unsupported(analysis, unseen, root.seen_through),
             uncalled=_uncalled(model, root.called),
             notes=_notes(unseen, analysis.failed),
         )
@@ -156,11 +162,14 @@ def _by_path(model: nn.Module, numbers: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _unsupported(analysis: ForwardAnalysis, unseen: Counter[str]) -> dict[str, int]:
+def _unsupported(analysis: ForwardAnalysis, unseen: Counter[str], seen_through: set[str]) -> dict[str, int]:
     from lightning_modelprof.flops.fvcore_handles import may_hold_contractions  # noqa: PLC0415
 
     listed = analysis.unsupported_ops()
-    found = Counter({kind: calls for kind, calls in listed.items() if may_hold_contractions(kind)})
+    counted = {f"{_OWN_FUNCTION}{name}" for name in seen_through}
+    found = Counter(
+        {kind: calls for kind, calls in listed.items() if kind not in counted and may_hold_contractions(kind)}
+    )
     found.update(analysis.failed)
     found.update({f"{_OWN_FUNCTION}{name}": calls for name, calls in unseen.items()})
     return dict(sorted(found.items()))

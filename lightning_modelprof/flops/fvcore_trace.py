@@ -7,17 +7,20 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+from torch.autograd.function import Function, FunctionCtx, _SingleLevelFunction
 
 _COMPILED_FROM: Final = "_torchdynamo_orig_callable"
 """What torch.compile puts on every function that it wraps."""
 
 _MODULE_BLOCK: Final = "prim::TracedModuleForward"
+_OWN_FUNCTION: Final = "prim::PythonOp"
+_INSIDE: Final = "Subgraph"
 _MAKES_NO_VALUES: Final = re.compile(r"prim::Constant|aten::(new_)?(empty|zeros|ones|full)(_like|_strided)?")
 _MOVES_VALUES: Final = re.compile(
     "aten::(view|view_as|reshape|flatten|unflatten|transpose|t|permute|contiguous|squeeze|unsqueeze|expand|slice"
@@ -37,6 +40,9 @@ class TracedCall(nn.Module):
 
     Attributes:
         called: the modules that ran, by id.
+        seen_through: names of autograd functions that are in the graph beside the operators that run in them,
+            as they are since torch 2.15 where a model has kept a function's ``apply``.
+        unseen: their calls whose result no traced operator computed, by name.
     """
 
     MODEL: Final = "model"
@@ -45,6 +51,8 @@ class TracedCall(nn.Module):
         super().__init__()
         self.model = model
         self.called: set[int] = set()
+        self.seen_through: set[str] = set()
+        self.unseen: Counter[str] = Counter()
         self._call = call
 
     def state_dict(self, *_args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -65,20 +73,27 @@ class TracedCall(nn.Module):
         finally:
             note.remove()
         graph = torch._C._get_tracing_state().graph()
-        _keep_all(graph, graph)
+        self._keep_all(graph, graph)
         return torch.zeros((), device="cpu")
 
+    def _keep_all(self, graph: Any, block: Any) -> None:
+        """Make every result a result of the graph."""
+        for node in list(block.nodes()):
+            kind = node.kind()
+            if kind == _MODULE_BLOCK:
+                for inner in node.blocks():
+                    self._keep_all(graph, inner)
+            elif kind == _OWN_FUNCTION and node.hasAttribute(_INSIDE):
+                self._look_inside(node)
+            elif not kind.startswith("prim::") or kind in (_OWN_FUNCTION, "prim::CallFunction"):
+                for value in node.outputs():
+                    graph.registerOutput(value)
 
-def _keep_all(graph: Any, block: Any) -> None:
-    """Make every result a result of the graph."""
-    for node in list(block.nodes()):
-        kind = node.kind()
-        if kind == _MODULE_BLOCK:
-            for inner in node.blocks():
-                _keep_all(graph, inner)
-        elif not kind.startswith("prim::") or kind in ("prim::PythonOp", "prim::CallFunction"):
-            for value in node.outputs():
-                graph.registerOutput(value)
+    def _look_inside(self, node: Any) -> None:
+        """Note a function whose operators are in the graph as well, and whether they are all that it does."""
+        self.seen_through.add(node.pyname())
+        if not all(_is_computed(value) for value in node.g(_INSIDE).outputs()):
+            self.unseen[node.pyname()] += 1
 
 
 # ---- Functions with a backward of their own
@@ -112,20 +127,25 @@ def functions_run_inline() -> Iterator[Counter[str]]:
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         inputs = {id(value) for value in args}
         new = [value for value in outputs if isinstance(value, torch.Tensor) and id(value) not in inputs]
-        if any(not _is_computed(value) for value in new):
+        trace = torch._C._get_value_trace  # type: ignore[attr-defined]
+        if any(not _is_computed(trace(value)) for value in new):
             unseen[cls.__name__] += 1
         return result
 
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
-    try:
+    with ExitStack() as stack:
+        for owner in (_SingleLevelFunction, Function):
+            own = vars(owner).get("apply")
+            if isinstance(own, classmethod):
+                continue  # torch before 2.15: Python, which calls what stands in the class above
+            undo = partial(delattr, owner, "apply") if own is None else partial(setattr, owner, "apply", own)
+            stack.callback(undo)
+            owner.apply = classmethod(apply)  # type: ignore[assignment, attr-defined]
         yield unseen
-    finally:
-        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
 
 
-def _is_computed(tensor: torch.Tensor) -> bool:
-    """Whether a traced operator computed the values, rather than only made room for them."""
-    node = torch._C._get_value_trace(tensor).node()  # type: ignore[attr-defined]
+def _is_computed(value: Any) -> bool:
+    """Whether a traced operator computed a value of the graph, rather than only made room for it."""
+    node = value.node()
     while _MOVES_VALUES.fullmatch(node.kind()):
         node = next(iter(node.inputs())).node()
     return _MAKES_NO_VALUES.fullmatch(node.kind()) is None
