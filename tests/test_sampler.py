@@ -455,7 +455,7 @@ LOOKS = [0]
 
 
 def work(kind, ms=10):
-    """Take some time, in Python or without the interpreter: until a sampler has looked, however busy it is."""
+    """Take some time, in Python or without the interpreter: until a sampler has looked."""
     looks, end = LOOKS[0], time.perf_counter_ns() + ms * MS
     last = end + 10_000 * MS
     if kind == "sleep":

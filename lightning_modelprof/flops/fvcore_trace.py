@@ -139,7 +139,7 @@ def functions_run_inline() -> Iterator[Counter[str]]:
                 continue  # torch before 2.15: Python, which calls what stands in the class above
             undo = partial(delattr, owner, "apply") if own is None else partial(setattr, owner, "apply", own)
             stack.callback(undo)
-            owner.apply = classmethod(apply)  # type: ignore[assignment, attr-defined]
+            owner.apply = classmethod(apply)  # type: ignore[attr-defined]
         yield unseen
 
 
