@@ -20,7 +20,7 @@ Workers need cores of their own: on a machine that is busy with something else t
 
 The data are handwritten digits that come with scikit-learn (see digits.py), so nothing is downloaded. For
 CIFAR-10 itself unpack cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, pass --data-dir.
-Needs the extra packages of: pip install "lightning-modelprof[examples]"
+Needs the extra packages of: pip install -e "PATH_OF_THE_CLONE[examples]"
 """
 
 from __future__ import annotations

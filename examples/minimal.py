@@ -1,6 +1,6 @@
 """The smallest use of lightning-modelprof: one callback in the list.
 
-    pip install "lightning-modelprof[examples]"
+    pip install -e "PATH_OF_THE_CLONE[examples]"
     python examples/minimal.py
 
 The report is printed when training ends, and lies with its files in lightning_logs/version_0/modelprof.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
@@ -17,7 +18,7 @@ from lightning_modelprof.report.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report_reading import analyze_files, load_run_with_ranks, read_report, read_windows
-from lightning_modelprof.run.archive import find_run, write_atomically
+from lightning_modelprof.run.archive import find_run, told_choice, write_atomically
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal import print_report
@@ -69,6 +70,8 @@ def _import(options: argparse.Namespace) -> None:
     """Bring runs and traces into a log directory, and say how to look at them."""
     logdir = given_path(options.logdir, ArchiveError)
     paths = [given_path(path, ArchiveError) for path in options.paths]
+    for choice in filter(None, map(told_choice, paths)):
+        print(one_line(choice))
     for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
         print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
     print(one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}"))
@@ -107,6 +110,8 @@ def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) 
     # Tables and findings are compared between the first runs, so only their traces are read.
     runs = [[_read_compared(path, with_traces=path == side[0]) for path in side] for side in (before, after)]
     report, result = build_comparison(runs[0], runs[1], tolerance)
+    choices = tuple(filter(None, map(told_choice, dict.fromkeys((*before, *after)))))
+    report = replace(report, notes=(*choices, *report.notes))
     return report, EXIT_CODES[result.outcome]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze as analyze_run
@@ -14,7 +15,7 @@ from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions, saved_options
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
-from lightning_modelprof.run.archive import find_run, load_run
+from lightning_modelprof.run.archive import find_run, load_run, told_choice
 from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
 from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Run
@@ -41,7 +42,7 @@ def read_report(
     """The report of a saved run, derived anew from what was measured.
 
     Args:
-        path: the run's folder, its run.json, or the logger's folder.
+        path: the run's folder, its run.json, or the logger's folder, of which the newest run is taken.
         choose: the options to show it with, from those it was recorded with.
 
     Raises:
@@ -54,7 +55,9 @@ def read_report(
     except ValueError as error:
         raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
     facts, notes = read_windows(run, find_run(path).parent)
-    return build_report(analyze_run(run, facts, notes), options)
+    report = build_report(analyze_run(run, facts, notes), options)
+    choice = told_choice(path)
+    return replace(report, notes=(choice, *report.notes)) if choice else report
 
 
 def analyze_files(

@@ -27,7 +27,7 @@ LIGHTNING_CLI = ROOT / "configs" / "lightning_cli.yaml"
 
 needs_images = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("sklearn", "PIL")),
-    reason="needs scikit-learn and pillow: pip install 'lightning-modelprof[examples]'",
+    reason="needs scikit-learn and pillow: pip install -e 'PATH_OF_THE_CLONE[examples]'",
 )
 
 
@@ -187,7 +187,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, scrip
     assert result.returncode == 1
     error = result.stderr.strip().split("\n")[-1]
     assert error.startswith("lightning_modelprof.errors.MissingExtraError: examples/")
-    assert f"got no {missing}. Install them: pip install 'lightning-modelprof[examples]'" in error.replace(
+    assert f"got no {missing}. Install them: pip install -e 'PATH_OF_THE_CLONE[examples]'" in error.replace(
         '"', "'"
     )
 

@@ -164,5 +164,5 @@ def test_require():
         require("json", "no_such_one", "nor_this", extra="examples", where="here")
     assert str(caught.value) == (
         "here: expected the Python modules json, no_such_one, nor_this to be installed, got no no_such_one,"
-        ' no nor_this. Install them: pip install "lightning-modelprof[examples]"'
+        ' no nor_this. Install them: pip install -e "PATH_OF_THE_CLONE[examples]"'
     )

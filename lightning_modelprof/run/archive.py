@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import math
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 from uuid import uuid4
@@ -106,17 +109,58 @@ def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
         raise ValueError(str(error)) from error
 
 
+_NUMBERED: Final = re.compile(rf"{DEFAULT_FOLDER}(?:_([0-9]{{1,9}}))?")
+_CREATED: Final = re.compile(rb'"created"\s*:\s*"([^"]*)"')
+_CREATED_WITHIN: Final = 1_000
+"""Bytes."""
+
 _DEPTHS: Final = ("*/", "*/*/", "*/*/*/")
 _MOST_NAMED: Final = 3
 
 
 def find_run(path: str | Path) -> Path:
-    """The archive that is meant: a file, the folder that holds it, or a logger's folder above that."""
+    """The archive that is meant: a file, the folder that holds it, or the newest of a logger's folder."""
     path = Path(path)
     if path.is_dir():
-        inside = path / DEFAULT_FOLDER / RUN_FILE
-        return inside if inside.exists() and not (path / RUN_FILE).exists() else path / RUN_FILE
+        runs = _runs_of_a_logger(path)
+        return runs[-1] if runs else path / RUN_FILE
     return path.with_name(RUN_FILE) if path.name == "report.json" else path
+
+
+def told_choice(path: str | Path) -> str:
+    """What to tell of the run that :func:`find_run` takes where a folder holds several, else ``""``."""
+    runs = _runs_of_a_logger(Path(path))
+    if len(runs) < 2:
+        return ""
+    return (
+        f"{path} holds {len(runs)} runs; this is the newest, {runs[-1].parent.name}. Give the folder of"
+        " another one to see it."
+    )
+
+
+def _runs_of_a_logger(folder: Path) -> list[Path]:
+    """The archives of ``modelprof``, ``modelprof_1``, ... in a folder that is no run itself, the newest last.
+
+    They are in the order in which the runs began. One that does not say when comes before all that do.
+    """
+    if (folder / RUN_FILE).exists():
+        return []
+    found = [
+        (_began(file), int(match[1] or 0), file)
+        for file in folder.glob(f"{DEFAULT_FOLDER}*/{RUN_FILE}")
+        if (match := _NUMBERED.fullmatch(file.parent.name)) and file.is_file()
+    ]
+    return [file for _, _, file in sorted(found)]
+
+
+def _began(file: Path) -> float:
+    """When a run began, which stands at the begin of its archive, in seconds since 1970."""
+    try:
+        with file.open("rb") as opened:
+            found = _CREATED.search(opened.read(_CREATED_WITHIN))
+        return datetime.fromisoformat(found[1].decode()).timestamp() if found else -math.inf
+    except (OSError, ValueError, OverflowError):
+        return -math.inf
 
 
 def _examples(path: Path) -> str:
