@@ -24,6 +24,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchmetrics import MeanSquaredError
 
 FILE = Path(__file__)
 NUM_STEPS = 40
@@ -411,6 +412,37 @@ def slow_logger(costs: Costs, folder: Path) -> Training:
     return Training(Logging(), rows(), trainer=trainer, profile={"log_every_n_steps": 0})
 
 
+class ManyValues(Model):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        with self.costs.measured():
+            for number in range(80):
+                self.log(f"value_{number}", loss)  # fault: many_log_calls
+        return loss
+
+
+def many_log_calls(costs: Costs, folder: Path) -> Training:
+    return Training(ManyValues(costs), rows())
+
+
+class MetricEachStep(Model):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.errors = nn.ModuleList(MeanSquaredError() for _ in range(60))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        outputs = self.layers(batch)
+        guesses, targets = outputs.detach(), batch[:, :1]
+        with self.costs.measured():
+            for error in self.errors:
+                error.update(guesses, targets)  # fault: metrics_each_step
+        return outputs.square().mean()
+
+
+def metrics_each_step(costs: Costs, folder: Path) -> Training:
+    return Training(MetricEachStep(costs), rows())
+
+
 class SlowFile(TorchCheckpointIO):
     """Writes nothing, so that what is known is nearly all that a checkpoint takes."""
 
@@ -711,6 +743,8 @@ SCENARIOS = (
     Scenario("slow_callback_in_optimizer", slow_callback_in_optimizer, "overhead_bound", "slow_callback"),
     Scenario("slow_epoch_end", slow_epoch_end, "overhead_bound", "slow_callback"),
     Scenario("slow_logger", slow_logger, "overhead_bound", "slow_logger"),
+    Scenario("many_log_calls", many_log_calls, "overhead_bound", "slow_logging_calls"),
+    Scenario("metrics_each_step", metrics_each_step, "overhead_bound", "slow_logging_calls"),
     Scenario("checkpoint_every_step", checkpoint_every_step, "overhead_bound", "checkpoint_share"),
     Scenario("slow_save_hook", slow_save_hook, "overhead_bound", "slow_module_hook"),
     Scenario("validation_every_step", validation_every_step, "overhead_bound", "validation_share"),

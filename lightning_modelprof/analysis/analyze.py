@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchma
 from lightning_modelprof.analysis.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
 from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
+from lightning_modelprof.analysis.logging_calls import LoggingCalls, logging_calls
 from lightning_modelprof.analysis.memory_use import MemoryUse, memory_use
 from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
 from lightning_modelprof.analysis.module_tree import ModuleTree, module_tree
@@ -66,6 +67,7 @@ class Analysis:
         own_cost: what this profiler took of the loop.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
+        logging_calls: the time below ``self.log`` and metrics, by line.
         source_lines: what each line of the user's runs, and how much of the time it takes.
     """
 
@@ -97,6 +99,7 @@ class Analysis:
     own_cost: OwnCost | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
+    logging_calls: LoggingCalls | Absent
     source_lines: tuple[SourceLine, ...] | Absent
     notes: tuple[str, ...]
 
@@ -159,6 +162,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         own_cost=own_cost(totals, record.outside_ns, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,
+        logging_calls=logging_calls(hot),
         source_lines=source_lines(None if cost is None else cost.sites, hot),
         notes=(
             *record.notes,

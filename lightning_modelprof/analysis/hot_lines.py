@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples, logging_begins
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ class TopLine:
         share_error: standard error of ``share``.
         samples: how many.
         time_ns: that they stand for, summed over the loop.
+        logging_share, logging_samples: those of them in which the line was logging, or a metric was at work.
     """
 
     file: str
@@ -67,6 +68,8 @@ class TopLine:
     share_error: float
     samples: int
     time_ns: int
+    logging_share: float = 0.0
+    logging_samples: int = 0
 
 
 class _Count(NamedTuple):
@@ -88,6 +91,14 @@ class _At(NamedTuple):
     frame: StackFrame
     inner: Sequence[StackFrame]
     tally: _Count
+
+    @property
+    def is_in_module(self) -> bool:
+        return any(frame.module == _MODULE_CALLS for frame in self.inner)
+
+    @property
+    def is_logging(self) -> bool:
+        return logging_begins((self.frame, *self.inner)) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +139,8 @@ class HotLines:
             file: that the function is in.
             function_line: its first line.
             phases: only samples in these; ``None`` means all.
-            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``.
+            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, or was
+                logging: that is a cause of its own (``logging_calls``).
 
         Returns:
             ``None`` if there are fewer than 3 samples at that line, or less than half of the function's
@@ -138,7 +150,7 @@ class HotLines:
             at
             for stack in self._stacks(phases)
             if (at := self._find(stack, file, function_line)) is not None
-            and not (outside_modules and any(frame.module == _MODULE_CALLS for frame in at.inner))
+            and not (outside_modules and (at.is_in_module or at.is_logging))
         ]
         function = _sum(at.tally for at in calls)
         return _hottest(_grouped((at.frame.line, at) for at in calls), function)
@@ -192,7 +204,9 @@ class HotLines:
     def share_outside_modules(
         self, file: str, function_line: int, *, phases: Collection[str] | None = None
     ) -> tuple[float, int] | None:
-        """Share of a function's time in which it had not called a module, and how many samples say so.
+        """Share of a function's time in which it neither had called a module nor was logging.
+
+        With it, how many samples say so.
 
         Args:
             file: that the function is in.
@@ -208,8 +222,36 @@ class HotLines:
         whole = _sum(at.tally for at in calls)
         if not whole.time_ns:
             return None
-        inside = _sum(at.tally for at in calls if any(frame.module == _MODULE_CALLS for frame in at.inner))
+        inside = _sum(at.tally for at in calls if at.is_in_module or at.is_logging)
         return 1 - inside.time_ns / whole.time_ns, whole.samples
+
+    def logging_share(
+        self,
+        file: str,
+        function_line: int,
+        *,
+        phases: Collection[str] | None = None,
+        outside_modules: bool = False,
+    ) -> tuple[float, float]:
+        """Share of a function's time in which it was logging, or a metric of its was at work.
+
+        With it, its standard error; both are 0 where nothing was.
+
+        Args:
+            file: that the function is in.
+            function_line: its first line.
+            phases: only samples in these; ``None`` means all.
+            outside_modules: only what no module was called for.
+        """
+        calls = [
+            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
+        ]
+        whole = _sum(at.tally for at in calls)
+        logging = _sum(
+            at.tally for at in calls if at.is_logging and not (outside_modules and at.is_in_module)
+        )
+        share = logging.time_ns / whole.time_ns if whole.time_ns else 0.0
+        return share, math.sqrt(share * (1 - share) / whole.samples) if share else 0.0
 
     def top(self, limit: int) -> tuple[TopLine, ...]:
         """The lines that most time is spent at, by phase, longest first.
@@ -233,17 +275,22 @@ class HotLines:
     def _ranked(self, *, by_phase: bool) -> Iterator[TopLine]:
         total = _Count(self.num_samples, self.time_ns)
         counts: dict[_Place, list[_Count]] = {}
+        logging: dict[_Place, list[_Count]] = {}
         names: dict[_Place, str] = {}
         for stack in self.samples.stacks:
-            frames = (self.samples.frames[index] for index in reversed(stack.frames))
-            user = next((frame for frame in frames if frame.is_users), None)
+            frames = [self.samples.frames[index] for index in stack.frames]
+            user = next((frame for frame in reversed(frames) if frame.is_users), None)
             if user is not None:
                 place = _Place(stack.phase if by_phase else None, user.file, user.line)
                 names.setdefault(place, user.function)
-                counts.setdefault(place, []).append(_Count(stack.samples, stack.time_ns))
+                count = _Count(stack.samples, stack.time_ns)
+                counts.setdefault(place, []).append(count)
+                if logging_begins(frames) is not None:
+                    logging.setdefault(place, []).append(count)
         sums = {place: _sum(found) for place, found in counts.items()}
         for place, count in sorted(sums.items(), key=lambda item: -item[1].time_ns):
             share = count.time_ns / total.time_ns
+            logged = _sum(logging.get(place, ()))
             yield TopLine(
                 file=place.file,
                 line=place.line,
@@ -253,6 +300,8 @@ class HotLines:
                 share_error=math.sqrt(share * (1 - share) / total.samples),
                 samples=count.samples,
                 time_ns=count.time_ns,
+                logging_share=logged.time_ns / total.time_ns,
+                logging_samples=logged.samples,
             )
 
     def _stacks(self, phases: Collection[str] | None) -> Iterator[SampledStack]:

@@ -36,8 +36,12 @@ class SourceLine:
         share: of all sampled time of the training thread; ``None`` without samples.
         samples: how many.
         function_line: first line of the function; ``None`` for a line that was only sampled.
-        by_module: paths of all modules in which it ran operators itself, and how many in each.
+        by_module: paths of all modules in which it ran operators itself, and how many in each, without those
+            of logging.
         phases: in which it did, without backward.
+        logging_share, logging_samples: those of its share and samples in which it was logging, or a metric
+            of torchmetrics was at work for it.
+        logging_operators, logging_tensors: those of its operators, and of its copies and host tensors.
     """
 
     file: str
@@ -55,6 +59,20 @@ class SourceLine:
     function_line: int | None = None
     by_module: tuple[tuple[str, int], ...] = ()
     phases: tuple[str, ...] = ()
+    logging_share: float = 0.0
+    logging_samples: int = 0
+    logging_operators: int = 0
+    logging_tensors: int = 0
+
+    @property
+    def own_operators(self) -> int:
+        """Without those of logging; 0 if not known."""
+        return (self.operators or 0) - self.logging_operators
+
+    @property
+    def own_tensors(self) -> int:
+        """Copies and host tensors without those of logging; 0 if not known."""
+        return (self.copies or 0) + (self.host_tensors or 0) - self.logging_tensors
 
 
 @dataclass(slots=True)
@@ -70,6 +88,8 @@ class _Sums:
     copies: int = 0
     host_tensors: int = 0
     num_bytes: int | None = 0
+    logging_operators: int = 0
+    logging_tensors: int = 0
 
 
 def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[SourceLine, ...] | Absent:
@@ -100,6 +120,10 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
                 function_line=one.function_line,
                 by_module=tuple(sorted(one.by_module.items())),
                 phases=tuple(sorted(one.phases)),
+                logging_share=sample.logging_share if sample else 0.0,
+                logging_samples=sample.logging_samples if sample else 0,
+                logging_operators=one.logging_operators,
+                logging_tensors=one.logging_tensors,
             )
         )
     return tuple(sorted(lines, key=_rank))
@@ -118,7 +142,8 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
             one.backward_operators += count.calls - count.views
         else:
             one.operators += count.calls - count.views
-            one.by_module[count.module] += count.calls - count.views
+            one.logging_operators += count.logging
+            one.by_module[count.module] += count.calls - count.views - count.logging
             one.phases.add(count.phase)
     for site in sites.sites:
         if site.file is None or site.line is None:
@@ -130,6 +155,7 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
         one.waits += site.calls * (site.kind == SYNCHRONISATION)
         one.copies += site.calls * (site.kind in (DEVICE_TO_HOST, HOST_TO_DEVICE))
         one.host_tensors += site.calls * (site.kind == HOST_TENSOR)
+        one.logging_tensors += site.calls * (site.kind != SYNCHRONISATION and site.is_logging)
         if site.kind != SYNCHRONISATION and one.num_bytes is not None:
             one.num_bytes = None if site.num_bytes is None else one.num_bytes + site.num_bytes
     return sums

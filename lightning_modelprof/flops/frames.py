@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import torch
 
 from lightning_modelprof.measure.user_code import UserCode, absolute_file
+from lightning_modelprof.run.logging_code import logging_kind
 from lightning_modelprof.run.sites import CodeLocation
 
 _PLUMBING: Final = frozenset(("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn", "inner"))
@@ -23,7 +24,7 @@ _NOT_CALLERS: Final = (
 _MOST_CALLERS: Final = 12
 _MOST_FRAMES: Final = 500
 
-_LIBRARY, _USER, _OPTIMIZER, _END = range(4)
+_LIBRARY, _USER, _OPTIMIZER, _END, _LOGGING = range(5)
 
 
 Spot: TypeAlias = tuple[int, int]
@@ -37,10 +38,14 @@ class UserLines:
     Args:
         user_code: whose code is whose.
         outside: code that the step runs in: what called it is not part of the step.
+
+    Attributes:
+        is_logging: whether the line that was found last had called ``self.log``, or a metric of torchmetrics.
     """
 
     def __init__(self, user_code: UserCode, outside: Iterable[CodeType] = ()) -> None:
         self._user_code = user_code
+        self.is_logging = False
         # By id, as the hash of a code object takes long; held, so that ids stay their own.
         self._kinds: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}
@@ -53,6 +58,8 @@ class UserLines:
         code = frame.f_code
         is_users = code.co_name != "__torch_dispatch__" and self._user_code.is_users(frame)
         kind = _USER if is_users else _LIBRARY  # a mode of the user's only passes on what a line asked for
+        if not is_users and logging_kind(str(frame.f_globals.get("__name__", "")), code.co_name):
+            kind = _LOGGING
         self._kinds[id(code)], self._codes[id(code)] = kind, code
         if kind == _USER:
             self._files[id(code)] = absolute_file(code.co_filename)
@@ -65,15 +72,20 @@ class UserLines:
             depth: how many callers to pass over, which are known to be ours.
         """
         kinds = self._kinds
+        is_logging = False
         frame: FrameType | None = sys._getframe(depth)
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
             if kind is None:
                 kind = self._learn(frame)
-            if kind:
+            if kind == _LOGGING:
+                is_logging = True
+            elif kind:
+                self.is_logging = is_logging and kind == _USER
                 return (id(code), frame.f_lasti) if kind == _USER else None
             frame = frame.f_back
+        self.is_logging = False
         return None
 
     def with_callers(self) -> tuple[Spot | None, tuple[str, ...]]:

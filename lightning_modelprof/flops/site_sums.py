@@ -42,15 +42,16 @@ class _Line(NamedTuple):
 class _Tally:
     """Sums of one place."""
 
-    __slots__ = ("calls", "elements", "num_bytes", "operators", "unsized", "views")
+    __slots__ = ("calls", "elements", "logging", "num_bytes", "operators", "unsized", "views")
 
     def __init__(self) -> None:
-        self.calls = self.views = self.elements = self.num_bytes = self.unsized = 0
+        self.calls = self.views = self.logging = self.elements = self.num_bytes = self.unsized = 0
         self.operators: set[str] = set()
 
     def add(self, other: _Tally) -> None:
         self.calls += other.calls
         self.views += other.views
+        self.logging += other.logging
         self.elements += other.elements
         self.num_bytes += other.num_bytes
         self.unsized += other.unsized
@@ -69,8 +70,17 @@ class SiteSums:
         self._sites: dict[_Site, list[int]] = {}  # calls, bytes, calls without known bytes
         self.dropped = 0
 
-    def count(self, place: Place, operator: str, operands: Any, result: Any, *, is_view: bool) -> None:
-        """An operator ran at a place."""
+    def count(
+        self,
+        place: Place,
+        operator: str,
+        operands: Any,
+        result: Any,
+        *,
+        is_view: bool,
+        is_logging: bool = False,
+    ) -> None:
+        """An operator ran at a place, perhaps for a metric."""
         tally = self._tallies.get(place)
         if tally is None:
             if len(self._tallies) >= _MOST_PLACES:
@@ -82,6 +92,7 @@ class SiteSums:
         if is_view:
             tally.views += 1
             return
+        tally.logging += is_logging
         results = result if isinstance(result, (list, tuple)) else (result,)
         try:
             tally.num_bytes += _num_bytes(operands) + _num_bytes(results)
@@ -119,6 +130,7 @@ class SiteSums:
                 elements=tally.elements,
                 num_bytes=tally.num_bytes,
                 unsized=tally.unsized,
+                logging=tally.logging,
             )
             for (line, phase, module), tally in merged.items()
         ]

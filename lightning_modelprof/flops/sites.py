@@ -110,7 +110,14 @@ class SiteWatch:
             phase, module = where()
             place = (self._spot(phase), phase, module)
             operands = (*args, *kwargs.values()) if kwargs else args
-            self._sums.count(place, known.name, operands, result, is_view=known.is_view)
+            self._sums.count(
+                place,
+                known.name,
+                operands,
+                result,
+                is_view=known.is_view,
+                is_logging=self._lines.is_logging,
+            )
             if known.look is not None:
                 sighting = known.look(args, kwargs, result)
                 if sighting is not None:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_modelprof.measure.ledger import PROFILER, VALIDATION
+from lightning_modelprof.measure.log_calls import log_call
 from lightning_modelprof.measure.user_code import UserCode, is_loop
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.stack_samples import (
+    LogCall,
+    SampledStack,
+    StackFrame,
+    StackSamples,
+    logging_begins,
+)
 from lightning_modelprof.run.validation import PARTS
 
 MOST_DEEP: Final = 80
 """Frames of one stack that are looked at: with more, the thread that trains would wait for the look."""
 MOST_STACKS: Final = 5_000
 MOST_FRAMES: Final = 20_000
+MOST_LOG_CALLS: Final = 200
 
 
 class LedgerState(Protocol):
@@ -156,14 +166,16 @@ class StackLook:
                 )
             )
         is_users: dict[int, bool] = {}
+        frames = tuple(self._frame(code, line, is_users) for code, line in numbers)
         return StackSamples(
-            frames=tuple(self._frame(code, line, is_users) for code, line in numbers),
+            frames=frames,
             stacks=tuple(sorted(stacks, key=lambda stack: -stack.time_ns)),
             samples=sum(stack.samples for stack in stacks) + self._dropped,
             first_interval_ns=first_interval_ns,
             last_interval_ns=last_interval_ns,
             dropped=self._dropped,
             cost_ns=cost_ns,
+            log_calls=_log_calls(frames, stacks),
             notes=(*notes, *self._notes()),
         )
 
@@ -192,3 +204,16 @@ class StackLook:
                 f"{self._dropped} samples are in no figure: there were too many different stacks to note."
             )
         return tuple(notes)
+
+
+def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> tuple[LogCall, ...]:
+    """What the source says of each line that logs."""
+    places: dict[tuple[str, int], None] = {}
+    for stack in stacks:
+        on_stack = [frames[number] for number in stack.frames]
+        begins = logging_begins(on_stack)
+        if begins is not None:
+            caller = on_stack[begins[0]]
+            places[caller.file, caller.line] = None
+    calls = (log_call(file, line) for file, line in islice(places, MOST_LOG_CALLS))
+    return tuple(call for call in calls if call is not None)

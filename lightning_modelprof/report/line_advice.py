@@ -33,12 +33,12 @@ def advice_for(
     if source is None or source.operators is None:
         return IN_GENERAL.format(where=where)
     place = f"Line {source.line} of {source.function}"
-    if source.operators >= MANY_OPERATORS:
+    if source.own_operators >= MANY_OPERATORS:
         return (
-            f"{place} runs {source.operators} operators in a step, as a loop over rows does: write it as"
+            f"{place} runs {source.own_operators} operators in a step, as a loop over rows does: write it as"
             " operations on whole tensors."
         )
-    if source.host_tensors or source.copies:
+    if source.own_tensors:
         return (
             f"{place} makes a tensor of Python numbers, or copies one, in every step: make it once, in"
             " __init__ with register_buffer, or on the device (torch.arange, torch.full)."
@@ -68,5 +68,5 @@ def _line_of(
         return None
     # No line has most of the samples: the one that runs by far the most operators is as good a guess.
     own = [one for one in lines if [path for path, _ in one.by_module] == [""] and "forward" in one.phases]
-    most = max(own, key=lambda one: one.operators or 0, default=None)
-    return most if most is not None and (most.operators or 0) >= MANY_OPERATORS else None
+    most = max(own, key=lambda one: one.own_operators, default=None)
+    return most if most is not None and most.own_operators >= MANY_OPERATORS else None

@@ -184,7 +184,7 @@ def _host_shares(
             continue
         base_ns = rule.base_ns(costs)
         if base_ns:
-            shares[rule.bound] += (finding.saving_ns_per_step or 0.0) / base_ns
+            shares[rule.bound] += rule.stake_ns(finding) / base_ns
     if waits is not None:
         shares["overhead_bound"] = max(0.0, shares["overhead_bound"] - waits.around_model)
         shares["host_bound"] = max(0.0, shares["host_bound"] - waits.forward_stake)

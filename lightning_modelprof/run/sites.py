@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.run.logging_code import logging_kind
+
 SYNCHRONISATION: Final = "synchronisation"
 """The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""
 DEVICE_TO_HOST: Final = "device_to_host"
@@ -79,6 +81,11 @@ class SourceSite:
     is_non_blocking: bool | None
 
     @property
+    def is_logging(self) -> bool:
+        """Whether ``self.log`` or a metric of torchmetrics did it for the line."""
+        return any(logging_kind(*_module_and_function(name)) for name in self.callers)
+
+    @property
     def caller(self) -> str:
         """The one of ``callers`` to name: the innermost that is not torch's; ``""`` without any."""
         others = (name for name in self.callers if not name.startswith("torch."))
@@ -98,6 +105,7 @@ class LineCount:
         operators: how many different ones.
         elements: in the results of all calls but views.
         num_bytes: of the operands and the results of all calls but views, as if none were in a cache.
+        logging: calls but views that ``self.log`` or a metric of torchmetrics ran for the line.
         unsized: calls that are missing in ``elements`` and ``num_bytes``: of sparse and other tensors that do
             not say how large they are.
     """
@@ -114,6 +122,7 @@ class LineCount:
     elements: int
     num_bytes: int
     unsized: int = 0
+    logging: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +142,10 @@ class StepSites:
     sites: tuple[SourceSite, ...]
     lines: tuple[LineCount, ...]
     dropped: tuple[str, ...] = ()
+
+
+def _module_and_function(name: str) -> tuple[str, str]:
+    """Of a dotted name; modules are written small, classes and functions in classes come after."""
+    parts = name.split(".")
+    end = next((number for number, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+    return ".".join(parts[:end]), ".".join(parts[end:])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from lightning_modelprof.run.logging_code import logging_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,24 @@ class SampledStack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogCall:
+    """What the source says of a line that logs, or that calls a metric.
+
+    Attributes:
+        file, line: where.
+        names: keys that are logged, or else the metric that is called; what is no literal, as it is written.
+        is_repeated: whether the call is in a loop.
+        options: those of ``prog_bar`` and ``sync_dist`` that are given as true.
+    """
+
+    file: str
+    line: int
+    names: tuple[str, ...]
+    is_repeated: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackSamples:
     """What the training thread was doing over one loop.
 
@@ -61,6 +82,7 @@ class StackSamples:
         first_interval_ns, last_interval_ns: time between two samples at the begin and at the end.
         dropped: samples of rare stacks that were too many to be told apart.
         cost_ns: CPU time of the sampling thread.
+        log_calls: of the user's lines in ``stacks`` that log or call a metric, where their source is known.
         notes: why there is nothing, or what is missing, a sentence each.
     """
 
@@ -71,4 +93,24 @@ class StackSamples:
     last_interval_ns: int = 0
     dropped: int = 0
     cost_ns: int = 0
+    log_calls: tuple[LogCall, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def logging_begins(frames: Sequence[StackFrame]) -> tuple[int, int] | None:
+    """Where on a stack the user's code logs, or lets a metric of torchmetrics work.
+
+    Args:
+        frames: outermost first.
+
+    Returns:
+        Positions of the user's innermost frame before that, and of the first frame of what logs; ``None``
+        where nothing does, or where it is not the user who asked for it.
+    """
+    caller = None
+    for position, frame in enumerate(frames):
+        if frame.is_users:
+            caller = position
+        elif caller is not None and logging_kind(frame.module, frame.function):
+            return caller, position
+    return None

@@ -29,6 +29,7 @@ from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
+from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
 from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
 from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
 from lightning_modelprof.report.rules.slow_steps import SlowStepsCost
@@ -55,6 +56,7 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowCallback(),
     SlowModuleHook(),
     SlowLogger(),
+    SlowLoggingCalls(),
     ValidationShare(),
     CheckpointShare(),
     SlowTransfer(),

@@ -44,6 +44,10 @@ class Rule(ABC):
         """What the time of its findings is a share of."""
         return costs.steady.wall_ns
 
+    def stake_ns(self, finding: Finding) -> float:
+        """What of a finding's time speaks for the verdict; less where another rule speaks of it, too."""
+        return finding.saving_ns_per_step or 0.0
+
     @abstractmethod
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """What the rule says of a run: at least one finding, be it clean or not evaluated."""

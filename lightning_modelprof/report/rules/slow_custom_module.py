@@ -59,7 +59,7 @@ class SlowCustomModule(ShareRule):
             place = written.get(module.path)
             if place is None or module.forward_ns is None:
                 continue
-            took_ns = round(module.forward_ns * pace)
+            took_ns = round(module.forward_ns * pace * (1 - _logging_share(analysis, place)))
             slowest_ns = max(slowest_ns, took_ns)
             share = took_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
             if share is not None and self.is_found(share, took_ns):
@@ -84,6 +84,13 @@ class SlowCustomModule(ShareRule):
             places=[Location(file=place.file, line=place.line, function=place.name, module=module.path)],
             evidence=[duration("forward per step", took_ns), ratio("share of the step", share)],
         )
+
+
+def _logging_share(analysis: Analysis, place: CodePlace) -> float:
+    hot = analysis.hot_lines
+    if isinstance(hot, Absent) or place.file is None or place.line is None:
+        return 0.0
+    return hot.logging_share(place.file, place.line)[0]
 
 
 def _without_layers(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:

@@ -30,7 +30,8 @@ class SlowForwardOutsideModel(ShareRule):
     been faster in those three steps than later: then the modules' time is scaled by Forward in the others
     over Forward in these. It is never scaled down, as timing the modules takes some of Forward there. Where
     there are at least 20 samples of the step's function in Forward, twice the standard error more than they
-    say must be enough, too.
+    say must be enough, too. What samples find below ``self.log`` and metrics is taken off, and in doubt two
+    standard errors more: that is a cause of its own (``slow_logging_calls``).
 
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
@@ -69,18 +70,22 @@ class SlowForwardOutsideModel(ShareRule):
         if forward_ns is None:
             return self.not_evaluated("the time of the forward was not seen on the clock of the modules")
         model_ns = round(model_ns * max(1.0, module_pace(analysis)))
-        rest_ns = max(0.0, forward_ns - model_ns)
+        name = loop_of(analysis.info.loop).step_hook
+        place = setup.module_hooks.get(name) or setup.module
+        logging, logging_error = _logging_share(analysis.hot_lines, place)
+        logging_ns = forward_ns * logging
+        rest_ns = max(0.0, forward_ns - model_ns - logging_ns)
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [
             duration("outside of the modules", rest_ns),
             ratio("share of the step", share),
             duration("forward", forward_ns),
             duration("in the modules", model_ns),
+            *([duration("in logging calls", logging_ns)] if logging_ns else ()),
         ]
         spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
-        name = loop_of(analysis.info.loop).step_hook
-        place = setup.module_hooks.get(name) or setup.module
-        least_ns = min(rest_ns - spread_ns, _most_by_samples(analysis.hot_lines, place, forward_ns))
+        sure_ns = rest_ns - spread_ns - 2 * logging_error * forward_ns
+        least_ns = min(sure_ns, _most_by_samples(analysis.hot_lines, place, forward_ns))
         if share is None or not (
             self.is_found(share, rest_ns) and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
         ):
@@ -115,6 +120,13 @@ def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns
         return math.inf
     share, samples = sampled
     return forward_ns * (share + 2 * math.sqrt(share * (1 - share) / samples))
+
+
+def _logging_share(hot: HotLines | Absent, place: CodePlace | None) -> tuple[float, float]:
+    """Share of Forward in ``self.log`` and metrics, a cause of its own, and its standard error."""
+    if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
+        return 0.0, 0.0
+    return hot.logging_share(place.file, place.line, phases=("forward",), outside_modules=True)
 
 
 def _forward_ns(means: PhaseMeans, clock: str) -> float | None:

@@ -63,9 +63,9 @@ class SlowLineInModule(ShareRule):
         found = []
         for line in lines:
             module = _module_of(line, written)
-            if not module or (line.samples or 0) < self.least_samples:
+            if not module or (line.samples or 0) - line.logging_samples < self.least_samples:
                 continue
-            share = line.share or 0.0
+            share = (line.share or 0.0) - line.logging_share
             error = math.sqrt(share * (1 - share) / hot.num_samples)
             least = share - 2 * error
             if self.is_found(least, least * costs.loop.wall_ns):
@@ -73,11 +73,11 @@ class SlowLineInModule(ShareRule):
         return tuple(found) or self.clean("No line of a module's forward stands out.")
 
     def _one(self, line: SourceLine, module: str, share: float, took_ns: float) -> Finding:
-        makes = line.host_tensors or line.copies
+        makes = line.own_tensors
         does = (
             f"makes or copies {makes} tensors of Python numbers in a step"
             if makes
-            else f"runs {line.operators} operators in a step"
+            else f"runs {line.own_operators} operators in a step"
         )
         return self.found(
             f"Line {line.line} of {line.function} in {module} {does}, and {percent(share)} of the"
@@ -100,8 +100,8 @@ class SlowLineInModule(ShareRule):
             evidence=[
                 duration("at the line per step", took_ns),
                 ratio("share of the samples", share),
-                count("samples", line.samples),
-                count("operators", line.operators),
+                count("samples", (line.samples or 0) - line.logging_samples),
+                count("operators", line.own_operators),
             ],
         )
 
@@ -120,7 +120,7 @@ def _module_of(line: SourceLine, written: dict[str, CodePlace | None]) -> str | 
         place = written.get(path)
         if place is None or (place.file, place.line) != (line.file, line.function_line):
             continue
-        is_loop = operators >= MANY_OPERATORS and operators >= _LEAST_OWN * (line.operators or 0)
-        if is_loop or line.host_tensors or line.copies:
+        is_loop = operators >= MANY_OPERATORS and operators >= _LEAST_OWN * line.own_operators
+        if is_loop or line.own_tensors:
             return path
     return None

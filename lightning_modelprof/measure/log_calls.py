@@ -1,0 +1,101 @@
+"""Reads from the source what a line logs: the keys of ``self.log``, the metric that it calls."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from functools import lru_cache
+from typing import Final
+
+from lightning_modelprof.run.stack_samples import LogCall
+
+_LOGS: Final = ("log", "log_dict")
+_METHODS: Final = ("forward", "update", "compute", "sync", "reset")
+_REPEATS: Final = (
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_OPTIONS: Final = ("prog_bar", "sync_dist")
+_MOST_NAMES: Final = 50
+_LONGEST: Final = 60
+
+
+def log_call(file: str, line: int) -> LogCall | None:
+    """What the call at a line logs.
+
+    Returns:
+        ``None`` if the source cannot be read, or shows no such call there.
+    """
+    calls = [one for one in _calls(file) if one[0].lineno <= line <= (one[0].end_lineno or one[0].lineno)]
+    # A call may stand in another one's arguments over several lines; those at the line itself come first.
+    logs = [one for one in calls if _method(one[0]) in _LOGS]
+    metrics = [one for one in calls if _method(one[0]) in _METHODS] or [
+        one for one in calls if isinstance(one[0].func, ast.Attribute) and one not in logs
+    ]
+    chosen = logs or metrics[:1]
+    if not chosen:
+        return None
+    names = [name for call, _ in logs for name in _keys(call)] or [_text(call.func) for call, _ in chosen]
+    given = {
+        option.arg
+        for call, _ in logs
+        for option in call.keywords
+        if isinstance(option.value, ast.Constant) and option.value.value is True
+    }
+    return LogCall(
+        file=file,
+        line=line,
+        names=tuple(dict.fromkeys(names))[:_MOST_NAMES],
+        is_repeated=any(is_repeated for _, is_repeated in chosen),
+        options=tuple(option for option in _OPTIONS if option in given),
+    )
+
+
+@lru_cache(maxsize=64)
+def _calls(file: str) -> tuple[tuple[ast.Call, bool], ...]:
+    """All calls in a file, and whether each is in a loop of its function."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found: list[tuple[ast.Call, bool]] = []
+    left: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while left:
+        node, is_repeated = left.pop()
+        if isinstance(node, ast.Call):
+            found.append((node, is_repeated))
+        if isinstance(node, _FUNCTIONS):
+            is_repeated = False
+        is_repeated = is_repeated or isinstance(node, _REPEATS)
+        left.extend((child, is_repeated) for child in ast.iter_child_nodes(node))
+    return tuple(sorted(found, key=lambda one: (one[0].lineno, one[0].col_offset)))
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _keys(call: ast.Call) -> list[str]:
+    """The keys of one ``self.log`` or ``self.log_dict``; what is no literal as it is written."""
+    named = (option.value for option in call.keywords if option.arg in ("name", "dictionary"))
+    given = call.args[0] if call.args else next(named, None)
+    if isinstance(given, ast.Dict):
+        return [_key(key) for key in given.keys if key is not None]
+    return [] if given is None else [_key(given)]
+
+
+def _key(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value[:_LONGEST]
+    return _text(node)
+
+
+def _text(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
