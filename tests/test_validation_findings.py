@@ -135,13 +135,15 @@ def validation(data: Any = None, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(data or Numbers(5), batch_size=1, **arguments)
 
 
-def fit(tmp_path: Path, module: Any = None, val: Any = None, **arguments: Any) -> Any:
+def fit(
+    tmp_path: Path, module: Any = None, val: Any = None, *, own_loaders: bool = False, **arguments: Any
+) -> Any:
     trainer = {"val_check_interval": 10, "num_sanity_val_steps": 0, **arguments.pop("trainer", {})}
     callback = run_fit(
         tmp_path,
         module=module or Net(),
         data=DataLoader(Numbers(40), batch_size=1),
-        val=val or validation(),
+        val=None if own_loaders else val or validation(),
         trainer=trainer,
         sampling=True,
         active=0,
@@ -233,6 +235,25 @@ def test_workers_that_start_anew(tmp_path):
     assert finding.title.endswith("most of it in Dataloader init")
     assert finding.action.startswith("Of the validation dataloader: persistent_workers=True, False now")
     assert finding.locations[0].function == "slow_start"
+
+
+class SlowLoaders(Net):
+    def val_dataloader(self) -> Any:
+        time.sleep(10 * SLOW_S)  # @loaders
+        return validation()
+
+
+def test_a_dataloader_that_is_made_anew(tmp_path):
+    trainer = {
+        "val_check_interval": 1.0,
+        "max_epochs": 4,
+        "limit_train_batches": 10,
+        "reload_dataloaders_every_n_epochs": 1,
+    }
+    finding = finding_of(fit(tmp_path, SlowLoaders(), own_loaders=True, trainer=trainer))
+    assert finding.title.endswith("most of it in Dataloader init")
+    assert finding.action.startswith("Do less in SlowLoaders.val_dataloader")
+    assert (finding.locations[0].line, finding.locations[0].is_exact) == (line_of("loaders"), True)
 
 
 def test_a_slow_callback_is_no_part_of_validation(tmp_path):
@@ -333,6 +354,18 @@ def test_what_the_first_fetches_wait_longer_is_the_workers_start():
     kept = found(times, num_workers=2, persistent_workers=True)
     assert "persistent_workers=True," not in kept.action
     assert found(times, num_workers=0).title.endswith("in Dataloader")
+
+
+def test_what_the_training_thread_does_at_the_start_is_not_the_workers():
+    """Making the dataloader takes 200 ms; then its workers' start, of which 50 and 250 ms are waited for."""
+    stacks = stacks_of(("dataloader_init", "Net.val_dataloader", 20))
+    for first_ms, is_own in ((50, True), (250, False)):
+        parts = times_of(dataloader=first_ms, dataloader_init=200)
+        times = replace(parts, num_first_fetches=2, first_fetch_ns=first_ms * MS)
+        finding = found(times, stacks=stacks, num_workers=2)
+        assert finding.title.endswith("in Dataloader init")
+        assert finding.action.startswith("Do less in Net.val_dataloader") == is_own
+        assert ("persistent_workers=True" in finding.action) != is_own
 
 
 def test_on_a_device_its_own_time_says_which_part_it_is():

@@ -47,6 +47,7 @@ class PartAdvice:
 class _Part:
     """What the advice on a part rests on."""
 
+    line: HotLine | None
     split: ValidationSplit
     setup: TrainingSetup
     loader: LoaderSetup | None
@@ -76,7 +77,10 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     if key not in _ADVICE or whole_ns <= 0 or costs[key] < least_share * whole_ns:
         return None
     line = None if isinstance(hot, Absent) else hot.in_part(key)
+    if key == "dataloader_init" and _is_mostly_waiting(split, costs[key]):
+        line = None  # what the training thread does there is not what it waits for
     part = _Part(
+        line=line,
         split=split,
         setup=setup,
         loader=_loader_at(line, setup.val_loaders),
@@ -100,6 +104,12 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
             *evidence,
         ),
     )
+
+
+def _is_mostly_waiting(split: ValidationSplit, start_ns: float) -> bool:
+    """Whether most of the start of a validation is the wait for workers that start."""
+    begun = split.part("dataloader_init")
+    return begun is None or 2 * begun.total_ns < start_ns
 
 
 def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSetup | None:
@@ -187,6 +197,12 @@ def _of_logging(_: _Part) -> tuple[str, list[Evidence]]:
 
 def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
     loader = part.loader
+    if part.line is not None:  # the training thread's own work, and no worker's
+        return (
+            f"Do less in {part.line.function}, or do it once and keep what it makes: it runs in every"
+            " validation (val_dataloader does with reload_dataloaders_every_n_epochs).",
+            [],
+        )
     if loader is None or not loader.num_workers:
         return (
             "Do less where the validation dataloader begins (val_dataloader with"
@@ -200,9 +216,10 @@ def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
             " does first; its workers are kept between validations already.",
             evidence,
         )
+    workers = "a worker is" if loader.num_workers == 1 else f"{loader.num_workers} workers are"
     return (
-        f"Of the validation dataloader: persistent_workers=True, False now: {loader.num_workers} workers are"
-        " started in each validation.",
+        f"Of the validation dataloader: persistent_workers=True, False now: {workers} started in each"
+        " validation.",
         evidence,
     )
 
