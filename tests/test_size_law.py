@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
+import msgspec
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
@@ -123,6 +125,23 @@ def test_reasons(counts, steps, others, reason):
     found = mean_step(by_size, sizes_of(steps, others))
     assert isinstance(found, Absent)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize("value", [-1, 2**63, 10**400, 0.5, "8"])
+def test_a_file_with_impossible_sizes_is_refused(value):
+    raw = {"shapes": [[[3]]], "clean_steps": [1]}
+    assert msgspec.json.decode(json.dumps(raw), type=BatchSizes).clean_steps == (1,)
+    for changed in (raw | {"shapes": [[[value]]]}, raw | {"clean_steps": [value]}):
+        with pytest.raises(msgspec.MsgspecError):
+            msgspec.json.decode(json.dumps(changed), type=BatchSizes)
+
+
+def test_the_largest_numbers_of_a_file_are_no_error():
+    most = 2**63 - 1
+    counts = [counted(((n, most // 2 + n),), most - n) for n in (1, most // 3, most)]
+    for some in (counts, [counted(((n,),), 0) for n in (0, 1, 2, 3)]):
+        found = mean_step(FlopsBySize(some), sizes_of({((5, most),): most, ((5,),): most}))
+        assert isinstance(found, Absent) or found.error >= 0
 
 
 def test_the_standard_error_holds():

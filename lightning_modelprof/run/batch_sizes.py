@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+from msgspec import Meta
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+Shapes: TypeAlias = tuple[tuple[_Count, ...], ...]
 """The shapes of all tensors of a batch, in order. A long list of tensors is one entry: how many, their
 elements in all, and the largest of each dimension."""
 
@@ -23,9 +27,9 @@ class BatchSizes:
     """
 
     shapes: tuple[Shapes, ...]
-    clean_steps: tuple[int, ...]
-    num_rounded: int = 0
-    other_steps: int = 0
+    clean_steps: tuple[_Count, ...]
+    num_rounded: _Count = 0
+    other_steps: _Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class PhaseFlops:
 
     phase: str
     dtype: str
-    flops: int
+    flops: _Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +58,5 @@ class SizeCount:
     """
 
     shapes: Shapes
-    step: int
+    step: _Count
     flops: tuple[PhaseFlops, ...]
