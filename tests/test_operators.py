@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from lightning_modelprof.analysis.operator_tally import pool_operators
 from lightning_modelprof.analysis.operators import summarize_operators
 from lightning_modelprof.analysis.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.report.options import SORT_KEYS, ReportOptions
+from lightning_modelprof.report.options import SORT_KEYS, ReportOptions, parse_sort_key
 from lightning_modelprof.report.tables.operators import (
     NO_OPERATOR,
     operator_by_shape_table,
@@ -293,10 +294,12 @@ def test_sorted_by(key):
     )
     expected = {
         "cpu_total": "bac",  # 18, 9, 8
+        "cpu_self": "bac",  # 17, 8, 7: without the launches
         "cpu_avg": "bac",  # 9, 9, 8/3: of the first two b has more in total
         "cpu_max": "bac",  # 15, 9, 5
         "cpu_min": "cba",  # 1, 3, 9
         "gpu_total": "cba",  # 9, 7, 5
+        "gpu_self": "cba",
         "gpu_avg": "abc",  # 5, 3.5, 3
         "gpu_max": "cba",
         "gpu_min": "bca",  # 0 and 0, then 5
@@ -304,6 +307,30 @@ def test_sorted_by(key):
     }[key]
     table = operators_table({0: fact}, ReportOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
+
+
+def test_torchs_keys_order_as_torchs_table_does(tmp_path):
+    """A recorded trace: along our rows, torch's own figures never grow."""
+    layer, batch = torch.nn.Linear(64, 64), torch.rand(32, 64)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        for _ in range(5):
+            layer(batch).relu().softmax(-1)[
+                0, 0
+            ].backward()  # a sum would call itself, which torch counts once
+        for _ in range(40):
+            batch + 1
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    fact = summarize_operators(build_timeline(read_trace(tmp_path / "trace.json")))
+    averages = {event.key: event for event in recorded.key_averages()}
+    orders = set()
+    for key in ("cpu_time", "cpu_time_total", "self_cpu_time_total", "count"):
+        table = operators_table({0: fact}, ReportOptions(sorted_by=parse_sort_key(key)))
+        names = [row[0] for row in table.rows if row[0].startswith("aten::")]
+        figures = [getattr(averages[name], key) for name in names]
+        assert len(names) > 8
+        assert all(after <= before * 1.001 + 0.1 for before, after in pairwise(figures)), key
+        orders.add(tuple(names))
+    assert len(orders) == 4  # so that no key stands for another
 
 
 def test_gpu_order_without_gpu_is_by_host():

@@ -28,7 +28,17 @@ View = Literal[
     "dataloader",
 ]
 SortKey = Literal[
-    "cpu_total", "cpu_avg", "cpu_max", "cpu_min", "gpu_total", "gpu_avg", "gpu_max", "gpu_min", "calls"
+    "cpu_total",
+    "cpu_self",
+    "cpu_avg",
+    "cpu_max",
+    "cpu_min",
+    "gpu_total",
+    "gpu_self",
+    "gpu_avg",
+    "gpu_max",
+    "gpu_min",
+    "calls",
 ]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
@@ -99,7 +109,7 @@ def parse_views(value: object) -> tuple[View, ...]:
 
 
 def parse_sort_key(value: object) -> SortKey:
-    """A sort key by our name or Paddle's: ``gpu_total``, ``GPUTotal``, ``SortedKeys.GPUTotal``.
+    """A sort key by our name, Paddle's or torch's: ``gpu_total``, ``GPUTotal``, ``cuda_time_total``.
 
     Raises:
         ValueError: when it is none, with the nearest.
@@ -211,17 +221,32 @@ _VIEW: Final[_Choice[View]] = _Choice(
     {"op": "operator", "communication": "distributed", "memcpy": "memory_manipulation"},
     "Leave it out for all of them.",
 )
+
+
+def _torch_keys() -> dict[str, SortKey]:
+    """Plain names of the keys of torch's ``key_averages().table(sort_by=...)``, but those of memory.
+
+    A time without ``total`` is the mean of a call there.
+    """
+    keys: dict[str, SortKey] = {
+        "count": "calls",
+        "cputime": "cpu_avg",
+        "cputimetotal": "cpu_total",
+        "selfcputimetotal": "cpu_self",
+    }
+    for device in ("cuda", "xpu", "device", "privateuse1"):
+        keys |= {
+            f"{device}time": "gpu_avg",
+            f"{device}timetotal": "gpu_total",
+            f"self{device}timetotal": "gpu_self",
+        }
+    return keys
+
+
 _SORT_KEY: Final[_Choice[SortKey]] = _Choice(
     "sort key",
-    {_plain(key): key for key in SORT_KEYS},
-    {
-        "cpu": "cpu_total",
-        "cputimetotal": "cpu_total",
-        "gpu": "gpu_total",
-        "cudatimetotal": "gpu_total",
-        "devicetimetotal": "gpu_total",
-        "count": "calls",
-    },
+    {**{_plain(key): key for key in SORT_KEYS}, **_torch_keys()},
+    {"cpu": "cpu_total", "gpu": "gpu_total"},
     "Leave it out for GPU total where there are device events, else CPU total.",
 )
 _TIME_UNIT: Final[_Choice[TimeUnit]] = _Choice(

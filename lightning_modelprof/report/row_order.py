@@ -7,7 +7,13 @@ from lightning_modelprof.report.options import SortKey
 
 
 def row_order(
-    sorted_by: SortKey | None, *, calls: int, host: Tally | None, device: Tally | None, has_device: bool
+    sorted_by: SortKey | None,
+    *,
+    calls: int,
+    host: Tally | None,
+    device: Tally | None,
+    has_device: bool,
+    self_ns: tuple[int | None, int | None] | None = None,
 ) -> tuple[bool, float]:
     """Where a row stands by the figure that was asked for; rows that have none are last.
 
@@ -17,6 +23,7 @@ def row_order(
         host: its times on the host; ``None`` in tables of the device, where a CPU key counts as the GPU's.
         device: its times on the device; ``None`` when it has none.
         has_device: whether any row can have times on the device.
+        self_ns: its own times on host and device; ``None`` where they are not known apart from the total.
 
     Returns:
         A key to sort by: largest figures first, but smallest first of minima.
@@ -25,8 +32,13 @@ def row_order(
     if chosen == "calls":
         return False, -calls
     side, _, figure = chosen.partition("_")
-    tally = (host if side == "cpu" and host is not None else device) or NOTHING
-    value: float | None = getattr(tally, f"{figure}_ns")
+    is_host = side == "cpu" and host is not None
+    tally = (host if is_host else device) or NOTHING
+    value: float | None
+    if figure == "self":
+        value = tally.total_ns if self_ns is None else self_ns[0 if is_host else 1]
+    else:
+        value = getattr(tally, f"{figure}_ns")
     if value is None:
         return True, 0
     return False, value if figure == "min" else -value

@@ -190,6 +190,7 @@ class _Writer:
             host=row.host,
             device=row.device,
             has_device=self.device_ns is not None,
+            self_ns=(row.host_self_ns, row.device_self_ns) if isinstance(row, Operator) else None,
         )
         shape = row.shape if isinstance(row, Operator) else None
         return by_figure, -row.host.total_ns, row.name, shape or ""
