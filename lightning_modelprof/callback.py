@@ -43,7 +43,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
             taken.
         stop_after_profile: end training with the step in which the last window closes (the first one after
             it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
-            Only a fit is ended.
+            Only a fit is ended, and of several ranks only if all have this callback with the same windows.
         device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
         log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, 0
             logs none. Only a fit logs.

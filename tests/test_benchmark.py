@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
+from dataclasses import asdict
 from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.benchmark import averages, benchmark, exclusions
-from lightning_modelprof.measure.metrics import BenchmarkMetric
+from lightning_modelprof.analysis.benchmark import all_ranks, averages, benchmark, exclusions
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import AllRanks
+from lightning_modelprof.run.rank_files import pack_rank_steps, unpack_rank_steps
+from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 from tests.fits import (
@@ -25,7 +24,6 @@ from tests.fits import (
     loader,
     make_callback,
     make_trainer,
-    run_script,
     steps_of,
 )
 
@@ -417,7 +415,7 @@ def test_ours_of_the_same_steps_do_not_contradict_themselves(run):
     assert rate.min == pytest.approx(1e9 / cost.max)
 
 
-# The same figures as a metric that is reduced over ranks
+# The same figures over all ranks
 
 
 def expected_totals(steps):
@@ -432,73 +430,37 @@ def expected_totals(steps):
     }
 
 
-@given(st.lists(all_steps(unknown_samples=True), min_size=1, max_size=4))
-def test_metric_equals_the_benchmark(parts):
-    metric = BenchmarkMetric()
-    for part in parts:
-        metric.update(part)
-    metric.update(StepTimings.empty())
-    together = StepTimings.concatenate(parts)
-    totals, full = metric.compute(), benchmark(together)
-    assert totals == expected_totals(together)
-    figures = AllRanks(world_size=1, **totals)
-    assert figures.num_steps == full.num_steps
-    assert figures.batch_total_ns / figures.num_steps == close(full.batch_cost_ns.avg)
-    assert (figures.batch_max_ns, figures.batch_min_ns) == (full.batch_cost_ns.max, full.batch_cost_ns.min)
-    assert figures.reader_total_ns / figures.batch_total_ns == close(full.reader_ratio.avg)
-    assert (figures.samples is None) == (full.samples_per_s is None)
-
-
-def test_metric_without_steps():
-    metric = BenchmarkMetric()
-    metric.update(StepTimings.empty())
-    assert metric.compute() is None
+def told_of(rank, steps):
+    """What a rank says of its clean steps, as it arrives."""
+    said = RankSteps(
+        rank=rank, host="", num_steps=len(steps), totals=StepTotals.of(steps).clean(), steps=steps.clean()
+    )
+    return unpack_rank_steps(pack_rank_steps(said))
 
 
 @given(st.lists(all_steps(unknown_samples=True), min_size=2, max_size=4))
-def test_states_reduce_over_ranks(parts):
-    """What torchmetrics does when it synchronises: stack every state over ranks, then reduce it."""
-    metrics = [BenchmarkMetric() for _ in parts]
-    for metric, part in zip(metrics, parts, strict=True):
-        metric.update(part)
-    reduced = BenchmarkMetric()
-    reduced.update(StepTimings.empty())
-    for name, reduce in reduced._reductions.items():
-        setattr(reduced, name, reduce(torch.stack([getattr(metric, name) for metric in metrics])))
-    assert reduced.compute() == expected_totals(StepTimings.concatenate(parts))
-    for state in reduced._defaults.values():
-        assert state.dtype == torch.int64
+def test_all_ranks_are_the_benchmark_of_their_steps_together(parts):
+    found = all_ranks([told_of(rank, part) for rank, part in enumerate(parts)])
+    together = StepTimings.concatenate([part.clean() for part in parts])
+    if len(together) == 0:
+        assert found is None
+        return
+    assert asdict(found) == {"world_size": len(parts), **expected_totals(together)}
 
 
-def test_nanoseconds_survive_exactly():
+def test_all_ranks_need_two_and_a_clean_step():
+    nothing = told_of(1, StepTimings.empty())
+    assert all_ranks([]) is None
+    assert all_ranks([told_of(0, make_steps([5, 7]))]) is None
+    assert all_ranks([nothing, nothing]) is None
+    found = all_ranks([told_of(0, make_steps([5, 7])), nothing])
+    assert (found.world_size, found.num_steps, found.batch_total_ns) == (2, 2, 12)
+
+
+def test_nanoseconds_of_all_ranks_survive_exactly():
     """More than float32, or float64, could hold."""
-    metric = BenchmarkMetric()
-    metric.update(make_steps([2**53 + 1, 2**53 + 3]))
-    assert metric.compute()["batch_total_ns"] == 2**54 + 4
-    assert metric.compute()["batch_max_ns"] == 2**53 + 3
-
-
-def test_every_step_reaches_the_metric_whoever_looks_at_the_steps_between(tmp_path):
-    """step_info and the archive read the same steps that live figures and the reduction are made of."""
-    seen = []
-
-    def at_batch(batch_idx):
-        if batch_idx % 4 == 3:
-            seen.append(callback.step_info())
-
-    callback = make_callback(tmp_path, active=0)
-    sessions = []
-    make_session = callback.setup
-
-    def setup(*args, **kwargs):
-        make_session(*args, **kwargs)
-        sessions.append(callback._session)
-
-    callback.setup = setup
-    fit_quietly(make_trainer(tmp_path, callback), Net(at_batch), loader())
-    assert all(line.startswith(" reader_cost: ") for line in seen[1:])
-    clean = steps_of(callback).clean()
-    assert sessions[0].live.metric.compute() == expected_totals(clean)
+    found = all_ranks([told_of(0, make_steps([2**53 + 1])), told_of(1, make_steps([2**53 + 3]))])
+    assert (found.batch_total_ns, found.batch_max_ns) == (2**54 + 4, 2**53 + 3)
 
 
 def test_step_info_covers_each_step_once(tmp_path):
@@ -520,44 +482,3 @@ def test_step_info_covers_each_step_once(tmp_path):
         assert line == (
             f" reader_cost: {reader_s:.5f} s batch_cost: {batch_s:.5f} s ips: {2 / batch_s:.3f} images/s"
         )
-
-
-RANKS = """
-import json, sys
-from dataclasses import asdict
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from lightning_modelprof.measure.metrics import BenchmarkMetric
-from tests.test_benchmark import make_steps
-
-DURATIONS = [[10, 30, 20], [100, 5]]
-
-def work(rank, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    metric = BenchmarkMetric()
-    samples = [4] * 3 if rank == 0 else [4, -1]
-    metric.update(make_steps(DURATIONS[rank], reader=[1] * len(DURATIONS[rank]), samples=samples))
-    metric.sync()
-    over_ranks = metric.synchronized(2)
-    alone = metric.compute()
-    assert over_ranks.world_size == 2
-    names = "num_steps", "batch_total_ns", "batch_max_ns", "batch_min_ns", "reader_total_ns", "samples"
-    figures = [[f[name] for name in names] for f in (asdict(over_ranks), alone)]
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(figures, file)
-    dist.destroy_process_group()
-
-mp.start_processes(work, args=(sys.argv[1],), nprocs=2, start_method="fork")
-"""
-
-
-def test_two_processes(tmp_path):
-    result = run_script(RANKS, tmp_path, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
-    together = [5, 165, 100, 5, 5, None]  # one rank could not count all of its samples
-    assert json.loads((tmp_path / "0.json").read_text()) == [together, [3, 60, 30, 10, 3, 12]]
-    assert json.loads((tmp_path / "1.json").read_text()) == [together, [2, 105, 100, 5, 2, None]]

@@ -15,7 +15,6 @@ from lightning_modelprof.analysis import trace_facts
 from lightning_modelprof.fit import live, loop_parts, outputs, session, windows
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.capture import Capture
-from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.phases import PhaseProfiler
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
@@ -96,7 +95,6 @@ def harmless(tmp_path, weights, monkeypatch):
         pytest.param(Capture, "_close", 6, id="window closes"),
         pytest.param(session, "analyze", 6, id="run is analyzed"),
         pytest.param(session, "build_report", 6, id="report is built"),
-        pytest.param(BenchmarkMetric, "update", 32, id="metric is updated"),
     ],
 )
 def test_an_internal_error(tmp_path, monkeypatch, harmless, owner, name, num_steps):

@@ -90,7 +90,6 @@ LAWS = {
 LIBRARIES = {
     "torch": (
         "fit.checks",
-        "fit.gathering",
         "fit.inspection",
         "fit.meeting",
         "fit.step_copy",

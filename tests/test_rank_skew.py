@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, rank_skew
 from lightning_modelprof.analysis.student_t import t_quantile
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.fit.gathering import all_gather, read_messages
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report_reading import read_report
@@ -30,6 +28,7 @@ from lightning_modelprof.run.rank_files import (
     pack_rank_steps,
     rank_file,
     rank_steps,
+    side_by_side,
     unpack_rank_steps,
     with_other_ranks,
 )
@@ -519,14 +518,50 @@ def test_messages_of_many_ranks_are_small(world_size):
     assert len(told.totals) == told.num_steps == 4_000, "the means are of all clean steps"
 
 
-def test_ranks_that_have_nothing_to_say_are_left_out():
-    first, third = (pack_rank_steps(rank_steps(run_of(rank, steps_of(20), 4))) for rank in (0, 2))
-    assert [one.rank for one in read_messages([third, first, b"", b"damaged"])] == [0, 2]
-    assert read_messages([b"", b""]) == ()
+def test_ranks_that_say_nothing_are_rows_that_say_why():
+    run = run_of(0, steps_of(20, dataloader=1), 4)
+    third = pack_rank_steps(rank_steps(run_of(2, steps_of(20, dataloader=1), 4)))
+    run = side_by_side(run, {2: third, 3: b"damaged"}, {1: "no ModelProfCallback joined there"})
+    assert [one.rank for one in run.rank_steps] == [0, 2]
+    assert [(one.rank, one.reason) for one in run.absent_ranks] == [
+        (1, "no ModelProfCallback joined there"),
+        (3, "its message was damaged"),
+    ]
+    tables = {table.id: table for table in build_report(analyze(run, {}, {})).tables}
+    ranks = tables["rank_phases"]
+    assert [row[0] for row in ranks.rows] == [
+        "rank 0",
+        "rank 2",
+        "rank 1: no ModelProfCallback joined there",
+        "rank 3: its message was damaged",
+    ]
+    assert set(ranks.rows[2][1:]) == {None}
+    assert not any("missing" in note for note in ranks.notes)
+    assert tables["all_ranks"].title == "2 of 4 ranks"
+    figures = {row[0]: row[1] for row in tables["all_ranks"].rows}
+    assert figures["clean steps"] == 40
 
 
-def test_without_a_process_group_there_is_nobody_to_ask():
-    assert all_gather(b"a message", torch.device("cpu")) == []
+def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
+    run = side_by_side(run_of(0, steps_of(20, dataloader=1), 2), {}, {1: "left the loop early"})
+    report = build_report(analyze(run, {}, {}))
+    tables = {table.id: table for table in report.tables}
+    assert [row[0] for row in tables["rank_phases"].rows] == ["rank 1: left the loop early"]
+    assert tables["rank_phases"].absent_reason is None
+    assert "The steps of other ranks are not known." in tables["rank_phases"].notes
+    assert "all_ranks" not in tables
+    assert report.sections["run"]["all_ranks"] is None
+
+
+def test_files_of_ranks_that_did_not_come_in_time_are_put_beside(tmp_path):
+    """The first rank here is rank 1, whose file is called as that of any first rank."""
+    first = run_of(1, steps_of(20, dataloader=1), 3)
+    run = side_by_side(first, {}, {0: "no ModelProfCallback joined there", 2: "said nothing within 30 s"})
+    save_run(run, tmp_path / "run.json")
+    save_run(run_of(2, steps_of(20, dataloader=1), 3), tmp_path / rank_file(2))
+    found = with_other_ranks(run, tmp_path / "run.json")
+    assert [one.rank for one in found.rank_steps] == [1, 2]
+    assert [one.rank for one in found.absent_ranks] == [0]
 
 
 def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
@@ -604,7 +639,7 @@ JOB = textwrap.dedent("""
     import torch
     from lightning.pytorch import Callback
     from torch.utils.data import DataLoader, Dataset
-    from lightning_modelprof.measure.metrics import BenchmarkMetric
+    from lightning_modelprof.fit import session
     from tests.fits import Net, make_callback, make_trainer
 
     class SlowOnRankOne(Dataset):
@@ -646,7 +681,7 @@ JOB = textwrap.dedent("""
     class BreaksOnRankOne(Callback):
         def on_train_start(self, trainer, module):
             if trainer.global_rank == 1:
-                BenchmarkMetric.compute = lambda self: 1 / 0
+                session.pack_rank_steps = lambda steps: 1 / 0
 
     if __name__ == "__main__":
         strategy, folder, case = sys.argv[1:]
@@ -694,7 +729,10 @@ def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
 def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(tmp_path):
     report = run_job(tmp_path, "ddp_fork", "breaks")
-    assert [pace["rank"] for pace in report["ranks"]["ranks"]] == [0, 1]
+    (table,) = (one for one in report["tables"].values() if one["title"] == "Ranks")
+    assert [row["rank"] for row in table["rows"]] == [
+        "rank 1: an internal error stopped the measurement there"
+    ]
     assert report["run"]["status"] == "finished"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, benchmark, exclusions
+from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
 from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
@@ -25,7 +25,15 @@ from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.analysis.validation_split import ValidationSplit, validation_split
 from lightning_modelprof.run.loops import Loop, loop_of
 from lightning_modelprof.run.model_cost import ModelCost
-from lightning_modelprof.run.records import AllRanks, CallbackTime, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.records import (
+    AbsentRank,
+    AllRanks,
+    CallbackTime,
+    RankRecord,
+    Run,
+    RunInfo,
+    Window,
+)
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.run.training_setup import TrainingSetup
@@ -55,7 +63,8 @@ class Analysis:
         num_not_stepping: finished steps in which the optimizer did not step.
         wall_ns: wall time of all finished steps; the phases sum to it exactly.
         outside_ns: training time that is in no finished step, by phase key.
-        all_ranks: the benchmark over all ranks; ``None`` when there is one rank.
+        all_ranks: the benchmark over all known ranks; ``None`` when that is one.
+        absent_ranks: of which nothing is known.
         flops, modules, forward: what is derived from the model's cost.
         cost: what was measured of it; ``None`` when that was not asked for.
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
@@ -83,6 +92,7 @@ class Analysis:
     exclusions: tuple[Exclusion, ...]
     samples_note: str
     all_ranks: AllRanks | None
+    absent_ranks: tuple[AbsentRank, ...]
     phases: tuple[PhaseTime, ...]
     callbacks: tuple[CallbackTime, ...]
     windows: tuple[WindowFacts, ...]
@@ -134,7 +144,8 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         benchmark=figures,
         exclusions=exclusions(totals, loop_of(run.info.loop)),
         samples_note=record.samples_note,
-        all_ranks=run.all_ranks,
+        all_ranks=run.all_ranks or all_ranks(run.rank_steps),
+        absent_ranks=run.absent_ranks,
         phases=phase_times(totals),
         callbacks=record.callbacks,
         windows=tuple(

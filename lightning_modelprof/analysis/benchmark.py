@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.records import AllRanks, RankSteps
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag, StepTimings
 
@@ -138,6 +140,30 @@ def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark
         if whole.has_samples
         else None,
         samples_per_step=samples / num_steps if whole.has_samples else None,
+    )
+
+
+def all_ranks(ranks: Sequence[RankSteps]) -> AllRanks | None:
+    """The figures over the clean steps of several ranks; ``None`` with fewer, or without a clean step.
+
+    Args:
+        ranks: what is known of them.
+    """
+    totals = [one.totals for one in ranks]
+    num_steps = sum(map(len, totals))
+    if len(ranks) < 2 or not num_steps:
+        return None
+    has_reader = all(bool(one.measured_phases()[DATALOADER]) for one in totals if len(one))
+    has_samples = all(one.has_samples for one in totals)
+    reader_ns = sum(int(one.whole("phases_ns")[DATALOADER]) for one in totals)
+    return AllRanks(
+        world_size=len(ranks),
+        num_steps=num_steps,
+        batch_total_ns=sum(int(one.whole("duration_ns")) for one in totals),
+        batch_max_ns=max(int(one.duration_max_ns.max()) for one in totals if len(one)),
+        batch_min_ns=min(int(one.duration_min_ns.min()) for one in totals if len(one)),
+        reader_total_ns=reader_ns if has_reader else None,
+        samples=sum(int(one.whole("samples")) for one in totals) if has_samples else None,
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from lightning_modelprof.config_sources import is_switched_off
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.fit.checks import check_ignored, check_trainer, measuring_callback
-from lightning_modelprof.fit.meeting import Meeting
 from lightning_modelprof.fit.run_folder import wanted_folder
 from lightning_modelprof.fit.session import end_status
 from lightning_modelprof.fit.session_keeper import SessionKeeper
@@ -34,14 +33,14 @@ class ProfilingHooks(SessionKeeper):
         check_trainer(self.config, trainer)
         check_ignored(self.config, pl_module)
         self._directory = wanted_folder(self.config, trainer)  # the first rank's counts for all
-        meeting = Meeting(trainer)
+        self._is_cut_off = False
         try:
             self._begin(trainer)
         except ConfigError:
             raise
         except Exception:  # what was refused on purpose has been refused: this is our own fault
             self._step_aside()
-        self._meeting = meeting
+        self._come(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
@@ -49,7 +48,7 @@ class ProfilingHooks(SessionKeeper):
         if session is not None:
             self._guard(lambda: session.note_exception(exception))
         self._stop_session(status)
-        self._finish(status, is_safe_point=False)
+        self._finish(status, {}, {})
         self._leave()  # after an exception there is no teardown
         self._forget_module()
 
@@ -65,17 +64,21 @@ class ProfilingHooks(SessionKeeper):
 
     # A fit
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Propose to the other ranks where training ends, if windows end it: before it begins."""
+        self._guard(lambda: self._propose_stop(trainer))
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to measure; the trial fits of Lightning's tuners do not come here."""
-        self._guard(lambda: self._plan_stop(trainer))
+        self._guard(lambda: self._agree_on_stop(trainer))
         self._ledger = self._arm(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch is there: count its samples."""
+        if self._stop is not None:
+            self._stop.look(trainer)
         ledger = self._ledger
         if ledger is None:
-            if self._stop is not None and self._meeting is not None and self._session is None:
-                self._stop.look(trainer)
             return
         # Spelled out, as is done at every step: ledger.needs_batch_start
         if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:

@@ -1,4 +1,4 @@
-"""The figures while training runs: for loggers, the progress bar, ``step_info`` and the ranks' reduction."""
+"""The figures while training runs: for loggers, the progress bar and ``step_info``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 from lightning_modelprof.analysis.benchmark import Averages, averages
 from lightning_modelprof.analysis.model_flops import ModelRates
 from lightning_modelprof.measure.batch_shapes import BatchShapes
-from lightning_modelprof.measure.metrics import BenchmarkMetric
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.measure.stand_in import StandIn, stand_in
 from lightning_modelprof.run.batch_sizes import BatchSizes
@@ -38,7 +37,6 @@ class LiveFigures:
         sizes: of the batches; ``None`` where no FLOPs are counted.
 
     Attributes:
-        metric: the clean steps up to the last cut, ready to be reduced over ranks.
         newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
     """
 
@@ -51,7 +49,6 @@ class LiveFigures:
         self._for_logs = _Unseen()
         self._for_step_info = _Unseen()
         self._phases_seen: set[str] = set()
-        self.metric = BenchmarkMetric()
         self.newest: Averages | None = None
         self._rates: ModelRates | None = None
         self._sizes = sizes
@@ -63,10 +60,8 @@ class LiveFigures:
         steps = self._recorder.take_new()
         for other in self._others:
             other.add(steps)
-        clean = steps.clean()
-        self._for_logs.add(clean)
+        self._for_logs.add(steps.clean())
         self._for_step_info.add(steps)
-        self.metric.update(clean)
 
     def cut(self) -> None:
         """Average the clean steps since the last cut."""

@@ -61,6 +61,7 @@ def make_parts(
     timing: StepTiming,
     *,
     directory: Path | None,
+    is_first: bool,
     on_window: Callable[[Window, Path | None], None],
     why_no_window: Callable[[], str],
     clock: HostClock,
@@ -76,6 +77,7 @@ def make_parts(
         pl_module: the LightningModule.
         timing: of the loop's steps.
         directory: claimed for files; ``None`` writes none.
+        is_first: whether this rank reports for all.
         on_window: as of Capture.
         why_no_window: why another window would be too much, ``""`` while it would not.
         clock: host clock.
@@ -92,6 +94,7 @@ def make_parts(
         use_tensorboard=config.tensorboard,
         rank=trainer.global_rank,
         created=info.created,
+        is_first=is_first,
         warn=warn,
     )
     results = WindowResults(

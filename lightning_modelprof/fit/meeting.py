@@ -1,82 +1,248 @@
-"""The ranks agree, where a loop begins, whether all of them measure it.
+"""How the ranks of a job talk to each other: by the store that their process group found itself with.
 
-In a collective they would wait without end for a rank that does not have the callback, or whose loop is
-skipped because it has no batch, though the training itself would have gone on. So they meet at the store by
-which their process group found each other, and wait for ``PATIENCE`` at most.
+Never by a collective: it would wait without end for a rank that does not have the callback, has failed or is
+gone, though the training itself would go on. A rank puts what it has to say under keys of its own; who wants
+it looks whether it is there, and waits no longer than ``PATIENCE_S``.
+
+In ``setup`` each rank leaves its address. Lightning lets all ranks wait for each other after that hook, so
+whoever has no address then does not have the callback, and nobody waits to find that out. The first rank that
+has one is the first of the meeting: the others say all they have to say under its address, which is new for
+every loop. So no rank can mistake what was said in another loop, whichever loops it took part in.
+
+The store waits where a key is read that is not there. So only keys are read that have been seen, and that are
+removed, if at all, when all ranks have begun the next loop.
 """
 
 from __future__ import annotations
 
-import itertools
-from contextlib import suppress
-from datetime import timedelta
+import time
+import uuid
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import torch.distributed
 
-PATIENCE: Final = timedelta(seconds=60)
-"""Ranks come here one after the other; where one is later than this, they are measured apart."""
+PATIENCE_S: Final = 30.0
+"""The longest wait for others, in all: time enough for what other callbacks do at the same hook."""
 
-_ALL: Final = "all"
-_APART: Final = "apart"
-_NUMBERS: Final = itertools.count()
-"""Every rank goes through the same loops of several ranks, so their numbers agree."""
+_SHARE_OF_TIME_OUT: Final = 4
+"""No rank waits longer than this part of the process group's time-out, or who waits for it might fail."""
+
+MOST_BYTES: Final = 2**20
+"""Of one message: the store closes the connection of who sends it more than 8 MiB."""
+
+_PREFIX: Final = "lightning-modelprof"
+_SAID, _NOTHING = b"+", b"-"
+NOT_HERE: Final = "no ModelProfCallback joined there"
+_LEFT: Final = "left the loop early"
 
 
 class Meeting:
-    """Of all ranks, for one loop; to be made on each of them in ``setup``.
+    """Of the ranks that have the callback, for one loop; made on each of them in ``setup``.
 
     Args:
         trainer: that runs the loop.
+
+    Attributes:
+        absent: rank → why nothing is known of it; complete on the first rank after :meth:`hear`.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._has_joined = trainer.world_size == 1
-        number = 0 if self._has_joined else next(_NUMBERS)
-        self._here, self._message, self._decision = (
-            f"lightning-modelprof/{number}/{what}" for what in ("here", "message", "decision")
-        )
+    _old_keys: tuple[str, ...] = ()
+    """What this process has said in its last loop."""
 
-    def join(self, message: str) -> str | None:
-        """This rank is there; returns what the first rank says, ``None`` if not all have come.
+    def __init__(self, trainer: Any) -> None:
+        self._rank, self._world_size = int(trainer.global_rank), int(trainer.world_size)
+        self._store: Any = None
+        self._first: int | None = None
+        self._box = self._own_box = ""
+        self._keys: list[str] = []
+        self._has_spoken = False
+        self.absent: dict[int, str] = {}
+
+    def come(self) -> None:
+        """This rank is here; to be called in ``setup``, where all have left the loop before."""
+        if self._world_size == 1:
+            return
+        store, address = _store(), uuid.uuid4().hex
+        if store is None:
+            return
+        for key in Meeting._old_keys:
+            store.delete_key(key)
+        Meeting._old_keys = ()
+        store.set(_address_of(self._rank), address)
+        store.set(_place_of(self._rank), "1")
+        self._store, self._own_box = store, address
+
+    # When the loop begins
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that puts everything together."""
+        return self._rank == (0 if self._store is None else self._find_first())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank is here; may be asked from the end of ``setup`` to the begin of the loop."""
+        if self._world_size == 1:
+            return True
+        places = [*map(_place_of, range(self._world_size))]
+        return self._store is not None and bool(self._store.check(places))
+
+    def find_absent(self) -> Collection[int]:
+        """The ranks that are not here, on the first rank."""
+        if self._store is not None and not self.is_complete:
+            for rank in range(self._world_size):
+                if not self._store.check([_place_of(rank)]):
+                    self.absent[rank] = NOT_HERE
+        elif self._world_size > 1 and self._store is None:
+            others = set(range(self._world_size)) - {self._rank}
+            self.absent |= dict.fromkeys(others, "the process group has no store to reach it by")
+        return self.absent.keys()
+
+    def agree_on_folder(self, folder: str) -> str | None:
+        """What the first rank says; ``None`` where it says nothing in time.
 
         Args:
-            message: of this rank; only that of the first one counts.
+            folder: of this rank; only that of the first one counts.
         """
-        trainer = self._trainer
-        self._has_joined = True
-        if trainer.world_size == 1:
-            return message
-        store = _store()
-        if store is None:
-            return str(trainer.strategy.broadcast(message))
-        if trainer.is_global_zero:
-            store.set(self._message, message)
-        if store.add(self._here, 1) == trainer.world_size:
-            store.compare_set(self._decision, "", _ALL)
-        try:
-            store.wait([self._decision], PATIENCE)
-        except RuntimeError:  # too late; who decides first decides for all
-            store.compare_set(self._decision, "", _APART)
-        if store.get(self._decision).decode() != _ALL:
+        if self.is_first:
+            if self._store is not None:
+                self._put(self._key("folder"), folder.encode())
+            return folder
+        if self._store is None or not self._wait([key := self._key("folder")]):
             return None
-        return str(store.get(self._message).decode())
+        return str(self._store.get(key).decode())
 
-    def cancel(self) -> None:
-        """This rank will not come, unless it has been there; the others need not wait for it."""
-        if self._has_joined:
+    # Agreement on a plan, in two steps, between which Lightning lets all ranks wait for each other
+
+    def propose(self, plan: str) -> None:
+        """This rank would do ``plan``, if all ranks are here."""
+        if self._store is not None and self.is_complete:
+            self._put(self._plan_of(plan, self._rank), b"1")
+
+    def is_agreed(self, plan: str) -> bool:
+        """Whether all ranks have proposed ``plan``; to be asked one hook later."""
+        store = self._store
+        plans = [self._plan_of(plan, rank) for rank in range(self._world_size)]
+        return store is not None and self.is_complete and bool(store.check(plans))
+
+    def _plan_of(self, plan: str, rank: int) -> str:
+        return self._key(f"plan/{plan}/{rank}")
+
+    # When the loop ends
+
+    def say(self, message: bytes | None, why_not: str = "") -> None:
+        """Tell the first rank what this one has measured; does not wait.
+
+        Args:
+            message: ``None`` when there is nothing.
+            why_not: the reason for that.
+        """
+        if self._store is None or self._has_spoken or self.is_first:
             return
-        self._has_joined = True
-        store = _store()
-        if store is not None:
-            with suppress(RuntimeError):  # the first rank, which keeps the store, may be gone
-                store.compare_set(self._decision, "", _APART)
+        self._has_spoken = True
+        if message is not None and len(message) > MOST_BYTES:
+            message, why_not = None, f"had more to say than {MOST_BYTES >> 20} MiB"
+        said = _NOTHING + why_not.encode() if message is None else _SAID + message
+        self._put(self._key(f"said/{self._rank}"), said)
+
+    def hear(self) -> dict[int, bytes]:
+        """What the other ranks have said, on the first one; who has not in time is absent."""
+        store = self._store
+        if store is None:
+            return {}
+        wanted = [rank for rank in range(self._world_size) if rank not in {self._rank, *self.absent}]
+        self.absent |= dict.fromkeys(wanted, "could not be reached")  # should the store fail meanwhile
+        self._wait([self._key(f"said/{rank}") for rank in wanted])
+        heard = {}
+        for rank in wanted:
+            key = self._key(f"said/{rank}")
+            said = bytes(store.get(key)) if store.check([key]) else None
+            if said is None:
+                self.absent[rank] = f"said nothing within {self._patience_s:g} s"
+            elif said.startswith(_NOTHING):
+                self.absent[rank] = said[1:].decode()
+            else:
+                heard[rank] = said[1:]
+                del self.absent[rank]
+        return heard
+
+    def leave(self) -> None:
+        """This rank is not here any more; whoever waits for it need not."""
+        store = self._store
+        if store is None:
+            return
+        try:
+            self.say(None, _LEFT)
+            if bytes(store.get(_address_of(self._rank))) == self._own_box.encode():  # no later loop's
+                store.set(_address_of(self._rank), "")
+                store.delete_key(_place_of(self._rank))
+        except RuntimeError:  # the process that keeps the store may be gone
+            pass
+        finally:
+            self._store = None
+            Meeting._old_keys += tuple(self._keys)
+
+    # The store
+
+    def _find_first(self) -> int:
+        if self._first is None:
+            assert self._store is not None
+            for rank in range(self._rank):
+                key = _address_of(rank)
+                box = self._store.get(key).decode() if self._store.check([key]) else ""
+                if box:
+                    self._first, self._box = rank, box
+                    break
+            else:
+                self._first, self._box = self._rank, self._own_box
+        return self._first
+
+    def _key(self, what: str) -> str:
+        self._find_first()
+        return f"{_PREFIX}/{self._box}/{what}"
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._keys.append(key)
+        self._store.set(key, value)
+
+    @property
+    def _patience_s(self) -> float:
+        time_out = getattr(self._store, "timeout", None)
+        if time_out is None:
+            return PATIENCE_S
+        return min(PATIENCE_S, float(time_out.total_seconds()) / _SHARE_OF_TIME_OUT)
+
+    def _wait(self, keys: Iterable[str]) -> bool:
+        """Whether all keys are there in time. Not by the store's own wait, in which Ctrl+C is not heard."""
+        keys, pause_s, until = list(keys), 0.001, time.monotonic() + self._patience_s
+        while not self._store.check(keys):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        return True
+
+
+def _address_of(rank: int) -> str:
+    """Of the box of messages to this rank; never removed, and empty between loops."""
+    return f"{_PREFIX}/address/{rank}"
+
+
+def _place_of(rank: int) -> str:
+    """There while the rank is here; never read, so it may be removed at any time."""
+    return f"{_PREFIX}/here/{rank}"
 
 
 def _store() -> Any:
-    """What the process group was set up by; ``None`` with a strategy that has no such thing."""
+    """What the process group was set up by; ``None`` with a strategy that has no such thing.
+
+    torch has no public name for it that all its versions know.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     get_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    if get_store is not None:
+        return get_store()
+    get_store = getattr(torch.distributed.group.WORLD, "get_group_store", None)
     return None if get_store is None else get_store()

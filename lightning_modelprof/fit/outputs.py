@@ -14,7 +14,7 @@ from lightning_modelprof.errors import one_line, told
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.run.archive import check_same_run, pack, save_run, write_atomically
+from lightning_modelprof.run.archive import RUN_FILE, check_same_run, pack, save_run, write_atomically
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window
@@ -60,7 +60,9 @@ class Outputs:
         loggers: the trainer's loggers; empty on all ranks but the first.
         use_terminal: print the report.
         use_tensorboard: write texts through loggers that have a SummaryWriter.
-        rank: of this process; files of other ranks than 0 carry it in their name.
+        rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
+            the first.
+        is_first: whether this rank reports for all.
         created: when the loop began, as in the run.
         warn: called with one sentence when an output fails.
     """
@@ -74,12 +76,14 @@ class Outputs:
         use_tensorboard: bool,
         rank: int,
         created: str,
+        is_first: bool = True,
         warn: Callable[[str], None],
     ) -> None:
         self.directory = directory
         self._loggers = loggers
-        self._use_terminal = use_terminal and rank == 0
-        self._use_tensorboard = use_tensorboard and rank == 0
+        self._use_terminal = use_terminal and is_first
+        self._use_tensorboard = use_tensorboard and is_first
+        self._is_first = is_first
         self._rank = rank
         self._warn = warn
         self._created = created
@@ -104,9 +108,9 @@ class Outputs:
         """Save what was measured so far; returns ``False`` if that failed."""
         if self.directory is None:
             return True
-        path = self.directory / rank_file(self._rank)
+        path = self.directory / (RUN_FILE if self._is_first else rank_file(self._rank))
         is_saved = self._try_file(path, lambda: save_run(run, path))
-        if is_saved and self._rank == 0:
+        if is_saved and self._is_first:
             with contextlib.suppress(OSError):
                 (self.directory / CLAIM_FILE).unlink(missing_ok=True)
         return is_saved
@@ -129,7 +133,7 @@ class Outputs:
     def save_report(self, report: Report) -> None:
         """Write report.json, report.html and report.txt."""
         directory = self.directory
-        if directory is None or self._rank != 0:
+        if directory is None or not self._is_first:
             return
         for name, render in zip(REPORT_FILES, (render_json, render_html, _render_text), strict=True):
             path = directory / name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
-from lightning_modelprof.fit.gathering import all_gather, read_messages
 from lightning_modelprof.fit.loop_parts import LoopParts, make_parts
 from lightning_modelprof.fit.rank_record import make_rank_record
 from lightning_modelprof.fit.sampling import Sampling
@@ -35,8 +34,8 @@ from lightning_modelprof.report.build_profile import run_profile
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
-from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps
-from lightning_modelprof.run.records import AllRanks, RankSteps, Run, Window
+from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps, side_by_side
+from lightning_modelprof.run.records import Run, Window
 
 
 class LoopSession:
@@ -58,6 +57,8 @@ class LoopSession:
         fallback: hears of the loop by hooks, if Lightning's actions are not known.
         is_armed: whether the loop has begun.
         is_finished: whether it has ended.
+        is_first: whether this rank reports for all; known when the loop begins.
+        message: to the first rank; ``None`` before the loop has ended well.
         run: the newest facts that were saved or reported; ``None`` before the first.
         report: the newest report; ``None`` before the first.
     """
@@ -103,7 +104,8 @@ class LoopSession:
             loop, trainer, self.ledger, self.delegate, say=self._say, cleanup=self._cleanup
         )
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
-        self._message = b""  # to the other ranks
+        self.is_first = bool(trainer.is_global_zero)
+        self.message: bytes | None = None
         self.run: Run | None = None
         self.report: Report | None = None
         trainer.profiler = self.delegate
@@ -126,6 +128,7 @@ class LoopSession:
             pl_module,
             timing,
             directory=directory,
+            is_first=self.is_first,
             on_window=self._on_window,
             why_no_window=self._why_no_window,
             clock=self._clock,
@@ -187,39 +190,26 @@ class LoopSession:
         self.live.cut()
         self._timing.slow.look(self.ledger.step_end_ns)
         if self.is_armed and status == "finished" and self._trainer.world_size > 1:
-            # Before the ranks vote on whether all are well: what fails later keeps the others waiting.
-            self._message = pack_rank_steps(rank_steps(self._make_run(status)))
-            self.live.metric.to(self._trainer.strategy.root_device)
+            self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
-    def finish(self, status: str, *, is_safe_point: bool) -> None:
+    def finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
             status: as for :meth:`stop`.
-            is_safe_point: whether every rank is here, so that ranks may talk to each other.
+            heard: rank → its message, of the other ranks.
+            absent: rank → why there is none.
         """
         parts = self._parts
         if parts is None or not self.is_armed or self._is_reported:
             return
         self._is_reported = True
-        everybody: AllRanks | None = None
-        ranks: tuple[RankSteps, ...] = ()
-        if is_safe_point and self._trainer.world_size > 1:
-            everybody, ranks = self._ask_all_ranks()
-        # The first rank's file holds them for all.
-        ranks = ranks if self._trainer.is_global_zero else ()
-        run = replace(self._make_run(status, everybody), rank_steps=ranks)
+        run = self._make_run(status)
+        if heard or absent:
+            run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
         parts.outputs.show_report(report, step)
         parts.outputs.write_profile(lambda: run_profile(run, report), step)
-
-    def _ask_all_ranks(self) -> tuple[AllRanks | None, tuple[RankSteps, ...]]:
-        """What all ranks measured; they are all here."""
-        metric = self.live.metric
-        # Nothing but collectives: if anything else failed on one rank, the others would wait in the next one.
-        metric.sync()
-        messages = all_gather(self._message, self._trainer.strategy.root_device)
-        return metric.synchronized(self._trainer.world_size), read_messages(messages)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -294,7 +284,7 @@ class LoopSession:
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")
 
-    def _make_run(self, status: str, everybody: AllRanks | None = None) -> Run:
+    def _make_run(self, status: str) -> Run:
         assert self._parts is not None
         record = make_rank_record(
             self._trainer.global_rank,
@@ -303,7 +293,7 @@ class LoopSession:
             samples_note=self._samples_note(),
             notes=self._notes,
         )
-        return Run(info=replace(self._parts.info, status=status), ranks=(record,), all_ranks=everybody)
+        return Run(info=replace(self._parts.info, status=status), ranks=(record,))
 
     def _save(self) -> None:
         """Save what was measured until now."""

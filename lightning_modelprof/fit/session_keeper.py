@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import told
@@ -21,6 +21,10 @@ from lightning_modelprof.measure.samples import NothingCounted, SampleCounter, m
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run
+
+_T = TypeVar("_T")
+
+_FAILED: Final = "an internal error stopped the measurement there"
 
 
 class SessionKeeper:
@@ -51,7 +55,7 @@ class SessionKeeper:
         self._dataloader_idx = 0
         self._aborted: LoopSession | None = None  # an error of ours has ended it
         self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
-        self._is_together = False  # whether all of them came
+        self._is_cut_off = False  # whether they could not be reached, which is said once
         self._stop: ScheduledStop | None = None  # with the other ranks, where windows end training
         self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
 
@@ -77,8 +81,31 @@ class SessionKeeper:
         session.delegate.on_error = self._step_aside
         forget_in_children(self)
 
-    def _plan_stop(self, trainer: Any) -> None:
-        self._stop = scheduled_stop(self.config, trainer)
+    def _come(self, trainer: Any) -> None:
+        """Other ranks count on us from now on."""
+        meeting = self._meeting = Meeting(trainer)
+        self._among_ranks(meeting.come)
+
+    def _propose_stop(self, trainer: Any) -> None:
+        self._stop = None
+        planned, meeting = scheduled_stop(self.config, trainer), self._meeting
+        if planned is not None and meeting is not None:
+            self._among_ranks(lambda: meeting.propose(planned.plan))
+            self._stop = planned
+
+    def _agree_on_stop(self, trainer: Any) -> None:
+        """Keep to the planned end if all ranks do: one that ended alone would leave the others waiting."""
+        planned, meeting, self._stop = self._stop, self._meeting, None
+        if planned is None or meeting is None:
+            return
+        if self._among_ranks(lambda: meeting.is_agreed(planned.plan)):
+            planned.begin(trainer)
+            self._stop = planned
+        else:
+            warn(
+                "stop_after_profile: not every rank has this callback with the same windows, so training is"
+                " not ended after them. Give it to the Trainer on every rank"
+            )
 
     def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
         """The loop begins; returns the session's ledger if there is something to measure."""
@@ -92,9 +119,12 @@ class SessionKeeper:
         return session.ledger if self._session is session else None
 
     def _meet(self, trainer: Any, meeting: Meeting) -> Path | None:
-        """All ranks come together; returns the folder for files, which the first one claims for all."""
+        """The ranks come together; returns the folder for files, which the first one claims for all."""
         claimed = ""
-        if self._directory is not None and trainer.is_global_zero:
+        is_first = self._among_ranks(lambda: meeting.is_first)
+        if is_first is None:
+            is_first = trainer.is_global_zero
+        if self._directory is not None and is_first:
             try:
                 claimed = str(claim_directory(self._directory))
             except OSError as error:
@@ -104,47 +134,58 @@ class SessionKeeper:
                 )
             except Exception:  # the other ranks are waiting
                 self._step_aside()
-        try:
-            agreed = meeting.join(claimed)
-        except Exception as error:  # the first rank has died, perhaps
-            agreed = None
-            warn(f"could not reach the other ranks: {told(error)}")
-        self._is_together = agreed is not None
-        if agreed is None:
+        agreed = self._among_ranks(lambda: meeting.agree_on_folder(claimed))
+        absent = (self._among_ranks(meeting.find_absent) or ()) if is_first else ()
+        if absent:
             warn(
-                f"not all ranks have begun {self._loop.subject} with this callback, so each is measured for"
-                " itself. Give it to the Trainer on every rank; ranks=[0] chooses who records windows"
+                f"{len(absent)} of {trainer.world_size} ranks did not join the measurement of"
+                f" {self._loop.subject}, so the report says nothing of them. Give this callback to the"
+                " Trainer on every rank; ranks=[0] chooses who records windows"
             )
+        elif agreed is None and not is_first:
+            warn("the first rank did not say where files go, so this rank writes none")
+        if self._session is not None:
+            self._session.is_first = is_first
         folder = claimed if agreed is None else agreed
         return Path(folder) if folder else None
 
     def _end(self, trainer: Any) -> None:
-        """The loop is over, on every rank."""
-        meeting, self._meeting = self._meeting, None
+        """The loop is over."""
+        meeting = self._meeting
         if meeting is None:
             return
         self._stop_session("finished")
-        is_safe_point = self._is_together
-        if is_safe_point and trainer.world_size > 1:
-            # A rank whose measurement has failed must say so, or the others would wait for its figures.
-            try:
-                has_session = self._session is not None
-                is_safe_point = bool(trainer.strategy.reduce_boolean_decision(has_session, all=True))
-            except Exception as error:  # a rank has died; every rank keeps what it has itself
-                is_safe_point = False
-                warn(f"could not ask the other ranks: {told(error)}")
-        self._finish("finished", is_safe_point=is_safe_point)
+        session = self._session
+        heard: dict[int, bytes] = {}
+        if trainer.world_size > 1:
+            message = None if session is None else session.message
+            self._among_ranks(lambda: meeting.say(message, _FAILED))
+            if session is not None and session.is_first:
+                heard = self._among_ranks(meeting.hear) or {}
+        self._finish("finished", heard, meeting.absent)
+        self._meeting = None
+        self._among_ranks(meeting.leave)
+
+    def _among_ranks(self, talk: Callable[[], _T]) -> _T | None:
+        """Talk to other ranks; ``None`` if that fails, as when the first one has died."""
+        try:
+            return talk()
+        except Exception as error:  # each rank is measured for itself
+            if not self._is_cut_off:
+                self._is_cut_off = True
+                warn(f"could not reach the other ranks: {told(error)}")
+            return None
 
     def _stop_session(self, status: str) -> None:
         session, self._ledger, self._evaluation = self._session, None, None
         if session is not None:
             self._guard(lambda: session.stop(status))
 
-    def _finish(self, status: str, *, is_safe_point: bool) -> None:
+    def _finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         session = self._session
         if session is not None:
             try:
-                self._guard(lambda: session.finish(status, is_safe_point=is_safe_point))
+                self._guard(lambda: session.finish(status, heard, absent))
             finally:  # Ctrl-C while the report is printed does not cost the report
                 self._take_results(session)
 
@@ -156,7 +197,7 @@ class SessionKeeper:
         meeting, self._meeting = self._meeting, None
         twin, self._twin = self._twin, None
         aborted, self._aborted = self._aborted, None
-        self._ledger = self._evaluation = None
+        self._ledger = self._evaluation = self._stop = None
         if aborted is not None:
             with suppress(Exception):  # it has failed before, and that was said
                 aborted.save_aborted()
@@ -164,7 +205,7 @@ class SessionKeeper:
         if twin is not None:
             self._take_results(twin)
         if meeting is not None:
-            self._guard(meeting.cancel)
+            self._among_ranks(meeting.leave)
         if session is not None:
             self._guard(session.close)
 
@@ -210,7 +251,7 @@ class SessionKeeper:
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
         session, self._session = self._session, None
-        self._ledger = self._evaluation = self._meeting = self._aborted = None
+        self._ledger = self._evaluation = self._meeting = self._stop = self._aborted = None
         if session is not None:
             session.ledger.ranges = session.ledger.inspection = None
             session.delegate.disarm()

@@ -66,7 +66,8 @@ class StepBoundaries:
         self._clock = clock
         self._armed_ns = clock()
         self._inspection_began_ns = 0
-        self._stops_trainer = config.stop_after_profile and loop.is_fit
+        # Several ranks end at the same batch instead: see ScheduledStop.
+        self._stops_trainer = config.stop_after_profile and loop.is_fit and trainer.world_size == 1
         log_every = config.log_every_n_steps
         log_every = int(trainer.log_every_n_steps if log_every is None else log_every)
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.

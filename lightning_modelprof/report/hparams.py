@@ -86,7 +86,9 @@ def _samples_per_s(speed: Mapping[str, Any], run: Mapping[str, Any]) -> float | 
     if run["world_size"] == 1:
         return _average(speed.get("samples_per_s"))
     ranks = run["all_ranks"]
-    if ranks is None or ranks["samples"] is None or not ranks["batch_total_ns"]:
+    if ranks is None or ranks["world_size"] != run["world_size"]:  # of some ranks only
+        return None
+    if ranks["samples"] is None or not ranks["batch_total_ns"]:
         return None
     return float(ranks["samples"] / (ranks["batch_total_ns"] / ranks["world_size"]) * 1e9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.run.archive import RUN_FILE, decode_record, encode_record, load_run
 from lightning_modelprof.run.even_steps import few
-from lightning_modelprof.run.records import RankSteps, Run
+from lightning_modelprof.run.records import AbsentRank, RankSteps, Run
 from lightning_modelprof.run.step_totals import StepTotals
 
 MAX_SHARED: Final = 2**16
@@ -56,23 +57,54 @@ def unpack_rank_steps(message: bytes) -> RankSteps:
         raise ArchiveError(f"expected what a rank says of its steps, got something else: {error}") from None
 
 
+def side_by_side(run: Run, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> Run:
+    """The run with what the other ranks say; of those that say nothing, the reason.
+
+    Args:
+        run: of the rank that reports for all.
+        heard: rank → its message.
+        absent: rank → why there is none.
+    """
+    found = [run.ranks[0].rank, *heard]
+    steps = {rank: _unpacked(heard[rank]) if rank in heard else rank_steps(run) for rank in found}
+    missing = {rank: "its message was damaged" for rank in found if steps[rank] is None} | dict(absent)
+    return replace(
+        run,
+        rank_steps=tuple(known for rank in sorted(steps) if (known := steps[rank]) is not None),
+        absent_ranks=tuple(AbsentRank(rank=rank, reason=missing[rank]) for rank in sorted(missing)),
+    )
+
+
+def _unpacked(message: bytes) -> RankSteps | None:
+    try:
+        return unpack_rank_steps(message)
+    except ArchiveError:
+        return None
+
+
 def with_other_ranks(run: Run, file: Path) -> Run:
     """The same run with the steps of all ranks, from the files beside ``file`` where it has none itself.
 
     A job that was killed, or that one rank of failed, has not brought its ranks together. Files that are
     missing or damaged are left out.
     """
-    if run.info.world_size < 2 or run.rank_steps:
+    known = {one.rank for one in run.rank_steps}
+    if run.info.world_size < 2 or (known and not run.absent_ranks):
         return run
-    found = {run.ranks[0].rank: rank_steps(run)}
+    found = {one.rank: one for one in run.rank_steps} or {run.ranks[0].rank: rank_steps(run)}
     for rank in range(run.info.world_size):
         other = file.with_name(rank_file(rank))
         if rank in found or not other.is_file():
             continue
         try:
-            found[rank] = rank_steps(load_run(other))
+            steps = rank_steps(load_run(other))
         except ArchiveError:
             continue
+        found.setdefault(steps.rank, steps)  # the file of the first rank is called the same whoever that is
     if len(found) < 2:
         return run
-    return replace(run, rank_steps=tuple(steps for _, steps in sorted(found.items())))
+    return replace(
+        run,
+        rank_steps=tuple(steps for _, steps in sorted(found.items())),
+        absent_ranks=tuple(one for one in run.absent_ranks if one.rank not in found),
+    )

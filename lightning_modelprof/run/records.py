@@ -78,10 +78,13 @@ class CallbackTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllRanks:
-    """Benchmark figures reduced over all ranks when the report was made.
+    """Benchmark figures over all ranks that are known.
 
-    Over the clean steps of every rank; times in nanoseconds. ``reader_total_ns`` and ``samples`` are
+    Over the clean steps of each; times in nanoseconds. ``reader_total_ns`` and ``samples`` are
     ``None`` when any rank could not measure or count them.
+
+    Attributes:
+        world_size: the number of ranks that the figures are of.
     """
 
     world_size: int
@@ -158,6 +161,14 @@ class RankSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentRank:
+    """A rank of the job of which nothing is known, and why, such as ``has no ModelProfCallback``."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What ran, on what.
 
@@ -197,12 +208,15 @@ class Run:
 
     Attributes:
         ranks: whole records; of the rank that wrote the file.
-        rank_steps: the steps of all ranks side by side, in order; empty when there is one rank, or when they
-            could not be brought together.
+        all_ranks: in runs of older versions; what newer ones save follows from ``rank_steps``.
+        rank_steps: the steps of all known ranks side by side, in order; empty when there is one rank, or when
+            they could not be brought together.
+        absent_ranks: those that are not among them, in order; empty before they were asked.
     """
 
     info: RunInfo
     ranks: tuple[RankRecord, ...]
     all_ranks: AllRanks | None = None
     rank_steps: tuple[RankSteps, ...] = ()
+    absent_ranks: tuple[AbsentRank, ...] = ()
     schema_version: int = RUN_SCHEMA_VERSION

@@ -27,7 +27,7 @@ def all_ranks(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]: 
         ("reader_cost avg", None if reader is None else reader / ranks.num_steps, Unit.DURATION_NS),
         ("Reader Ratio", reader / ranks.batch_total_ns if reader is not None and rate else None, Unit.RATIO),
         (
-            f"{unit}/s of all ranks",
+            f"{unit}/s of {'all' if ranks.world_size == analysis.info.world_size else 'these'} ranks",
             None if rate is None or ranks.samples is None else rate * ranks.samples,
             Unit.RATE,
         ),
@@ -35,10 +35,12 @@ def all_ranks(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]: 
     return (
         Table(
             id="all_ranks",
-            title=f"All {ranks.world_size} ranks",
+            title=f"All {ranks.world_size} ranks"
+            if ranks.world_size == analysis.info.world_size
+            else f"{ranks.world_size} of {analysis.info.world_size} ranks",
             columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW)),
             rows=tuple((label, value) for label, value, _ in named),
             row_units=tuple(row_unit for _, _, row_unit in named),
-            notes=("Over the clean steps of every rank, reduced when the report was made.",),
+            notes=("Over the clean steps of every one of these ranks.",),
         ),
     )

@@ -26,15 +26,24 @@ def rank_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]
     if isinstance(skew, Absent):
         if analysis.info.world_size < 2:
             return ()
-        return (_ranks((), skew.reason), _spread((), skew.reason))
-    return (_rank_table(skew), _spread_table(skew))
+        absent = _absent(analysis)
+        note = f"{skew.reason[0].upper()}{skew.reason[1:]}."
+        ranks = _ranks(absent, None, (note,)) if absent else _ranks((), skew.reason)
+        return (ranks, _spread((), skew.reason))
+    return (_rank_table(skew, _absent(analysis)), _spread_table(skew))
 
 
-def _rank_table(skew: RankSkew) -> Table:
+def _absent(analysis: Analysis) -> tuple[tuple[Cell, ...], ...]:
+    """A row for each rank of which nothing is known; the reason stands in the place of its name."""
+    cells = len(_CORE) + 6
+    return tuple((f"rank {one.rank}: {one.reason}", *[None] * cells) for one in analysis.absent_ranks)
+
+
+def _rank_table(skew: RankSkew, absent: tuple[tuple[Cell, ...], ...]) -> Table:
     ranks = list(skew.ranks)
     if len(ranks) > _IN_ORDER:
         ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
-    return _ranks(tuple(_row(pace) for pace in ranks), None, _notes(skew))
+    return _ranks((*map(_row, ranks), *absent), None, _notes(skew, len(absent)))
 
 
 def _row(pace: RankPace) -> tuple[Cell, ...]:
@@ -70,8 +79,8 @@ def _ranks(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[
     )
 
 
-def _notes(skew: RankSkew) -> tuple[str, ...]:
-    missing = skew.world_size - len(skew.ranks)
+def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
+    missing = skew.world_size - len(skew.ranks) - num_explained
     notes = []
     if missing:
         notes.append(
