@@ -11,7 +11,6 @@ from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
-from lightning_modelprof.measure.torch_profiler import is_profiling
 
 
 def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) -> Any:
@@ -71,12 +70,6 @@ def check_trainer(config: ProfileConfig, trainer: Any) -> None:
             f"{type(profiler).__name__}) as well. Two torch profilers in one process crash it or lose data."
             " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
             " (An AssertionError after this one is PyTorchProfiler's own.)"
-        )
-    if is_profiling():
-        raise ConfigError(
-            "ModelProfCallback: expected to be the only torch profiler, but one is recording already."
-            " Two torch profilers in one process crash it or lose data. Stop it before trainer.fit, or"
-            " give ModelProfCallback(active=0) for timing only."
         )
 
 

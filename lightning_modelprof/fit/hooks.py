@@ -45,12 +45,14 @@ class ProfilingHooks(SessionKeeper):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
         status, session = end_status(exception), self._session
-        if session is not None:
-            self._guard(lambda: session.note_exception(exception))
-        self._stop_session(status)
-        self._finish(status, {}, {})
-        self._leave()  # after an exception there is no teardown
-        self._forget_module()
+        try:
+            if session is not None:
+                self._guard(lambda: session.note_exception(exception))
+            self._stop_session(status)
+            self._finish(status, {}, {})
+        finally:  # after an exception there is no teardown; Ctrl+C may come again
+            self._leave()
+            self._forget_module()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave nothing behind."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.cpu_usage import CpuReading, cpu_use_between, read_cpu
+from lightning_modelprof.measure.profiler_claim import CLAIM, ENDING, is_profiling_anywhere
 from lightning_modelprof.measure.schedule import Schedule
 from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
 from lightning_modelprof.measure.torch_profiler import CaptureOptions, free, is_profiling, stop
@@ -111,6 +112,9 @@ class Capture:
         if self._upcoming is not None and step > self._upcoming.last:
             self._close(WindowStatus.COMPLETE)
             tags |= StepTag.PROFILER_STOP
+        elif self._profiler is not None and CLAIM.is_ending:
+            self._close(WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY, ENDING)
+            tags |= StepTag.PROFILER_STOP
         elif self.ranges is not None and (reason := self._why_full()):
             self._close(WindowStatus.PARTIAL, reason)
             tags |= StepTag.PROFILER_STOP
@@ -163,12 +167,15 @@ class Capture:
     def abandon(self) -> None:
         """Stop and keep nothing; safe to call at any time."""
         profiler, ranges = self._profiler, self.ranges
-        self._let_go()
+        self._profiler = self.ranges = None  # first: it is safe to be interrupted here
         self._upcoming = None
         self.next_step = NEVER
-        if profiler is not None:
-            stop(profiler, ranges)
-            free(profiler)
+        try:
+            if profiler is not None:
+                stop(profiler, ranges)
+                free(profiler)
+        finally:
+            self._let_go()
 
     def _prepare(self) -> None:
         assert self._upcoming is not None
@@ -177,8 +184,8 @@ class Capture:
             self._on_close(self._record(WindowStatus.SKIPPED, reason), None)
             self._next_window()
             return
-        if is_profiling():
-            self._refuse("another torch profiler was recording when this window was to open")
+        if reason := CLAIM.take(self):
+            self._refuse(reason)
             return
         try:
             profiler = self._options.make_profiler()
@@ -190,7 +197,7 @@ class Capture:
         self._recorded = []
 
     def _start(self) -> None:
-        if is_profiling():
+        if is_profiling_anywhere():
             # Starting ours as well would crash the process or empty both traces.
             self._profiler = None
             self._refuse("another torch profiler began to record during this window's warm-up")
@@ -206,6 +213,7 @@ class Capture:
         self._size.begin()
 
     def _refuse(self, reason: str) -> None:
+        CLAIM.give_back(self)
         self._on_close(self._record(WindowStatus.REFUSED, reason), None)
         self._next_window()
 
@@ -260,6 +268,7 @@ class Capture:
         """No window is open, and none is being closed."""
         self._profiler = self.ranges = None
         self._is_closing = False
+        CLAIM.give_back(self)
 
     def _export(self, profiler: Any, window: Window) -> Path:
         """Let torch write the trace; one that is not whole is removed."""
