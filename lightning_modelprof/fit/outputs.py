@@ -84,6 +84,7 @@ class Outputs:
         self._use_terminal = use_terminal and is_first
         self._use_tensorboard = use_tensorboard and is_first
         self._is_first = is_first
+        self._archive_name = RUN_FILE if is_first else rank_file(rank)
         self._rank = rank
         self._warn = warn
         self._created = created
@@ -108,7 +109,7 @@ class Outputs:
         """Save what was measured so far; returns ``False`` if that failed."""
         if self.directory is None:
             return True
-        path = self.directory / (RUN_FILE if self._is_first else rank_file(self._rank))
+        path = self.directory / self._archive_name
         is_saved = self._try_file(path, lambda: save_run(run, path))
         if is_saved and self._is_first:
             with contextlib.suppress(OSError):
@@ -251,7 +252,7 @@ class Outputs:
     def _check_folder(self) -> None:
         """Refuse to write where another run is: the folder was moved, or a link in its path was."""
         if self.directory is not None:
-            check_same_run(self.directory / rank_file(self._rank), self._created)
+            check_same_run(self.directory / self._archive_name, self._created)
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
