@@ -25,6 +25,7 @@ from lightning_modelprof.measure.inference_setup import tensors_in
 from lightning_modelprof.model_profile_arguments import (
     check_tensors,
     ignored_paths,
+    input_of,
     target_of,
     whole_number,
     writeable_file,
@@ -67,6 +68,7 @@ class _Latency(NamedTuple):
 def profile_model(
     model: nn.Module,
     *args: Any,
+    input_shape: Collection[int] | None = None,
     mode: Literal["forward", "generate"] = "forward",
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     warm_up: int = 1,
@@ -91,6 +93,8 @@ def profile_model(
     Args:
         model: any module, compiled ones too: compiled parts are timed as a whole.
         args: the model's arguments.
+        input_shape: instead of ``args`` one tensor of ones in this shape, of the dtype and device of the
+            model's first parameter, as DeepSpeed's ``get_model_profile`` has it.
         mode: what is called: ``forward`` calls the model, ``generate`` its method of that name.
         loss_fn: makes a scalar of the output; with it, backward is counted and timed too. Without it, no
             gradients are recorded.
@@ -116,6 +120,8 @@ def profile_model(
     module_depth = None if module_depth is None else whole_number("module_depth", module_depth, 0)
     path = writeable_file(output_file)
     check_tensors(model)
+    if input_shape is not None:
+        args = (input_of(model, input_shape, args),)
     records = module_records(model)
     ignored = ignored_paths(model, records, ignore_modules)
     call = ProfiledCall(target, args, kwargs, loss_fn)

@@ -84,6 +84,23 @@ def check_tensors(model: nn.Module) -> None:
         )
 
 
+def input_of(model: nn.Module, shape: Any, args: tuple[Any, ...]) -> torch.Tensor:
+    """A batch of ones in the wanted shape, like the model's first parameter."""
+    is_shape = isinstance(shape, tuple | list) and all(type(size) is int and size >= 0 for size in shape)
+    if not is_shape or not shape:
+        raise ModelProfError(
+            "profile_model(input_shape): expected the sizes of a tensor, such as (1, 3, 224, 224), got"
+            f" {quoted(shape)}."
+        )
+    if args:
+        raise ModelProfError(
+            f"profile_model(input_shape): expected a shape or a batch, got both: {kind_of(args[0])} was"
+            " passed as well. Leave out one of them."
+        )
+    like = next(model.parameters(), torch.ones(()))
+    return torch.ones(tuple(shape), dtype=like.dtype, device=like.device)
+
+
 def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any) -> set[str]:
     """Paths of the modules that are meant; a class means its subclasses too."""
     by_path = {record.path: record.type_name for record in records}

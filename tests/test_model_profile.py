@@ -103,6 +103,30 @@ def test_backward_with_a_loss():
     assert dict(profile.report.facts)["Backward latency"].endswith("1 call")
 
 
+def test_a_shape_in_the_place_of_a_batch():
+    """As DeepSpeed's: like the first parameter, and the same figures as of a batch of that shape."""
+    seen = []
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).double()
+    net.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
+    by_shape = profile_model(net, input_shape=(3, 6), print_profile=False)
+    by_batch = profile_model(net, torch.rand(3, 6, dtype=torch.float64), print_profile=False)
+    assert (by_shape.flops, by_shape.macs, by_shape.params) == (
+        by_batch.flops,
+        by_batch.macs,
+        by_batch.params,
+    )
+    assert torch.equal(seen[0], torch.ones(3, 6, dtype=torch.float64))
+    assert profile_model(nn.ReLU(), input_shape=[2, 2], print_profile=False).params == 0
+
+
+@pytest.mark.parametrize("shape", [3, (), (1, -1), (2.0, 3), "3", (True, 2), torch.ones(2)])
+def test_what_is_no_shape(shape):
+    with pytest.raises(ModelProfError, match=r"profile_model\(input_shape\): expected the sizes of a tensor"):
+        profile_model(nn.Linear(2, 2), input_shape=shape)
+    with pytest.raises(ModelProfError, match="expected a shape or a batch, got both"):
+        profile_model(nn.Linear(2, 2), torch.ones(1, 2), input_shape=(1, 2))
+
+
 def test_known_costs_are_attributed():
     class Sleeps(nn.Module):
         def __init__(self, seconds):
