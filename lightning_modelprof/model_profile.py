@@ -265,7 +265,7 @@ def _facts(tree: ModuleTree, latency: _Latency, steps: int, called: str) -> list
     root = tree.root
     calls = f"mean of {steps} calls" if steps > 1 else "1 call"
     trainable = format_cell(root.trainable, Unit.COUNT)
-    every = root.trainable == root.parameters
+    every = root.trainable == root.parameters != 0
     facts = [
         (
             "Parameters",

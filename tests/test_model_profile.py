@@ -388,3 +388,12 @@ def test_inputs_that_need_gradients_keep_theirs():
     x.grad = torch.full((16, 4), 7.0)
     quiet(Net(), x, loss_fn=square)
     assert torch.equal(x.grad, torch.full((16, 4), 7.0))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao says that it is deprecated
+def test_parameters_of_a_quantised_model_are_not_trainable():
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    profile = profile_model(model, torch.ones(2, 8), print_profile=False, as_string=False)
+    assert profile.params == 8 * 4 + 4
+    assert dict(profile.report.facts)["Parameters"] == "36, 0 trainable"

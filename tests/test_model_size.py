@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.ao.nn import quantized as ao
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lightning_modelprof.analysis.size_facts import total_size
+from lightning_modelprof.flops import packed_weights
 from lightning_modelprof.flops.model_size import model_size
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.report.model import Unit
@@ -28,6 +30,7 @@ TRAINABLE, FROZEN, GRADIENTS, STATE, BUFFERS = (
     "optimizer state",
     "buffers",
 )
+PACKED = "packed weights"
 NO_GRADIENTS = "no gradients at this moment"
 NO_OPTIMIZER = "no optimizer was given, so its state is not known"
 
@@ -377,18 +380,56 @@ def test_tensors_without_data(kind):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.ao says that it is deprecated
-def test_packed_weights_are_no_parameters():
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)), nn.LayerNorm(4))
+def test_weights_packed_by_dynamic_quantisation():
+    model = nn.Sequential(*(nn.Linear(8, 4) for _ in range(5)), nn.LayerNorm(4))
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     size = model_size(model)
-    assert rows(size) == {(TRAINABLE, "float32"): (2, 8, 32)}
-    assert size.notes[-1] == (
-        "quantised weights packed outside of parameters and buffers are in no row:"
-        " 0._packed_params, 1._packed_params, 2._packed_params and 2 more"
-    )
-    records = {record.path: record.parameters for record in module_records(model)}
-    assert records["0"] == records["0._packed_params"] == 0
-    assert records["5"] == 8
+    assert rows(size) == {
+        (TRAINABLE, "float32"): (2, 8, 32),
+        (PACKED, "qint8"): (5, 5 * 32, 5 * 32),
+        (PACKED, "float32"): (5, 5 * 4, 5 * 16),
+    }
+    assert size.notes[-1].startswith("packed weights are quantised for inference and not trainable")
+    records = {record.path: (record.parameters, record.trainable) for record in module_records(model)}
+    assert records["0._packed_params"] == (36, 0)
+    assert records["5"] == (8, 8)
+
+
+GATES = 4 * 6  # of an LSTM of 6 features
+QUANTISED = [
+    # module → elements and bytes of weights, elements of biases, by hand
+    (lambda: ao.Linear(8, 4), "qint8", 32, 32, 4),
+    (lambda: ao.Conv1d(3, 4, 5), "qint8", 60, 60, 4),
+    (lambda: ao.Conv2d(4, 6, 3, groups=2), "qint8", 6 * 2 * 9, 6 * 2 * 9, 6),
+    (lambda: ao.ConvTranspose2d(3, 4, 3), "qint8", 108, 108, 4),
+    (lambda: ao.Embedding(10, 8), "quint8", 80, 80, 0),
+    (lambda: ao.EmbeddingBag(10, 8), "quint8", 80, 80, 0),
+    (lambda: ao.dynamic.Linear(8, 4, dtype=torch.float16), "float16", 32, 64, 4),
+    (lambda: ao.dynamic.LSTM(8, 6), "qint8", GATES * (8 + 6), GATES * (8 + 6), 2 * GATES),
+    (lambda: ao.dynamic.GRUCell(8, 6), "qint8", 18 * (8 + 6), 18 * (8 + 6), 2 * 18),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that quantized dtypes are deprecated
+@pytest.mark.parametrize(("make", "dtype", "elements", "num_bytes", "biases"), QUANTISED)
+def test_weights_of_quantised_modules(make, dtype, elements, num_bytes, biases):
+    model = nn.Sequential(make())
+    found = rows(model_size(model))
+    assert found[PACKED, dtype][1:] == (elements, num_bytes)
+    assert (found[PACKED, "float32"][1:] if biases else (0, 0)) == (biases, 4 * biases)
+    assert {kind for kind, _ in found} == {PACKED}
+    records = module_records(model)
+    assert sum(record.parameters for record in records) == elements + biases
+    assert sum(record.trainable for record in records) == 0
+
+
+def test_packed_weights_that_do_not_tell_are_named(monkeypatch):
+    monkeypatch.setattr(packed_weights, "_unpacked", lambda packed: 1 / 0)
+    model = nn.Sequential(nn.Linear(4, 4))
+    model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    size = model_size(model)
+    assert size.sizes == ()
+    assert size.notes[-1].endswith("are in no row: 0._packed_params")
 
 
 def test_weight_only_int8_is_buffers():

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.flops.modules import plain_path
+from lightning_modelprof.flops.packed_weights import packed_objects, packed_tensors
 from lightning_modelprof.flops.tensor_memory import (
     has_no_memory,
     is_distributed,
@@ -25,7 +26,10 @@ from lightning_modelprof.flops.tensor_memory import (
 )
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 
-_KINDS: Final = ("trainable parameters", "frozen parameters", "gradients", "optimizer state", "buffers")
+_PACKED: Final = "packed weights"
+_KINDS: Final = (
+    *("trainable parameters", "frozen parameters", _PACKED, "gradients", "optimizer state", "buffers"),
+)
 _MOST_NAMES: Final = 3
 
 
@@ -46,6 +50,7 @@ class _Inventory:
     """
 
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    packed: dict[int, Any] = field(default_factory=dict)
     storages: set[int] = field(default_factory=set)
     sums: dict[tuple[str, str], _Sums] = field(default_factory=dict)
     sharing: int = 0
@@ -68,6 +73,21 @@ class _Inventory:
         sums.num_bytes += sum(new.values()) + memory.unseen_bytes
         self.sharing += len(new) < len(memory.storages)
         self.unseen += memory.unseen_bytes > 0
+
+    def add_packed(self, packed: Any) -> bool:
+        """Count what is in a packed object, if it tells and has not been counted."""
+        if id(packed) in self.packed:
+            return True
+        tensors = packed_tensors(packed)
+        if tensors is None:
+            return False
+        self.packed[id(packed)] = packed
+        for tensor in tensors:
+            sums = self.sums.setdefault((_PACKED, tensor.dtype), _Sums())
+            sums.tensors += 1
+            sums.elements += tensor.elements
+            sums.num_bytes += tensor.num_bytes
+        return True
 
     def has(self, kind: str) -> bool:
         """Whether a tensor of this kind was counted."""
@@ -126,6 +146,7 @@ def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
         for optimizer in optimizers:
             inventory.add("optimizer state", _tensors_in(getattr(optimizer, "state", {})))
         inventory.add("buffers", buffers.tensors.values())
+        modules = tuple(_notes_on_modules(root, inventory))
         return ModelSize(
             sizes=inventory.sizes(),
             lazy=(*parameters.lazy, *buffers.lazy),
@@ -134,7 +155,7 @@ def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
                 *_notes_on_gradients(trainable, inventory),
                 *_notes_on_optimizers(parameters, optimizers, inventory),
                 *_notes_on_tensors(inventory),
-                *_notes_on_modules(root),
+                *modules,
             ),
         )
 
@@ -227,19 +248,22 @@ def _notes_on_tensors(inventory: _Inventory) -> Iterator[str]:
         yield f"tensors without a visible storage ({inventory.unseen:,}): bytes are elements times their size"
 
 
-def _notes_on_modules(root: nn.Module) -> Iterator[str]:
-    """Weights that are no tensors to Python, and flat shards."""
-    packed: list[str] = []
+def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
+    """Count weights that are no tensors to Python; say what is in no row, and what flat shards are."""
+    unknown: list[str] = []
     flat = False
     for name, module in root.named_modules():
         flat |= type(module).__name__ == "FullyShardedDataParallel"
-        if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
-            packed.append(plain_path(name) or type(module).__name__)
+        told = [inventory.add_packed(packed) for packed in packed_objects(module)]
+        if not all(told):
+            unknown.append(plain_path(name) or type(module).__name__)
     if flat:
         yield "FSDP: parameters are the flat shards that this process holds"
-    if packed:
-        more = f" and {len(packed) - _MOST_NAMES} more" if len(packed) > _MOST_NAMES else ""
+    if inventory.packed:
+        yield "packed weights are quantised for inference and not trainable; sizes without scales and padding"
+    if unknown:
+        more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
         yield (
-            f"quantised weights packed outside of parameters and buffers are in no row:"
-            f" {', '.join(packed[:_MOST_NAMES])}{more}"
+            "quantised weights packed outside of parameters and buffers are in no row:"
+            f" {', '.join(unknown[:_MOST_NAMES])}{more}"
         )

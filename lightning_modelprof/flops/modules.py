@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_modelprof.flops.packed_weights import packed_elements
 from lightning_modelprof.flops.tensor_memory import unnoticed
 from lightning_modelprof.measure.code_place import place_of
 from lightning_modelprof.measure.user_code import UserCode
@@ -29,27 +31,32 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     the wrapper keeps (FSDP's flat ones) added to its own. A wrapper around a module that has a name before
     it is one more name of that module, and has no record at all.
 
-    Parameters are those that are registered: weights that are packed or kept as buffers, as quantised
-    modules have them, are none. A parameter that is sharded as a DTensor has the elements of the whole; a
-    flat one of FSDP has those that this process holds.
+    Parameters are those that are registered, and the weights and biases that torch.ao packs, which are not
+    trainable: weights that are kept as buffers are none. A parameter that is sharded as a DTensor has the
+    elements of the whole; a flat one of FSDP has those that this process holds.
     """
     path_of: dict[int, str] = {}
     types: dict[str, str] = {}
     written: dict[str, CodePlace | None] = {}
     user_code = UserCode((type(root),))
     own: dict[str, list[nn.Parameter]] = {}
+    packed: Counter[str] = Counter()
     counted: set[int] = set()
     for name, module in root.named_modules():
         inner = _unwrapped(module)
         path = path_of.setdefault(id(inner), plain_path(name))
         types[path] = _type_name(inner)
         written[path] = _forward_of(inner, user_code)
+        packed[path] += packed_elements(module)
         parameters = own.setdefault(path, [])
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in counted:
                 counted.add(id(parameter))
                 parameters.append(parameter)
-    return tuple(_record(path, types[path], parameters, written[path]) for path, parameters in own.items())
+    return tuple(
+        _record(path, types[path], parameters, packed[path], written[path])
+        for path, parameters in own.items()
+    )
 
 
 def _forward_of(module: nn.Module, user_code: UserCode) -> CodePlace | None:
@@ -79,7 +86,7 @@ def _type_name(module: nn.Module) -> str:
 
 
 def _record(
-    path: str, type_name: str, parameters: list[nn.Parameter], forward: CodePlace | None
+    path: str, type_name: str, parameters: list[nn.Parameter], packed: int, forward: CodePlace | None
 ) -> ModuleRecord:
     is_known = not any(is_lazy(parameter) for parameter in parameters)
     with unnoticed():
@@ -87,7 +94,7 @@ def _record(
         return ModuleRecord(
             path=path,
             type_name=type_name,
-            parameters=sum(parameter.numel() for parameter in parameters) if is_known else None,
+            parameters=sum(parameter.numel() for parameter in parameters) + packed if is_known else None,
             trainable=sum(parameter.numel() for parameter in trainable) if is_known else None,
             forward=forward,
         )

@@ -154,6 +154,12 @@ DEVICE_PEAKS: Final = (
         tera=_matrix(111.1, float32=27.8),
     ),
     DevicePeaks(
+        names=r"(NVIDIA )?RTX A4000",
+        units=48,
+        source="NVIDIA RTX A4000 data sheet, 2021",
+        tera=_matrix(76.7, float32=19.2),
+    ),
+    DevicePeaks(
         names=r"(NVIDIA )?GeForce RTX 3090",
         units=82,
         source=f"{_AMPERE_PAPER}, float32 accumulation",
@@ -249,6 +255,24 @@ DEVICE_PEAKS: Final = (
         tera=_matrix(2500, float64=40, float32=80, tf32=1250, float8=5000, int8=5000),
     ),
     DevicePeaks(
+        names=r"NVIDIA B300 SXM6 AC",
+        units=148,
+        source="NVIDIA HGX B300 data sheet, 2025",
+        tera=_matrix(2250, float32=75, tf32=1125, float8=4500),
+    ),
+    DevicePeaks(
+        names=r"NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        units=188,
+        source="NVIDIA RTX Blackwell PRO GPU Architecture white paper, 2025",
+        tera=_matrix(503.8, float32=126, tf32=251.9, float8=1007.6, int8=1007.6),
+    ),
+    DevicePeaks(
+        names=r"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        units=188,
+        source="NVIDIA RTX PRO 6000 Blackwell Max-Q data sheet, 2025: an eighth of its sparse FP4 rate",
+        tera=_matrix(438.9, float32=110),
+    ),
+    DevicePeaks(
         names=r"NVIDIA GeForce RTX 5090",
         units=170,
         source="NVIDIA RTX Blackwell GPU Architecture white paper, 2025, float32 accumulation",
@@ -256,16 +280,30 @@ DEVICE_PEAKS: Final = (
     ),
     # ---- AMD; a MI250X is two devices to torch
     DevicePeaks(
-        names=r"AMD Instinct MI250X",
+        names=r"AMD Instinct MI250X( / MI250)?",
         units=110,
         source="AMD Instinct MI250X data sheet, 2022, half of it for one of the two dies",
         tera=_matrix(191.5, float64=47.85, float32=47.85, int8=191.5),
         maker="AMD",
     ),
     DevicePeaks(
+        names=r"AMD Instinct (MI250|MI250X / MI250)",
+        units=104,
+        source="AMD Instinct MI250 data sheet, 2022, half of it for one of the two dies",
+        tera=_matrix(181.05, float64=45.25, float32=45.25, int8=181.05),
+        maker="AMD",
+    ),
+    DevicePeaks(
         names=r"AMD Instinct MI300X",
         units=304,
         source="AMD Instinct MI300X data sheet, 2023",
+        tera=_matrix(1307.4, float64=163.4, float32=163.4, tf32=653.7, float8=2614.9, int8=2614.9),
+        maker="AMD",
+    ),
+    DevicePeaks(
+        names=r"AMD Instinct MI325X",
+        units=304,
+        source="AMD Instinct MI325X data sheet, 2024",
         tera=_matrix(1307.4, float64=163.4, float32=163.4, tf32=653.7, float8=2614.9, int8=2614.9),
         maker="AMD",
     ),

@@ -127,8 +127,8 @@ class TensorSize:
     """Tensors of one kind and dtype in this process.
 
     Attributes:
-        kind: ``trainable parameters``, ``frozen parameters``, ``gradients``, ``optimizer state`` or
-            ``buffers``.
+        kind: ``trainable parameters``, ``frozen parameters``, ``packed weights``, ``gradients``,
+            ``optimizer state`` or ``buffers``.
         dtype: such as ``float32`` or, for packed weights, what the tensor says of itself.
         tensors, elements: how many; a tensor that is reached by several names counts once.
         num_bytes: of their storage here.
