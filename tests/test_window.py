@@ -13,7 +13,6 @@ from isal import igzip
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
-from lightning_modelprof import ConfigError
 from lightning_modelprof.fit import session
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.fit.windows import WindowResults
@@ -501,16 +500,6 @@ def test_back_to_back_windows_close_one_and_open_the_next_in_the_same_step(tmp_p
 
 
 # Other torch profilers
-
-
-def test_refuses_lightnings_pytorch_profiler(tmp_path):
-    callback = make_callback(tmp_path, active=3)
-    profiler = PyTorchProfiler(dirpath=tmp_path)
-    profiler.teardown = lambda stage: None  # its __del__ fails where it was never used
-    trainer = make_trainer(tmp_path, callback, profiler=profiler)
-    with pytest.raises(ConfigError, match=r"only torch profiler, got Trainer\(profiler=PyTorchProfiler\)"):
-        fit_quietly(trainer, Net(), loader())
-    assert trainer.global_step == 0
 
 
 def test_timing_goes_with_lightnings_pytorch_profiler(tmp_path):

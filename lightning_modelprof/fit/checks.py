@@ -42,12 +42,11 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
     return ours[0]
 
 
-def check_trainer(config: ProfileConfig, trainer: Any) -> None:
-    """Refuse what cannot work with this trainer.
+def check_machine(config: ProfileConfig) -> None:
+    """Refuse what cannot work on this machine.
 
     Raises:
-        ConfigError: on a second torch profiler, an activity the machine lacks, or a formula for an operator
-            that torch does not know.
+        ConfigError: on an activity the machine lacks, or a formula for an operator that torch does not know.
     """
     for activity in config.activities or ():
         if activity != "cpu" and not getattr(torch, activity).is_available():
@@ -61,16 +60,6 @@ def check_trainer(config: ProfileConfig, trainer: Any) -> None:
         raise ConfigError(
             f"ModelProfCallback: flop_{error.args[0]}. Import the library that has it first."
         ) from None
-    if not config.schedule.active:
-        return
-    profiler = trainer.profiler
-    if any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__):
-        raise ConfigError(
-            "ModelProfCallback: expected to be the only torch profiler, got Trainer(profiler="
-            f"{type(profiler).__name__}) as well. Two torch profilers in one process crash it or lose data."
-            " Remove profiler= from the Trainer, or give ModelProfCallback(active=0) for timing only."
-            " (An AssertionError after this one is PyTorchProfiler's own.)"
-        )
 
 
 def check_ignored(config: ProfileConfig, pl_module: Any) -> None:

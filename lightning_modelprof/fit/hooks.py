@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_modelprof.config_sources import is_switched_off
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.fit.checks import check_ignored, check_trainer, measuring_callback
+from lightning_modelprof.fit.checks import check_ignored, check_machine, measuring_callback
 from lightning_modelprof.fit.run_folder import wanted_folder
 from lightning_modelprof.fit.session import end_status
 from lightning_modelprof.fit.session_keeper import SessionKeeper
@@ -30,7 +30,7 @@ class ProfilingHooks(SessionKeeper):
         if measuring is not self:
             self._twin = measuring
             return
-        check_trainer(self.config, trainer)
+        check_machine(self.config)
         check_ignored(self.config, pl_module)
         self._directory = wanted_folder(self.config, trainer)  # the first rank's counts for all
         self._is_cut_off = False

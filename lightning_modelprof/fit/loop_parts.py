@@ -115,6 +115,7 @@ def make_parts(
         world_size=trainer.world_size,
         accumulate=trainer.accumulate_grad_batches,
         why_not=why_no_window,
+        theirs=timing.delegate.inner,
     )
     bar = trainer.progress_bar_callback if config.progress_bar and loop.is_fit else None
     if bar is not None:

@@ -135,7 +135,7 @@ class LoopSession:
             warn=self._warn,
             cleanup=self._cleanup,
         )
-        no_window = why_no_window(config, trainer.global_rank, trainer.world_size)
+        no_window = why_no_window(config, trainer.global_rank, trainer.world_size, self.delegate.inner)
         if no_window and parts.capture is None:
             self._say(no_window)
         elif no_window:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config import ProfileConfig
@@ -55,6 +55,7 @@ def make_capture(
     world_size: int = 1,
     accumulate: int = 1,
     why_not: Callable[[], str] = str,
+    theirs: Any = None,
 ) -> Capture | None:
     """The windows that a configuration asks for; ``None`` if it asks for none.
 
@@ -67,8 +68,9 @@ def make_capture(
         world_size: number of ranks.
         accumulate: batches per optimizer step: without one, ranks do not wait for each other.
         why_not: as of Capture.
+        theirs: the user's own profiler of Lightning's.
     """
-    if not config.schedule.active or not recording_ranks(config, world_size):
+    if not config.schedule.active or not recording_ranks(config, world_size) or _is_of_torch(theirs):
         return None
     options = CaptureOptions(
         activities=config.activities,
@@ -90,9 +92,14 @@ def make_capture(
     )
 
 
-def why_no_window(config: ProfileConfig, rank: int, world_size: int) -> str:
+def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any = None) -> str:
     """Why a rank records nothing though windows were asked for; ``""`` if it records, or none was."""
     recording = recording_ranks(config, world_size)
+    if config.schedule.active and _is_of_torch(theirs):
+        return (
+            f"no profiler window is recorded: Trainer(profiler={type(theirs).__name__}) is a torch profiler, and"
+            " a process has one at a time. Phases are measured all the same"
+        )
     if not config.schedule.active or rank in recording:
         return ""
     if not recording:
@@ -101,6 +108,11 @@ def why_no_window(config: ProfileConfig, rank: int, world_size: int) -> str:
         f"Rank {rank} records no profiler window (ranks={config.ranks}). The steps of the others' windows are"
         " no clean steps here either, because ranks wait for each other"
     )
+
+
+def _is_of_torch(profiler: Any) -> bool:
+    """By name: lightning and pytorch_lightning each have a PyTorchProfiler of their own."""
+    return any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__)
 
 
 def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:

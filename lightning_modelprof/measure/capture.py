@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.cpu_usage import CpuReading, cpu_use_between, read_cpu
+from lightning_modelprof.measure.other_profilers import watch
 from lightning_modelprof.measure.profiler_claim import CLAIM, ENDING, is_profiling_anywhere
 from lightning_modelprof.measure.schedule import Schedule
 from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
@@ -70,6 +72,7 @@ class Capture:
         self._clock = clock
         self._rank = rank
         self._profiler: Any = None
+        self._begun = 0  # what the watch said when ours was prepared or started
         self._cpu_at_start: CpuReading | None = None
         self._recorded: list[int] = []
         self._is_closing = False
@@ -77,6 +80,9 @@ class Capture:
         self._size = options.make_size()
         self._scheduled = scheduled
         self._upcoming = schedule.window(0) if records else None
+        if self._upcoming is not None:
+            watch.begin()
+        self._unwatch = weakref.finalize(self, watch.end) if self._upcoming is not None else _do_nothing
         self.ranges: TraceRanges | None = None
         self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
         if scheduled is not None:
@@ -102,13 +108,15 @@ class Capture:
         """Open, step or close the window of this rank."""
         tags = StepTag(0)
         if self.ranges is not None:
-            if is_profiling():
+            if self._records_still():
                 self.ranges.close_all()
                 self._recorded.append(step - 1)
                 self._size.end_step()
             else:
                 self._give_up()
                 tags |= StepTag.PROFILER_STOP
+        elif self._profiler is not None and self._is_replaced():
+            self._give_up_warmup()
         if self._upcoming is not None and step > self._upcoming.last:
             self._close(WindowStatus.COMPLETE)
             tags |= StepTag.PROFILER_STOP
@@ -145,6 +153,12 @@ class Capture:
 
     def finish(self, reason: str) -> None:
         """No more steps come: what is open is closed with what it has, what never opened is said so."""
+        try:
+            self._finish(reason)
+        finally:
+            self._unwatch()
+
+    def _finish(self, reason: str) -> None:
         self.next_step = NEVER
         if self._upcoming is None:
             return
@@ -170,9 +184,13 @@ class Capture:
         self._profiler = self.ranges = None  # first: it is safe to be interrupted here
         self._upcoming = None
         self.next_step = NEVER
+        self._unwatch()
         try:
-            if profiler is not None:
+            if profiler is not None and not self._is_replaced():
                 stop(profiler, ranges)
+            elif ranges is not None:
+                ranges.close_all()
+            if profiler is not None:
                 free(profiler)
         finally:
             self._let_go()
@@ -184,12 +202,18 @@ class Capture:
             self._on_close(self._record(WindowStatus.SKIPPED, reason), None)
             self._next_window()
             return
+        is_waiting = watch.is_waiting
         if reason := CLAIM.take(self):
             self._refuse(reason)
+            return
+        if is_waiting:
+            self._let_go()
+            self._refuse("another torch profiler was warming up when this window was to open")
             return
         try:
             profiler = self._options.make_profiler()
             profiler.prepare_trace()
+            self._begun = watch.begun
         except RuntimeError as error:
             self._refuse(f"torch.profiler could not be prepared: {error}")
             return
@@ -198,14 +222,13 @@ class Capture:
 
     def _start(self) -> None:
         if is_profiling_anywhere():
-            # Starting ours as well would crash the process or empty both traces.
-            self._profiler = None
-            self._refuse("another torch profiler began to record during this window's warm-up")
+            self._give_up_warmup()
             return
         self._cpu_at_start = read_cpu()
         self.ranges = TraceRanges()  # first: what records is ours then, whatever interrupts its start
         try:
             self._profiler.start_trace()
+            self._begun = watch.recording = watch.begun
         except RuntimeError as error:
             self._profiler = self.ranges = None
             self._refuse(f"torch.profiler could not be started: {error}")
@@ -217,8 +240,20 @@ class Capture:
         self._on_close(self._record(WindowStatus.REFUSED, reason), None)
         self._next_window()
 
+    def _is_replaced(self) -> bool:
+        """Whether another profiler was prepared or started since ours was, which ended ours."""
+        return watch.begun != self._begun
+
+    def _records_still(self) -> bool:
+        return is_profiling() and not self._is_replaced()
+
+    def _give_up_warmup(self) -> None:
+        """Starting ours as well, even where the other one has gone again, would crash the process."""
+        self._profiler = None
+        self._refuse("another torch profiler began to record during this window's warm-up")
+
     def _give_up(self) -> None:
-        """Another profiler came and went while ours recorded, and took our recording with it."""
+        """Another profiler came while ours recorded, and took our recording with it."""
         self._profiler = None
         if self.ranges is not None:
             self.ranges.close_all()
@@ -228,8 +263,11 @@ class Capture:
 
     def _close(self, status: WindowStatus, reason: str = "") -> None:
         """Stop, export and hand over the window that is open."""
-        if self.ranges is not None and not is_profiling():
+        if self.ranges is not None and not self._records_still():
             self._give_up()
+            return
+        if self.ranges is None and self._is_replaced():
+            self._give_up_warmup()
             return
         begin_ns = self._clock()
         profiler, ranges = self._profiler, self.ranges
@@ -320,3 +358,7 @@ class Capture:
         assert self._upcoming is not None
         self._upcoming = self._schedule.window(self._upcoming.index + 1)
         self._recorded = []
+
+
+def _do_nothing() -> None:
+    """There is no watch to end."""
