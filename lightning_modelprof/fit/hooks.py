@@ -32,7 +32,8 @@ class ProfilingHooks(SessionKeeper):
             return
         check_machine(self.config)
         check_ignored(self.config, pl_module)
-        self._directory = wanted_folder(self.config, trainer)  # the first rank's counts for all
+        # The first rank's counts for all.
+        self._directory, self._why_there = wanted_folder(self.config, trainer)
         self._is_cut_off = False
         try:
             self._begin(trainer)

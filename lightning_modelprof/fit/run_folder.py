@@ -6,12 +6,13 @@ import errno
 import itertools
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.fit.outputs import CLAIM_FILE, REPORT_FILES
 from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE
 from lightning_modelprof.run.rank_files import rank_file
@@ -19,26 +20,31 @@ from lightning_modelprof.run.rank_files import rank_file
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 """What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
 
+_LOCAL_SCHEME: Final = re.compile(r"^(file|local):/+")
 
-def wanted_folder(config: ProfileConfig, trainer: Any) -> Path | None:
-    """The folder to claim when the loop begins, ``None`` when no files are wanted.
 
-    It is absolute: a training that changes its working folder still writes to one place.
+def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str]:
+    """The folder to claim when the loop begins, ``None`` when no files are wanted; and why it is another one.
+
+    It is absolute: a training that changes its working folder still writes to one place. Where no ``dirpath``
+    was given, it is beside the run's files if it can be, and else somewhere on this machine for a reason.
 
     Args:
         config: what is wanted.
         trainer: on every rank; that of the first rank counts.
 
     Raises:
-        ConfigError: when it cannot be made or written to.
+        ConfigError: when a ``dirpath`` cannot be made or written to.
     """
     # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
     if not config.files or (trainer.fast_dev_run and config.dirpath is None):
-        return None
-    folder = Path(config.dirpath or _folder_of_the_run(trainer) / DEFAULT_FOLDER)
+        return None, ""
+    if config.dirpath is None:
+        return _beside_the_run(trainer)
+    folder = Path(config.dirpath)
     check_writeable(folder)
     try:
-        return folder.absolute()
+        return folder.absolute(), ""
     except OSError as error:  # the working folder was removed
         raise ConfigError(
             f"ModelProfCallback: expected a folder that can be written for its files, {folder}, but the"
@@ -85,7 +91,7 @@ def check_writeable(directory: Path) -> None:
     Raises:
         ConfigError: with the place that is in the way, or for a place that is not on this machine.
     """
-    if _SCHEME.fullmatch(directory.parts[0] if directory.parts else ""):
+    if _is_address(directory):
         address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
         raise ConfigError(
             f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
@@ -135,16 +141,56 @@ def _exists(place: Path) -> bool:
     return True
 
 
-def _folder_of_the_run(trainer: Any) -> Path:
-    """Where the first logger keeps what is of this run alone; without one, the Trainer's folder.
+def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
+    """A folder on this machine, whatever Lightning has been given: as near to the run's own as can be."""
+    reasons: list[str] = []
+    for look in (_folder_of_the_logger, lambda trainer: trainer.default_root_dir, lambda _: Path.cwd()):
+        try:
+            found = look(trainer)
+            problem = "" if found is None else _why_not_here(found)
+            if found is not None and not problem:
+                return Path(_local(found), DEFAULT_FOLDER).absolute(), "; ".join(dict.fromkeys(reasons))
+        except Exception as error:  # loggers are anybody's code
+            problem = f"the run's folder could not be asked for: {told(error)}"
+        reasons += [problem] * bool(problem)
+    folder = Path(tempfile.gettempdir(), DEFAULT_FOLDER)
+    return folder, "; ".join(dict.fromkeys(reasons))
+
+
+def _why_not_here(place: Any) -> str:
+    """Why files of ours cannot lie there, ``""`` if they can."""
+    # A MagicMock says that it is a path, and of anything else.
+    if not isinstance(place, str | os.PathLike) or type(place).__module__ == "unittest.mock":
+        return f"the run's folder is no path but of type {type(place).__name__}"
+    path = _local(place)
+    if _is_address(path):
+        return f"the run's folder {os.fspath(place)} is not on this machine"
+    problem = _problem(path)
+    return f"the run's folder cannot be written: {problem}" if problem else ""
+
+
+def _local(place: str | os.PathLike[str]) -> Path:
+    """The path of a place, without the ``file://`` that Lightning allows."""
+    return Path(_LOCAL_SCHEME.sub("/", os.fspath(place)))
+
+
+def _is_address(path: Path) -> bool:
+    return _SCHEME.fullmatch(path.parts[0] if path.parts else "") is not None
+
+
+def _folder_of_the_logger(trainer: Any) -> Any:
+    """Where the first logger keeps what is of this run alone, ``None`` if it does not say.
 
     Loggers that do not say have ``save_dir`` for all their runs, in which MLflow takes every folder for an
     experiment. There it is the folder in which ModelCheckpoint has its own.
     """
     logger = trainer.loggers[0] if trainer.loggers else None
     if logger is None or not (logger.log_dir or logger.save_dir):
-        return Path(trainer.default_root_dir)
+        return None
     if logger.log_dir:
-        return Path(logger.log_dir)
+        return logger.log_dir
+    save_dir, problem = logger.save_dir, _why_not_here(logger.save_dir)
+    if problem:
+        return save_dir  # which is told of it
     version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    return Path(logger.save_dir, str(logger.name), version)
+    return Path(save_dir, str(logger.name), version)

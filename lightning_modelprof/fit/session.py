@@ -112,12 +112,13 @@ class LoopSession:
 
     # Life
 
-    def arm(self, pl_module: Any, directory: Path | None) -> None:
+    def arm(self, pl_module: Any, directory: Path | None, why_there: str = "") -> None:
         """The loop begins.
 
         Args:
             pl_module: the LightningModule.
             directory: claimed for files; ``None`` writes none.
+            why_there: why it is not beside the run; ``""`` where it is.
         """
         trainer, config, timing = self._trainer, self._config, self._timing
         self._module, self._began_s = pl_module, time.time()
@@ -135,6 +136,8 @@ class LoopSession:
             warn=self._warn,
             cleanup=self._cleanup,
         )
+        if why_there and directory is not None:
+            self._say(f"{why_there}; files go to {directory}")
         no_window = why_no_window(config, trainer.global_rank, trainer.world_size, self.delegate.inner)
         if no_window and parts.capture is None:
             self._say(no_window)

@@ -49,6 +49,7 @@ class SessionKeeper:
         self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
         self._loop: Loop = FIT
         self._directory: Path | None = None  # wanted for files
+        self._why_there = ""  # and not beside the run
         self._session: LoopSession | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
         self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
@@ -115,7 +116,8 @@ class SessionKeeper:
         session = self._session
         if session is None:  # it has failed, and has been at the meeting all the same
             return None
-        self._guard(lambda: session.arm(pl_module, folder))
+        why_there = self._why_there if trainer.is_global_zero else ""
+        self._guard(lambda: session.arm(pl_module, folder, why_there))
         return session.ledger if self._session is session else None
 
     def _meet(self, trainer: Any, meeting: Meeting) -> Path | None:

@@ -97,8 +97,8 @@ def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any
     recording = recording_ranks(config, world_size)
     if config.schedule.active and _is_of_torch(theirs):
         return (
-            f"no profiler window is recorded: Trainer(profiler={type(theirs).__name__}) is a torch profiler, and"
-            " a process has one at a time. Phases are measured all the same"
+            f"no profiler window is recorded: Trainer(profiler={type(theirs).__name__}) is a torch profiler,"
+            " and a process has one at a time. Phases are measured all the same"
         )
     if not config.schedule.active or rank in recording:
         return ""
