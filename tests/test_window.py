@@ -513,8 +513,9 @@ def test_timing_goes_with_lightnings_pytorch_profiler(tmp_path):
 def test_a_profiler_that_records_refuses_the_window_and_not_the_training(tmp_path):
     callback = make_callback(tmp_path, active=3)
     trainer = make_trainer(tmp_path, callback)
-    with torch.profiler.profile() as theirs:
+    with torch.profiler.profile() as theirs, our_warnings() as messages:
         fit_quietly(trainer, Net(), loader())
+    assert len(messages) == 1
     assert trainer.global_step == 32
     assert windows_of(callback)[0].status is WindowStatus.REFUSED
     assert theirs.events() is not None
