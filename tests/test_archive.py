@@ -42,32 +42,33 @@ JSON = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), TEXT, s
 def step_timings(draw):
     n = draw(st.integers(0, 5))
 
-    def column(low=-1):
-        return np.array(draw(st.lists(st.integers(low, 2**62), min_size=n, max_size=n)), np.int64)
+    def column(low=-1, high=2**56):
+        return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), np.int64)
 
     def matrix(unused):
         # Most phases are the same in every step, and not saved then.
         columns = [column() if draw(st.booleans()) else np.full(n, unused) for _ in PHASES]
         return np.stack(columns, axis=1).astype(np.int64).reshape(n, len(PHASES))
 
+    phases_ns = matrix(0)
     return StepTimings(
-        step=column(0),
-        duration_ns=column(0),
-        phases_ns=matrix(0),
+        step=np.array(sorted(draw(st.sets(st.integers(0, 2**62), min_size=n, max_size=n))), np.int64),
+        duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),
+        phases_ns=phases_ns,
         device_phases_ns=matrix(NOT_MEASURED),
         samples=column(),
-        tags=column(0),
+        tags=column(0, 2**9 - 1),
     )
 
 
 windows = st.builds(
     Window,
     index=COUNT,
-    first_step=COUNT,
-    last_step=COUNT,
-    recorded_steps=st.lists(COUNT, max_size=3).map(tuple),
+    first_step=st.integers(0, 10),
+    last_step=st.integers(20, 30),
+    recorded_steps=st.sets(st.integers(10, 20), max_size=3).map(sorted).map(tuple),
     status=st.sampled_from(WindowStatus),
-    trace_file=st.none() | TEXT,
+    trace_file=st.none() | st.just("traces/one.json.gz"),
     note=TEXT,
     close_ns=st.none() | NS,
 )
@@ -75,23 +76,25 @@ records = st.builds(
     RankRecord,
     rank=COUNT,
     steps=step_timings(),
-    outside_ns=st.dictionaries(TEXT, NS, max_size=2),
+    outside_ns=st.dictionaries(st.sampled_from([phase.key for phase in PHASES]), NS, max_size=2),
     unfinished_steps=COUNT,
     callbacks=st.lists(
         st.builds(CallbackTime, callback=TEXT, hook=TEXT, calls=COUNT, total_ns=NS), max_size=2
     ).map(tuple),
-    windows=st.lists(windows, max_size=2).map(tuple),
+    windows=st.lists(windows, max_size=2, unique_by=lambda window: window.index).map(
+        lambda found: tuple(sorted(found, key=lambda window: window.index))
+    ),
     notes=st.lists(TEXT, max_size=2).map(tuple),
 )
 all_ranks = st.builds(
     AllRanks,
-    world_size=COUNT,
+    world_size=st.integers(1, 10**5),
     num_steps=COUNT,
     batch_total_ns=NS,
     batch_max_ns=NS,
     batch_min_ns=NS,
     reader_total_ns=st.none() | NS,
-    samples=st.none() | NS,
+    samples=st.none() | COUNT,
 )
 infos = st.builds(
     RunInfo,
@@ -105,7 +108,7 @@ infos = st.builds(
 runs = st.builds(
     Run,
     info=infos,
-    ranks=st.lists(records, min_size=1, max_size=2).map(tuple),
+    ranks=st.lists(records, min_size=1, max_size=2, unique_by=lambda record: record.rank).map(tuple),
     all_ranks=st.none() | all_ranks,
 )
 

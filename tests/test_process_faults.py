@@ -424,7 +424,7 @@ def test_a_file_that_takes_no_byte(tmp_path: Path, without: Outcome, monkeypatch
     assert "No space left on device" in messages[0]
     assert len(steps_of(callback)) == NUM_STEPS
     left = [path.name for path in (tmp_path / "modelprof").iterdir()]
-    assert sorted(left) == ["run.json", "traces"]  # claimed, and the trace is not beside the others
+    assert sorted(left) == [".run.json.claimed", "traces"]  # the trace is not beside the others
 
 
 @pytest.mark.parametrize("at", [2, 6], ids=["before the window", "in the window"])

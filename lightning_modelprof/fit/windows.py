@@ -22,6 +22,7 @@ from lightning_modelprof.measure.torch_profiler import CaptureOptions
 from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
+from lightning_modelprof.run.archive_checks import MAX_WINDOWS
 from lightning_modelprof.run.chrome import parse_trace
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Window, WindowStatus
@@ -223,7 +224,7 @@ class WindowResults:
                 self.windows[place] = _with_note(replace(window, trace_file=None), note)
 
     def _list_fewer(self) -> None:
-        newest = max(NEWEST_LISTED, self._keep_windows or 0)
+        newest = min(max(NEWEST_LISTED, self._keep_windows or 0), MAX_WINDOWS - FIRST_LISTED)
         while len(self.windows) > FIRST_LISTED + newest:
             window = self.windows.pop(FIRST_LISTED)
             self._left_out[window.status.value.replace("_", " ")] += 1

@@ -16,6 +16,8 @@ from isal import igzip
 from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.run.archive_checks import check_run
+from lightning_modelprof.run.opening import read_archive
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RUN_SCHEMA_VERSION, Run
 from lightning_modelprof.run.step_totals import StepTotals
@@ -68,7 +70,7 @@ def save_run(run: Run, path: Path) -> None:
         ValueError: when what would be written cannot be read back; an older file stays as it was.
     """
     raw = encode_record(run)
-    decode_record(raw, Run)
+    check_run(decode_record(raw, Run))
     write_atomically(path, raw)
 
 
@@ -180,10 +182,10 @@ def load_run(path: str | Path) -> Run:
     """
     file = find_run(path)
     try:
-        raw = file.read_bytes()
-    except OSError as error:
+        raw = read_archive(file)
+    except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
         raise ArchiveError(
-            f"{file}: expected a run saved by this package, got {error.strerror or error}."
+            f"{file}: expected a run saved by this package, got {getattr(error, 'strerror', None) or error}."
             f" Give the folder that holds {RUN_FILE}, {_examples(Path(path))}."
         ) from error
     try:
@@ -194,8 +196,7 @@ def load_run(path: str | Path) -> Run:
                 " It was saved by a newer lightning-modelprof: update this one."
             )
         run = decode_record(raw, Run)
-        if not run.ranks:
-            raise ValueError("a run without any rank")
+        check_run(run)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ArchiveError(
             f"{file}: expected a run saved by this package, got: {error}."

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from msgspec import Meta
+from lightning_modelprof.run.ranges import Count
 
-_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-Shapes: TypeAlias = tuple[tuple[_Count, ...], ...]
+Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
 """The shapes of all tensors of a batch, in order. A long list of tensors is one entry: how many, their
 elements in all, and the largest of each dimension."""
 
@@ -27,9 +25,9 @@ class BatchSizes:
     """
 
     shapes: tuple[Shapes, ...]
-    clean_steps: tuple[_Count, ...]
-    num_rounded: _Count = 0
-    other_steps: _Count = 0
+    clean_steps: tuple[Count, ...]
+    num_rounded: Count = 0
+    other_steps: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,7 @@ class PhaseFlops:
 
     phase: str
     dtype: str
-    flops: _Count
+    flops: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,5 +56,5 @@ class SizeCount:
     """
 
     shapes: Shapes
-    step: _Count
+    step: Count
     flops: tuple[PhaseFlops, ...]

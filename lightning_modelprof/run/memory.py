@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.run.ranges import Count, Whole
+
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
 """What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
 again; other is what backward and the optimizer made on the way, and tensors of nobody known."""
@@ -29,11 +31,11 @@ class MemoryPoint:
             a device that counts.
     """
 
-    step: int
-    rss_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    anonymous_bytes: int | None = None
+    step: Count
+    rss_bytes: Whole | None
+    allocated_bytes: Whole | None
+    reserved_bytes: Whole | None
+    anonymous_bytes: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,8 @@ class PhasePeak:
     """
 
     phase: str
-    num_bytes: int
-    by_category: dict[str, int]
+    num_bytes: Whole
+    by_category: dict[str, Whole]
     operator: str
     module: str
 
@@ -69,10 +71,10 @@ class StepMemory:
         dropped: what could not be followed, a sentence each.
     """
 
-    step: int
+    step: Count
     device: str
-    begin_bytes: int
-    begin_by_category: dict[str, int]
+    begin_bytes: Whole
+    begin_by_category: dict[str, Whole]
     peaks: tuple[PhasePeak, ...]
     dropped: tuple[str, ...] = ()
 
@@ -89,7 +91,7 @@ class Holder:
 
     name: str
     category: str
-    num_bytes: int
+    num_bytes: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +113,18 @@ class OutOfMemory:
         file, line, function: the innermost line of the user's that asked; ``None`` and ``""`` if unknown.
     """
 
-    step: int
+    step: Count
     phase: str
     device: str
     message: str
-    requested_bytes: int | None
-    total_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    by_category: dict[str, int]
+    requested_bytes: Whole | None
+    total_bytes: Whole | None
+    allocated_bytes: Whole | None
+    reserved_bytes: Whole | None
+    by_category: dict[str, Whole]
     holders: tuple[Holder, ...]
     file: str | None = None
-    line: int | None = None
+    line: Count | None = None
     function: str = ""
 
 
@@ -146,13 +148,13 @@ class MemoryRecord:
     """
 
     curve: tuple[MemoryPoint, ...] = ()
-    peak_rss_bytes: int | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    num_retries: int | None = None
-    num_ooms: int | None = None
-    total_bytes: int | None = None
-    host_total_bytes: int | None = None
+    peak_rss_bytes: Whole | None = None
+    peak_allocated_bytes: Whole | None = None
+    peak_reserved_bytes: Whole | None = None
+    num_retries: Count | None = None
+    num_ooms: Count | None = None
+    total_bytes: Whole | None = None
+    host_total_bytes: Whole | None = None
     step_memory: StepMemory | None = None
     out_of_memory: OutOfMemory | None = None
     notes: tuple[str, ...] = ()

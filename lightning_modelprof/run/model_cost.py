@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.run.batch_sizes import BatchSizes, Shapes, SizeCount
+from lightning_modelprof.run.ranges import Count, Real, Whole
 from lightning_modelprof.run.sites import StepSites
 from lightning_modelprof.run.training_setup import CodePlace
 
@@ -38,8 +39,8 @@ class OperatorCount:
     module: str
     operator: str
     dtype: str
-    calls: int
-    flops: int | None
+    calls: Count
+    flops: Whole | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,8 @@ class StepCount:
         copy_reason: why a copy was counted; empty if the step was, or if nobody noted it.
     """
 
-    step: int | None
-    samples: int | None
+    step: Count | None
+    samples: Count | None
     on_fake_tensors: bool
     operators: tuple[OperatorCount, ...]
     errors: tuple[str, ...] = ()
@@ -78,8 +79,8 @@ class ModuleRecord:
 
     path: str
     type_name: str
-    parameters: int | None
-    trainable: int | None
+    parameters: Whole | None
+    trainable: Whole | None
     forward: CodePlace | None = None
 
 
@@ -96,9 +97,9 @@ class ModuleTime:
     """
 
     path: str
-    calls: int
-    forward_ns: int
-    backward_ns: int | None
+    calls: Count
+    forward_ns: Whole
+    backward_ns: Whole | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +115,11 @@ class ModuleTimes:
         sizes: the shapes of their batches, each set of them once; empty in runs of older versions.
     """
 
-    steps: int
+    steps: Count
     clock: str
     times: tuple[ModuleTime, ...]
     notes: tuple[str, ...] = ()
-    step_numbers: tuple[int, ...] = ()
+    step_numbers: tuple[Count, ...] = ()
     sizes: tuple[Shapes, ...] = ()
 
 
@@ -136,9 +137,9 @@ class TensorSize:
 
     kind: str
     dtype: str
-    tensors: int
-    elements: int
-    num_bytes: int
+    tensors: Count
+    elements: Count
+    num_bytes: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ class ForwardCount:
 
     module: str
     operator: str
-    macs: int
+    macs: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +188,9 @@ class ForwardTable:
     """
 
     counts: tuple[ForwardCount, ...]
-    activations: dict[str, int]
-    parameters: dict[str, int]
-    unsupported: dict[str, int]
+    activations: dict[str, Whole]
+    parameters: dict[str, Whole]
+    unsupported: dict[str, Whole]
     uncalled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -207,7 +208,7 @@ class PeakRate:
     """
 
     dtype: str
-    flops_per_s: float
+    flops_per_s: Real
     source: str
     is_measured: bool = False
 

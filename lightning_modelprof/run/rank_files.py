@@ -92,15 +92,16 @@ def with_other_ranks(run: Run, file: Path) -> Run:
     if run.info.world_size < 2 or (known and not run.absent_ranks):
         return run
     found = {one.rank: one for one in run.rank_steps} or {run.ranks[0].rank: rank_steps(run)}
-    for rank in range(run.info.world_size):
-        other = file.with_name(rank_file(rank))
-        if rank in found or not other.is_file():
+    taken = {rank_file(rank) for rank in found}
+    for other in (file.with_name(RUN_FILE), *sorted(file.parent.glob(rank_file("*")))):
+        if other.name in taken:
             continue
         try:
             steps = rank_steps(load_run(other))
         except ArchiveError:
             continue
-        found.setdefault(steps.rank, steps)  # the file of the first rank is called the same whoever that is
+        if steps.rank < run.info.world_size:
+            found.setdefault(steps.rank, steps)  # the first rank's file is called the same whoever that is
     if len(found) < 2:
         return run
     return replace(

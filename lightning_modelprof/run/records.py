@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.ranges import Count, Ranks, Whole
 from lightning_modelprof.run.slow_steps import SlowSteps
 from lightning_modelprof.run.stack_samples import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
@@ -56,14 +57,14 @@ class Window:
             ``None`` if it was not closed.
     """
 
-    index: int
-    first_step: int
-    last_step: int
-    recorded_steps: tuple[int, ...] = ()
+    index: Count
+    first_step: Count
+    last_step: Count
+    recorded_steps: tuple[Count, ...] = ()
     status: WindowStatus = WindowStatus.COMPLETE
     trace_file: str | None = None
     note: str = ""
-    close_ns: int | None = None
+    close_ns: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,8 @@ class CallbackTime:
 
     callback: str
     hook: str
-    calls: int
-    total_ns: int
+    calls: Count
+    total_ns: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +88,13 @@ class AllRanks:
         world_size: the number of ranks that the figures are of.
     """
 
-    world_size: int
-    num_steps: int
-    batch_total_ns: int
-    batch_max_ns: int
-    batch_min_ns: int
-    reader_total_ns: int | None
-    samples: int | None
+    world_size: Ranks
+    num_steps: Count
+    batch_total_ns: Whole
+    batch_max_ns: Whole
+    batch_min_ns: Whole
+    reader_total_ns: Whole | None
+    samples: Count | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +121,12 @@ class RankRecord:
         notes: what could not be measured, or was measured in another way, and why.
     """
 
-    rank: int
+    rank: Count
     steps: StepTimings
     totals: StepTotals | None = None
-    outside_ns: dict[str, int] = field(default_factory=dict)
+    outside_ns: dict[str, Whole] = field(default_factory=dict)
     validation: ValidationTimes | None = None
-    unfinished_steps: int = 0
+    unfinished_steps: Count = 0
     callbacks: tuple[CallbackTime, ...] = ()
     windows: tuple[Window, ...] = ()
     model_cost: ModelCost | None = None
@@ -153,9 +154,9 @@ class RankSteps:
         steps: some of its clean steps, spread evenly over the loop, the same ones as of every other rank.
     """
 
-    rank: int
+    rank: Count
     host: str
-    num_steps: int
+    num_steps: Count
     totals: StepTotals
     steps: StepTimings
 
@@ -191,11 +192,11 @@ class RunInfo:
     model: str = ""
     device_type: str = "cpu"
     device_name: str = ""
-    num_threads: int | None = None
-    world_size: int = 1
+    num_threads: Whole | None = None
+    world_size: Ranks = 1
     precision: str = ""
     strategy: str = ""
-    accumulate_grad_batches: int = 1
+    accumulate_grad_batches: Whole = 1
     sample_unit: str = "samples"
     host: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -219,4 +220,4 @@ class Run:
     all_ranks: AllRanks | None = None
     rank_steps: tuple[RankSteps, ...] = ()
     absent_ranks: tuple[AbsentRank, ...] = ()
-    schema_version: int = RUN_SCHEMA_VERSION
+    schema_version: Count = RUN_SCHEMA_VERSION

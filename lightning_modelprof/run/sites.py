@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.run.logging_code import logging_kind
+from lightning_modelprof.run.ranges import Count, Whole
 
 SYNCHRONISATION: Final = "synchronisation"
 """The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""
@@ -36,7 +37,7 @@ class CodeLocation:
     """
 
     file: str
-    line: int
+    line: Count
     function: str
 
 
@@ -66,16 +67,16 @@ class SourceSite:
 
     kind: str
     file: str | None
-    line: int | None
+    line: Count | None
     function: str
-    function_line: int | None
+    function_line: Count | None
     callers: tuple[str, ...]
     module: str
     phase: str
     operator: str
     device: str
-    calls: int
-    num_bytes: int | None
+    calls: Count
+    num_bytes: Whole | None
     is_blocking: bool | None
     is_pinned: bool | None
     is_non_blocking: bool | None
@@ -111,18 +112,18 @@ class LineCount:
     """
 
     file: str | None
-    line: int | None
+    line: Count | None
     function: str
-    function_line: int | None
+    function_line: Count | None
     module: str
     phase: str
-    calls: int
-    views: int
-    operators: int
-    elements: int
-    num_bytes: int
-    unsized: int = 0
-    logging: int = 0
+    calls: Count
+    views: Count
+    operators: Count
+    elements: Count
+    num_bytes: Whole
+    unsized: Whole = 0
+    logging: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class StepSites:
         dropped: what was left out, and what failed, a sentence each.
     """
 
-    step: int | None
+    step: Count | None
     device: str
     sites: tuple[SourceSite, ...]
     lines: tuple[LineCount, ...]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.run.ranges import Count, Real, Whole
+
 _OLDER: Final = "not looked for (the run was saved by an older version)"
 
 
@@ -34,20 +36,20 @@ class SlowStep:
             ``why_no_cpu_wait`` says.
     """
 
-    step: int
-    tags: int
-    duration_ns: int
-    usual_ns: float
-    phases_ns: dict[str, int]
-    collector_ns: int
-    generation: int | None
-    first_watched: int
-    last_watched: int
-    watched_ns: int
-    beyond_ns: int | None = None
-    spread_ns: int | None = None
-    major_faults: int | None = None
-    cpu_wait_ns: int | None = None
+    step: Count
+    tags: Count
+    duration_ns: Whole
+    usual_ns: Real
+    phases_ns: dict[str, Whole]
+    collector_ns: Whole
+    generation: Whole | None
+    first_watched: Count
+    last_watched: Count
+    watched_ns: Whole
+    beyond_ns: Whole | None = None
+    spread_ns: Whole | None = None
+    major_faults: Whole | None = None
+    cpu_wait_ns: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,12 @@ class SlowSteps:
         worst: the slowest of both, in the order of the loop.
     """
 
-    factor: float
-    count: int = 0
-    excess_ns: int = 0
-    num_special: int = 0
+    factor: Real
+    count: Count = 0
+    excess_ns: Whole = 0
+    num_special: Count = 0
     why_not_looked_for: str = ""
-    usual_cpu_wait: float | None = None
-    cpu_wait_share: float | None = None
+    usual_cpu_wait: Real | None = None
+    cpu_wait_share: Real | None = None
     why_no_cpu_wait: str = _OLDER
     worst: tuple[SlowStep, ...] = ()

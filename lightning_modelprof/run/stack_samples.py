@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_modelprof.run.logging_code import logging_kind
+from lightning_modelprof.run.ranges import Count, Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,9 @@ class StackFrame:
     """
 
     file: str
-    line: int
+    line: Count
     function: str
-    function_line: int
+    function_line: Count
     module: str
     is_users: bool
 
@@ -44,9 +45,9 @@ class SampledStack:
     """
 
     phase: str
-    frames: tuple[int, ...]
-    samples: int
-    time_ns: int
+    frames: tuple[Count, ...]
+    samples: Count
+    time_ns: Whole
     part: str = ""
 
 
@@ -94,6 +95,11 @@ class StackSamples:
     dropped: int = 0
     cost_ns: int = 0
     log_calls: tuple[LogCall, ...] = ()
+    samples: Count = 0
+    first_interval_ns: Whole = 0
+    last_interval_ns: Whole = 0
+    dropped: Count = 0
+    cost_ns: Whole = 0
     notes: tuple[str, ...] = ()
 
 

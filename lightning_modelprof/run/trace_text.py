@@ -21,6 +21,7 @@ import msgspec
 from isal import igzip_lib
 
 from lightning_modelprof.errors import TraceError
+from lightning_modelprof.run.opening import open_regular
 from lightning_modelprof.run.trace_json import NOT_JSON, OUTLINE, RAW_ITEMS
 
 BLOCK_BYTES: Final = 2 * 2**20
@@ -132,7 +133,7 @@ class TextFile:
     def _open(self) -> Iterator[IO[bytes]]:
         """The file, or its copy, as often as needed."""
         if self._copy is None:
-            with self._path.open("rb") as file:
+            with open_regular(self._path, or_pipe=True) as file:
                 if file.seekable():
                     yield file
                     return

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lightning_modelprof.run.ranges import Count, Ranks, Real, Whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodePlace:
@@ -21,7 +23,7 @@ class CodePlace:
 
     name: str
     file: str | None = None
-    line: int | None = None
+    line: Count | None = None
     is_library: bool = False
 
 
@@ -41,12 +43,12 @@ class LoaderSetup:
     """
 
     kind: str
-    num_workers: int | None = None
-    prefetch_factor: int | None = None
+    num_workers: Whole | None = None
+    prefetch_factor: Whole | None = None
     persistent_workers: bool | None = None
     pin_memory: bool | None = None
     start_method: str | None = None
-    batch_size: int | None = None
+    batch_size: Whole | None = None
     dataset: CodePlace | None = None
     collate: CodePlace | None = None
     worker_init: CodePlace | None = None
@@ -68,7 +70,7 @@ class OptimizerSetup:
     fused: bool | None
     has_foreach: bool
     has_fused: bool
-    num_tensors: int
+    num_tensors: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,9 @@ class CheckpointSetup:
     """One ModelCheckpoint, by the settings that say how often it saves."""
 
     callback: str
-    every_n_train_steps: int | None = None
-    every_n_epochs: int | None = None
-    save_top_k: int | None = None
+    every_n_train_steps: Whole | None = None
+    every_n_epochs: Whole | None = None
+    save_top_k: Whole | None = None
     save_last: bool | None = None
     save_weights_only: bool | None = None
 
@@ -102,9 +104,9 @@ class DeviceSetup:
         reserved_bytes: most that torch's allocator ever held in this process.
     """
 
-    capability: tuple[int, int]
-    total_bytes: int
-    reserved_bytes: int
+    capability: tuple[Whole, Whole]
+    total_bytes: Whole
+    reserved_bytes: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,8 @@ class LayerShape:
     """The matrix sizes of one linear layer: those that 16-bit matrix products want to be multiples of 8."""
 
     path: str
-    in_features: int
-    out_features: int
+    in_features: Whole
+    out_features: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +146,8 @@ class Compilation:
     """
 
     function: CodePlace
-    attempt: int
-    seconds: float | None = None
+    attempt: Count
+    seconds: Real | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class CompileSetup:
     """
 
     compilations: tuple[Compilation, ...] = ()
-    graph_breaks: dict[str, int] = field(default_factory=dict)
+    graph_breaks: dict[str, Whole] = field(default_factory=dict)
     failed_guards: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -195,24 +197,24 @@ class TrainingSetup:
 
     loaders: tuple[LoaderSetup, ...] = ()
     val_loaders: tuple[LoaderSetup, ...] = ()
-    usable_cpus: int | None = None
-    num_threads: int | None = None
-    local_world_size: int = 1
+    usable_cpus: Whole | None = None
+    num_threads: Whole | None = None
+    local_world_size: Ranks = 1
     optimizers: tuple[OptimizerSetup, ...] = ()
     manual_optimization: bool = False
     module: CodePlace | None = None
     module_hooks: dict[str, CodePlace] = field(default_factory=dict)
     keeps_gradients: bool | None = None
-    num_trainable_tensors: int | None = None
+    num_trainable_tensors: Whole | None = None
     callbacks: tuple[CallbackSetup, ...] = ()
     checkpoints: tuple[CheckpointSetup, ...] = ()
     checkpoint_io: CodePlace | None = None
-    log_every_n_steps: int | None = None
+    log_every_n_steps: Whole | None = None
     loggers: tuple[CodePlace, ...] = ()
-    val_check_interval: float | None = None
-    check_every_n_epochs: int | None = None
-    num_val_batches: int | None = None
-    gradient_clip_val: float | None = None
+    val_check_interval: Real | None = None
+    check_every_n_epochs: Whole | None = None
+    num_val_batches: Whole | None = None
+    gradient_clip_val: Real | None = None
     matmul_precision: str | None = None
     cuda: DeviceSetup | None = None
     layers: tuple[LayerShape, ...] = ()

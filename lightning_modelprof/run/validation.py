@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES, Phase
+from lightning_modelprof.run.ranges import Count, Whole
 
 
 def _as_in_a_step(key: str, definition: str) -> Phase:
@@ -45,9 +46,9 @@ class PartTime:
     """
 
     key: str
-    calls: int | None
-    total_ns: int
-    device_ns: int | None = None
+    calls: Count | None
+    total_ns: Whole
+    device_ns: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,10 @@ class ValidationTimes:
         first_fetch_ns: time of these, which is in ``dataloader`` too.
     """
 
-    num_runs: int
+    num_runs: Whole
     parts: tuple[PartTime, ...]
-    num_first_fetches: int = 0
-    first_fetch_ns: int = 0
+    num_first_fetches: Whole = 0
+    first_fetch_ns: Whole = 0
 
     @property
     def num_batches(self) -> int:

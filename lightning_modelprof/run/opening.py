@@ -1,0 +1,53 @@
+"""Opens files that come from elsewhere: only what a file of ours can be, and without ever waiting for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO, Final
+
+MAX_ARCHIVE_BYTES: Final = 2**28
+"""Of a saved run: that of a million steps on one rank has about one megabyte, on a thousand ranks twenty."""
+
+
+def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file.
+        or_pipe: whether a pipe will do as well; reading from it waits for who writes.
+
+    Raises:
+        OSError: when it cannot be opened, or is a device, a pipe, a folder, ....
+        ValueError: when the path holds a zero byte.
+    """
+    # A pipe that nobody writes to keeps whoever opens it waiting, and so may a device.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not (stat.S_ISREG(mode) or (or_pipe and stat.S_ISFIFO(mode))):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if hasattr(os, "set_blocking"):
+            os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_archive(path: Path) -> bytes:
+    """The whole content of a file of ours.
+
+    Raises:
+        OSError: as :func:`open_regular`, or when it has more than ``MAX_ARCHIVE_BYTES``.
+        ValueError: when the path holds a zero byte.
+    """
+    with open_regular(path) as file:
+        raw = file.read(MAX_ARCHIVE_BYTES + 1)
+    if len(raw) > MAX_ARCHIVE_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MAX_ARCHIVE_BYTES // 2**20} MiB", str(path))
+    return raw

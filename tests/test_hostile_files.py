@@ -1,0 +1,175 @@
+"""A file from elsewhere is shown, or refused with one error of ours: nothing else, and soon."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import pytest
+
+from lightning_modelprof.errors import ArchiveError, TraceError
+from lightning_modelprof.report_reading import analyze, read_report
+from lightning_modelprof.run import opening
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.show.text import render_text
+from tests.fits import run_fit
+from tests.hostile_runs import as_text, deep, mutated
+
+NUM_MUTATIONS = 150
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """What a real fit saves, with everything on."""
+    folder = tmp_path_factory.mktemp("good")
+    everything = dict.fromkeys(("flops", "sampling", "profile_memory"), True)
+    run_fit(folder, active=2, wait=2, repeat=2, **everything)
+    return json.loads((folder / "modelprof" / "run.json").read_bytes())
+
+
+@pytest.fixture
+def show(tmp_path):
+    def show(content):
+        (tmp_path / "run.json").write_bytes(content if isinstance(content, bytes) else as_text(content))
+        return render_text(read_report(tmp_path))
+
+    return show
+
+
+def test_the_good_one_is_shown(good, show):
+    assert "Perf Summary" in show(good)
+
+
+def test_mutations_are_shown_or_refused(good, show):
+    outcomes = {"shown": 0, "refused": 0}
+    for seed in range(NUM_MUTATIONS):
+        try:
+            show(mutated(good, seed))
+            outcomes["shown"] += 1
+        except ArchiveError as error:
+            assert len(str(error)) < 2_000, seed
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > NUM_MUTATIONS // 10, outcomes
+
+
+def rank(content):
+    return content["ranks"][0]
+
+
+def steps(content):
+    return rank(content)["steps"]
+
+
+def fill(name, value):
+    return lambda content: steps(content).update({name: [value] * len(steps(content)["step"])})
+
+
+def windows(content, **changes):
+    rank(content)["windows"][0].update(changes)
+
+
+REFUSED = {
+    "a thousand million ranks": lambda content: content["info"].update(world_size=10**9),
+    "no rank at all": lambda content: content["info"].update(world_size=0),
+    "a negative rank": lambda content: rank(content).update(rank=-1),
+    "the same rank twice": lambda content: content["ranks"].append(rank(content)),
+    "steps in reverse": lambda content: steps(content)["step"].reverse(),
+    "the same step again and again": fill("step", 7),
+    "negative steps": lambda content: steps(content).update(step=[-n for n in steps(content)["step"]][::-1]),
+    "durations of 0": fill("duration_ns", 0),
+    "durations of -1": fill("duration_ns", -1),
+    "durations of 2**63": fill("duration_ns", 2**63),
+    "durations of 2**63 - 1": fill("duration_ns", 2**63 - 1),
+    "durations of -2**63": fill("duration_ns", -(2**63)),
+    "samples of 2**62": fill("samples", 2**62),
+    "negative samples": fill("samples", -5),
+    "negative tags": fill("tags", -1),
+    "all tags": fill("tags", 2**62),
+    "an unknown phase outside": lambda content: rank(content).update(outside_ns={"x": 1}),
+    "a hundred thousand windows": lambda content: rank(content).update(
+        windows=[{**rank(content)["windows"][0], "index": n} for n in range(100_000)]
+    ),
+    "the same window twice": lambda content: rank(content)["windows"].append(rank(content)["windows"][0]),
+    "a window that ends before it begins": lambda content: windows(content, first_step=9, last_step=3),
+    "steps outside of their window": lambda content: windows(content, recorded_steps=[10**6]),
+    "steps of a window in reverse": lambda content: windows(content, recorded_steps=[4, 3]),
+    "a trace above the folder": lambda content: windows(content, trace_file="../other/trace.json"),
+    "an absolute trace": lambda content: windows(content, trace_file="/etc/passwd"),
+    "a trace on a drive": lambda content: windows(content, trace_file="C:\\trace.json"),
+    "a trace with a zero byte": lambda content: windows(content, trace_file="a\0b"),
+    "a configuration 900 deep": lambda content: content["info"].update(config={"active": deep(900)}),
+    "a configuration 20 deep": lambda content: content["info"].update(config={"active": deep(20)}),
+    "a configuration without end": lambda content: content["info"].update(config={"x": [0] * 100_000}),
+    "rules that are a number": lambda content: content["info"]["config"].update(rules=7),
+    "rules that are a list": lambda content: content["info"]["config"].update(rules=["x"]),
+    "modules to ignore that are a number": lambda content: content["info"]["config"].update(ignore_modules=7),
+    "modules to ignore that are numbers": lambda content: content["info"]["config"].update(
+        ignore_modules=[7]
+    ),
+    "row_limit is a list": lambda content: content["info"]["config"].update(row_limit=[1]),
+    "views that are numbers": lambda content: content["info"]["config"].update(views=[1, 2]),
+    "an info that is a number": lambda content: content.update(info=7),
+    "a frame that there is not": lambda content: rank(content)["stacks"]["stacks"].append(
+        {"phase": "forward", "frames": [10**6], "samples": 1, "time_ns": 1}
+    ),
+    "a stack in no phase": lambda content: rank(content)["stacks"]["stacks"].append(
+        {"phase": "x", "frames": [], "samples": 1, "time_ns": 1}
+    ),
+    "memory of 2**100": lambda content: rank(content)["memory"].update(peak_rss_bytes=2**100),
+}
+
+
+@pytest.mark.parametrize("spoil", REFUSED.values(), ids=REFUSED)
+def test_what_nobody_measured_is_refused(good, show, spoil):
+    content = json.loads(json.dumps(good))
+    spoil(content)
+    with pytest.raises(ArchiveError, match="damaged|expected a run saved by this package"):
+        show(content)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[" * 10**6, b'{"a":' * 10**6, b"1" * 10**5, b"\xff\xfe{}", b'"' + b"x" * 10**7]
+)
+def test_no_archive_at_all_is_refused(show, raw):
+    with pytest.raises(ArchiveError) as caught:
+        show(raw)
+    assert len(str(caught.value)) < 2_000
+
+
+# What is no regular file
+
+
+def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path, good):
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(ArchiveError, match="no regular file"):
+        load_run(tmp_path)
+    folder = tmp_path / "run"
+    (folder / "traces").mkdir(parents=True)
+    content = json.loads(json.dumps(good))
+    content["info"]["world_size"] = 2
+    (folder / "run.json").write_bytes(as_text(content))
+    os.mkfifo(folder / "run_rank1.json")
+    for window in rank(content)["windows"]:
+        os.mkfifo(folder / window["trace_file"])
+    text = render_text(read_report(folder))
+    assert "Perf Summary" in text
+    assert "no regular file" in text
+
+
+@pytest.mark.skipif(not stat.S_ISCHR(os.stat("/dev/zero").st_mode), reason="no /dev/zero")
+def test_a_device_without_end_is_refused(tmp_path):
+    (tmp_path / "run.json").symlink_to("/dev/zero")
+    with pytest.raises(ArchiveError, match="no regular file"):
+        load_run(tmp_path)
+    (tmp_path / "trace.json").symlink_to("/dev/zero")
+    with pytest.raises(TraceError, match="no regular file"):
+        analyze(tmp_path / "trace.json")
+
+
+def test_a_file_beyond_all_archives_is_refused(tmp_path, monkeypatch):
+    with (tmp_path / "run.json").open("wb") as file:
+        file.truncate(2**40)  # it has holes and takes no room
+    monkeypatch.setattr(opening, "MAX_ARCHIVE_BYTES", 2**20)
+    with pytest.raises(ArchiveError, match="more than 1 MiB"):
+        load_run(tmp_path)
