@@ -63,6 +63,9 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
             yield window, None, "its trace was not saved" if has_trace and not is_said else ""
             continue
         path = folder / window.trace_file
+        if path.exists() and not path.is_file():  # a pipe, say, which would keep us waiting
+            yield window, None, f"{window.trace_file} is no regular file"
+            continue
         try:
             # Under the name that it had when the run was live.
             yield window, replace(read_with_progress(path), source=window.trace_file), ""

@@ -1,4 +1,4 @@
-"""Saved runs as somebody might make them who means no good: mutations of a good one, and some made by hand."""
+"""Saved runs as somebody might make them who means no good: mutations of a good one."""
 
 from __future__ import annotations
 

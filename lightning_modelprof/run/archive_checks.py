@@ -54,6 +54,10 @@ def _check_record(record: RankRecord) -> None:
     _check_ascending("windows", [window.index for window in record.windows])
     for window in record.windows:
         _check_window(window)
+    if record.model_cost is not None:
+        _check_modules([module.path for module in record.model_cost.modules])
+    if record.memory is not None:
+        _check_ascending("steps of the memory curve", [point.step for point in record.memory.curve])
     if record.stacks is not None:
         _check_stacks(record.stacks)
     for slow in () if record.slow is None else record.slow.worst:
@@ -134,6 +138,16 @@ def _check_stacks(stacks: StackSamples) -> None:
             raise ValueError("a sampled stack with a frame that there is not")
 
 
+def _check_modules(paths: Sequence[str]) -> None:
+    """Each is there once, and before the modules inside of it."""
+    _check_distinct("module", paths)
+    places = {path: place for place, path in enumerate(paths)}
+    for place, path in enumerate(paths):
+        outer = path.rpartition(".")[0]
+        if path and places.get(outer, -1) > place:
+            raise ValueError(f"the module {path!r} before the one that it is in")
+
+
 def _check_phases(name: str, keys: Iterable[str]) -> None:
     unknown = [key for key in keys if key not in PHASE_INDEX]
     if unknown:
@@ -168,6 +182,6 @@ def _check_ascending(name: str, numbers: Sequence[int]) -> None:
         raise ValueError(f"{name} that do not ascend")
 
 
-def _check_distinct(name: str, numbers: Sequence[int]) -> None:
+def _check_distinct(name: str, numbers: Sequence[int | str]) -> None:
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"a {name} that is there twice")

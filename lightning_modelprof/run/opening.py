@@ -31,12 +31,14 @@ def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not (stat.S_ISREG(mode) or (or_pipe and stat.S_ISFIFO(mode))):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if hasattr(os, "set_blocking"):
-            os.set_blocking(descriptor, True)
-        return os.fdopen(descriptor, "rb")
+        if stat.S_ISREG(mode):
+            return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+    file = path.open("rb")  # waits for who writes to the pipe
+    os.close(descriptor)
+    return file
 
 
 def read_archive(path: Path) -> bytes:

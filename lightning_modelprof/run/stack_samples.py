@@ -89,17 +89,12 @@ class StackSamples:
 
     frames: tuple[StackFrame, ...] = ()
     stacks: tuple[SampledStack, ...] = ()
-    samples: int = 0
-    first_interval_ns: int = 0
-    last_interval_ns: int = 0
-    dropped: int = 0
-    cost_ns: int = 0
-    log_calls: tuple[LogCall, ...] = ()
     samples: Count = 0
     first_interval_ns: Whole = 0
     last_interval_ns: Whole = 0
     dropped: Count = 0
     cost_ns: Whole = 0
+    log_calls: tuple[LogCall, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -33,6 +33,12 @@ _READ_BYTES: Final = 2**16
 _CAREFUL_BYTES: Final = 2**12
 """Inflated at once from a damaged gzip file: what a step gave is lost when it fails."""
 
+_MOST_PACKED: Final = 200
+"""Times that the text of a gzip file may be larger than the file, once it is larger than ``_LOOSE_BYTES``.
+
+Traces of torch.profiler shrink to a tenth or a thirtieth; what shrinks so much says nothing new."""
+
+_LOOSE_BYTES: Final = 2**28
 _ITEM_BYTES: Final = 2**18
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BOUNDARY: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"\w)')
@@ -167,6 +173,7 @@ class TextFile:
         """Inflate as far as possible: of a file that is cut off, all that came over."""
         inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         packed = b""
+        num_bytes = 0
         try:
             while True:
                 if inflater.eof:  # a file may consist of several gzip files, one behind the other
@@ -183,6 +190,13 @@ class TextFile:
                 else:
                     packed = b""
                 block = inflater.decompress(packed, block_bytes)
+                num_bytes += len(block)
+                if num_bytes > max(_LOOSE_BYTES, _MOST_PACKED * file.tell()):
+                    raise TraceError(
+                        f"{self._path}: expected a trace, got a gzip file whose text is more than"
+                        f" {_MOST_PACKED} times as large as itself: no trace repeats itself so much. If it is"
+                        " one, unpack it first."
+                    )
                 if block:
                     yield block
         except igzip_lib.IsalError as error:  # type: ignore[misc]  # wrong in its stubs
