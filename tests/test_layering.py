@@ -112,6 +112,7 @@ LIBRARIES = {
         "run.archive",
         "run.chrome",
         "run.damaged",
+        "run.ranges",
         "run.trace_json",
         "run.trace_text",
         "show.json",
