@@ -165,7 +165,7 @@ class RankSteps:
 class AbsentRank:
     """A rank of the job of which nothing is known, and why, such as ``has no ModelProfCallback``."""
 
-    rank: int
+    rank: Count
     reason: str
 
 
