@@ -27,6 +27,22 @@ _MAX_VALUES: Final = 10_000
 _SWITCHED_OFF: Final = ("0", "false", "off", "no")
 _SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
 
+_IN_OTHER_PROFILERS: Final = {
+    "profile_step": "DeepSpeed's profile_step=n is steps=(n, n + 1)",
+    "output_file": "files go to dirpath",
+    "schedule": "torch.profiler's schedule is wait, warmup, active, repeat and skip_first",
+    "scheduler": "Paddle's scheduler=(start, end) is steps=(start, end)",
+    "on_trace_ready": "traces are saved in dirpath",
+    "with_flops": "FLOPs are counted on a real step by flops=True, the default",
+    "with_modules": "modules are timed by flops=True, the default",
+    "timer_only": "Paddle's timer_only=True is active=0",
+    "targets": "Paddle's targets are activities",
+    "filename": "files go to dirpath",
+    "sort_by_key": "the sort_by_key of Lightning's PyTorchProfiler is sorted_by",
+    "group_by_input_shapes": "operators are grouped by input shapes by record_shapes=True",
+}
+"""What other profilers call an argument → what says it here."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -152,9 +168,10 @@ def check_names(names: Iterable[Any], where: str) -> None:
     """
     for name in names:
         if name not in FIELDS:
+            elsewhere = _IN_OTHER_PROFILERS.get(name) if isinstance(name, str) else None
+            hint = nearest(name, FIELDS) if elsewhere is None else f" Here, {elsewhere}."
             raise ConfigError(
-                f"{where}: unknown argument {quoted(name)}.{nearest(name, FIELDS)}"
-                f" Known arguments: {', '.join(FIELDS)}."
+                f"{where}: unknown argument {quoted(name)}.{hint} Known arguments: {', '.join(FIELDS)}."
             )
 
 

@@ -18,7 +18,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof import ConfigError, ModelProfCallback
+from lightning_modelprof import ConfigError, ModelProfCallback, config_sources
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
 from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.fit.hooks import ProfilingHooks
@@ -327,6 +327,29 @@ def test_without_files_no_folder_is_needed(tmp_path):
     (tmp_path / "file").write_text("")
     assert run_fit(tmp_path, files=False, dirpath=tmp_path / "file", active=2).report is not None
     assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("profile_step", "Here, DeepSpeed's profile_step=n is steps=(n, n + 1)."),
+        ("with_flops", "Here, FLOPs are counted on a real step by flops=True, the default."),
+        ("on_trace_ready", "Here, traces are saved in dirpath."),
+    ],
+)
+def test_an_argument_of_another_profiler_is_told_by_its_name_here(tmp_path, name, hint):
+    with pytest.raises(ConfigError) as caught:
+        ModelProfCallback(**{name: 5})
+    assert f"unknown argument {name!r}. {hint} Known" in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{name}: 5\n")
+    with pytest.raises(ConfigError, match="Here, "):
+        ModelProfCallback.from_yaml(path)
+
+
+def test_what_other_profilers_call_an_argument_is_none_of_ours():
+    assert not set(config_sources._IN_OTHER_PROFILERS) & set(FIELDS)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ LIBRARIES = {
         "model_profile_arguments",
     ),
     "fvcore": ("flops.fvcore_handles",),
-    "torchmetrics": ("measure.metrics",),
+    "torchmetrics": (),
     "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),
     "pytorch_lightning": (),
     "yaml": ("config_sources",),

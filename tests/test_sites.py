@@ -414,13 +414,13 @@ def test_places_are_capped(monkeypatch):
 @pytest.fixture
 def inspections(monkeypatch):
     made = []
-    make = loop_parts.make_inspection
+    make = loop_parts._make_inspection
 
     def recorded(*args, **kwargs):
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(loop_parts, "make_inspection", recorded)
+    monkeypatch.setattr(loop_parts, "_make_inspection", recorded)
     return made
 
 
