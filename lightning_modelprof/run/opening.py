@@ -23,22 +23,20 @@ def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
         OSError: when it cannot be opened, or is a device, a pipe, a folder, ....
         ValueError: when the path holds a zero byte.
     """
+    if or_pipe and stat.S_ISFIFO(path.stat().st_mode):
+        return path.open("rb")  # waits for who writes to it
     # A pipe that nobody writes to keeps whoever opens it waiting, and so may a device.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not (stat.S_ISREG(mode) or (or_pipe and stat.S_ISFIFO(mode))):
+        if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if stat.S_ISREG(mode):
-            return os.fdopen(descriptor, "rb")
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
-    file = path.open("rb")  # waits for who writes to the pipe
-    os.close(descriptor)
-    return file
 
 
 def read_archive(path: Path) -> bytes:
