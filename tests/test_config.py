@@ -141,7 +141,7 @@ def bad(argument, value, *parts):
         bad(
             "sorted_by",
             0,
-            "sorted_by: unknown sort key 0. Expected one of cpu_total, cpu_avg",
+            "sorted_by: unknown sort key 0. Expected one of cpu_total, cpu_self, cpu_avg",
             "Leave it out",
         ),
         bad("time_unit", "parsec", "time_unit: unknown time unit 'parsec'. Expected one of s, ms, us, ns."),

@@ -23,6 +23,7 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.analysis.benchmark import all_ranks
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.classify import ActionTable
@@ -906,15 +907,15 @@ def test_two_ranks(tmp_path):
     assert [run.info.loop for run in runs] == ["validate"] * 2
     assert [len(run.ranks[0].steps) for run in runs] == [16] * 2
     clean = [run.ranks[0].steps.clean() for run in runs]
-    figures = runs[0].all_ranks
-    assert figures == runs[1].all_ranks
+    figures = all_ranks(runs[0].rank_steps)  # the first rank has heard from the others
     assert figures.num_steps == sum(len(steps) for steps in clean) == 30
     assert figures.batch_total_ns == sum(int(steps.duration_ns.sum()) for steps in clean)
     assert "All 2 ranks" in (tmp_path / "whole" / "modelprof" / "report.txt").read_text()
 
     assert result.stderr.count("an internal error stopped the measurement") == 1
     broken = tmp_path / "broken" / "modelprof"
-    assert load_run(broken / "run.json").all_ranks is None
+    [absent] = load_run(broken / "run.json").absent_ranks
+    assert (absent.rank, absent.reason) == (1, "an internal error stopped the measurement there")
     assert load_run(broken / "run_rank1.json").info.status == "aborted"
 
 
