@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import re
+import threading
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -35,6 +36,9 @@ _BEGIN: Final = b'{"info":{"created":'
 _FLAT_COLUMNS: Final = ("step", "duration_ns", "samples", "tags")
 # Phase matrix → the value that every step has in a phase that is not saved.
 _PHASE_COLUMNS: Final = {"phases_ns": 0, "device_phases_ns": NOT_MEASURED}
+
+_MAKING: Final = threading.Lock()
+_DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {}
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -106,9 +110,18 @@ def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
         ValueError: when it is no such record.
     """
     try:
-        return msgspec.json.decode(raw, type=kind, dec_hook=_decode)
+        decoded: RecordT = _decoder(kind).decode(raw)
     except (msgspec.MsgspecError, KeyError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    return decoded
+
+
+def _decoder(kind: type[RecordT]) -> msgspec.json.Decoder[RecordT]:
+    """Made once: two threads in which msgspec looks at the same dataclasses crash the process."""
+    with _MAKING:
+        if kind not in _DECODERS:
+            _DECODERS[kind] = msgspec.json.Decoder(kind, dec_hook=_decode)
+        return _DECODERS[kind]
 
 
 _NUMBERED: Final = re.compile(rf"{DEFAULT_FOLDER}(?:_([0-9]{{1,9}}))?")
