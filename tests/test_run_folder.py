@@ -93,7 +93,7 @@ def test_the_working_folder_is_gone(tmp_path, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(ConfigError, match=r"working folder.*Give an absolute"):
+    with pytest.raises(ConfigError, match=r"expected a folder that can be written"):
         run_fit(tmp_path, dirpath="out")
 
 

@@ -43,14 +43,7 @@ def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str
         return _beside_the_run(trainer)
     folder = Path(config.dirpath)
     check_writeable(folder)
-    try:
-        return folder.absolute(), ""
-    except OSError as error:  # the working folder was removed
-        raise ConfigError(
-            f"ModelProfCallback: expected a folder that can be written for its files, {folder}, but the"
-            f" working folder, below which it is, cannot be found: {error.strerror}. Give an absolute"
-            " dirpath=..., or set files=False."
-        ) from None
+    return folder.absolute(), ""
 
 
 def claim_directory(wanted: Path) -> Path:
