@@ -72,7 +72,7 @@ class Capture:
         self._clock = clock
         self._rank = rank
         self._profiler: Any = None
-        self._begun = 0  # what the watch said when ours was prepared or started
+        self._begun = -1  # what the watch said when ours was prepared or started
         self._cpu_at_start: CpuReading | None = None
         self._recorded: list[int] = []
         self._is_closing = False
@@ -210,13 +210,17 @@ class Capture:
             self._let_go()
             self._refuse("another torch profiler was warming up when this window was to open")
             return
+        profiler: Any = None
         try:
             profiler = self._options.make_profiler()
             profiler.prepare_trace()
-            self._begun = watch.begun
         except RuntimeError as error:
+            self._begun = watch.begun
+            if profiler is not None:
+                free(profiler)
             self._refuse(f"torch.profiler could not be prepared: {error}")
             return
+        self._begun = watch.begun
         self._profiler = profiler
         self._recorded = []
 
@@ -230,13 +234,14 @@ class Capture:
             self._profiler.start_trace()
             self._begun = watch.recording = watch.begun
         except RuntimeError as error:
-            self._profiler = self.ranges = None
+            self.ranges = None
+            self._throw_away()
             self._refuse(f"torch.profiler could not be started: {error}")
             return
         self._size.begin()
 
     def _refuse(self, reason: str) -> None:
-        CLAIM.give_back(self)
+        self._give_back()
         self._on_close(self._record(WindowStatus.REFUSED, reason), None)
         self._next_window()
 
@@ -249,12 +254,12 @@ class Capture:
 
     def _give_up_warmup(self) -> None:
         """Starting ours as well, even where the other one has gone again, would crash the process."""
-        self._profiler = None
+        self._throw_away()
         self._refuse("another torch profiler began to record during this window's warm-up")
 
     def _give_up(self) -> None:
         """Another profiler came while ours recorded, and took our recording with it."""
-        self._profiler = None
+        self._throw_away()
         if self.ranges is not None:
             self.ranges.close_all()
             self.ranges = None
@@ -306,6 +311,16 @@ class Capture:
         """No window is open, and none is being closed."""
         self._profiler = self.ranges = None
         self._is_closing = False
+        self._give_back()
+
+    def _throw_away(self) -> None:
+        """Whoever looks for a profiler that waits to be started must not find ours."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            free(profiler)
+
+    def _give_back(self) -> None:
+        watch.leave(self._begun)
         CLAIM.give_back(self)
 
     def _export(self, profiler: Any, window: Window) -> Path:

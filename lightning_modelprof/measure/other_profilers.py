@@ -57,6 +57,11 @@ class ProfilerWatch:
                     setattr(torch_profiler, name, original)
                 self._originals = {}
 
+    def leave(self, begun: int) -> None:
+        """Nobody will start the profiler that was the ``begun``-th, if it still waits."""
+        if begun == self.begun:
+            self.is_waiting = False
+
     def _on_prepare(self) -> None:
         self._make_way()
         self.begun += 1
