@@ -12,7 +12,6 @@ is one line of printable characters and of bounded length: see :func:`one_line` 
 
 from __future__ import annotations
 
-import difflib
 import os
 import reprlib
 from collections.abc import Iterable
@@ -120,6 +119,8 @@ def quoted(value: Any) -> str:
 def nearest(name: object, known: Iterable[str]) -> str:
     """A question that names the nearest of the known names, ``""`` if none is near."""
     wanted = (name if isinstance(name, str) else quoted(name))[:_MAX_NAME]
+    import difflib  # noqa: PLC0415 -- TensorBoard imports this module at its start
+
     close = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -152,7 +152,7 @@ def test_every_view_has_something_or_says_what_to_do(server):
 
 
 def test_steps_are_those_of_the_archive(server, logdir):
-    steps = load_run(logdir / "net/version_0").ranks[0].steps
+    steps = load_run(logdir / "net/version_0/modelprof").ranks[0].steps
     served = unpack_steps(server.columns(run=RUN["run"], tag="modelprof/run", kind="steps"))
     assert served.step.tolist() == steps.step.tolist()
     assert served.duration_ns.tolist() == steps.duration_ns.tolist()
@@ -170,7 +170,7 @@ def test_the_timeline_is_the_trace(server, logdir):
 
 
 def test_compare_says_what_the_command_says(server, logdir, tmp_path):
-    runs = [str(logdir / "net" / f"version_{number}") for number in (0, 1)]
+    runs = [str(logdir / "net" / f"version_{number}" / "modelprof") for number in (0, 1)]
     main(["compare", *runs, "--json", str(tmp_path / "compare.json")])
     said = json.loads((tmp_path / "compare.json").read_text())
     other = RUN | {"run": "net/version_1"}
@@ -266,7 +266,7 @@ def test_tensorboard_imports_next_to_nothing():
 
 def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, capsys):
     logs = tmp_path / "imported"
-    assert main(["tensorboard", str(logdir / "net/version_0"), "--logdir", str(logs)]) == 0
+    assert main(["tensorboard", str(logdir / "net/version_0/modelprof"), "--logdir", str(logs)]) == 0
     assert "version_0: 3 profiles" in capsys.readouterr().out
     with tensorboard(logs) as other:
         other.wait_for("version_0")

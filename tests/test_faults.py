@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_modelprof.analysis import trace_facts
+from lightning_modelprof.analysis.benchmark import all_ranks
 from lightning_modelprof.fit import live, loop_parts, outputs, session, windows
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.capture import Capture
@@ -407,8 +408,7 @@ def test_all_ranks_table(ddp):
     folder, _ = ddp
     files = [folder / "whole" / "modelprof" / name for name in ("run.json", "run_rank1.json")]
     clean = [load_run(file).ranks[0].steps.clean() for file in files]
-    figures = load_run(files[0]).all_ranks
-    assert figures == load_run(files[1]).all_ranks
+    figures = all_ranks(load_run(files[0]).rank_steps)  # the first rank has heard from the other
     assert figures.num_steps == sum(len(steps) for steps in clean)
     assert figures.batch_total_ns == sum(int(steps.duration_ns.sum()) for steps in clean)
     assert figures.batch_max_ns == max(int(steps.duration_ns.max()) for steps in clean)
@@ -428,7 +428,8 @@ def test_a_rank_that_failed_keeps_nobody_waiting(ddp):
     assert errors.count("an internal error stopped the measurement") == 1
     whole = load_run(folder / "broken" / "modelprof" / "run.json")
     assert whole.info.status == "finished"
-    assert whole.all_ranks is None
+    [absent] = whole.absent_ranks
+    assert (absent.rank, absent.reason) == (1, "an internal error stopped the measurement there")
     assert len(whole.ranks[0].steps) == 16
     assert load_run(folder / "broken" / "modelprof" / "run_rank1.json").info.status == "aborted"
 

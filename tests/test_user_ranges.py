@@ -229,10 +229,12 @@ def test_sorted_by(key):
     )
     expected = {
         "cpu_total": "bac",  # 18, 9, 8
+        "cpu_self": "bac",  # a range has no self time of its own: as its total
         "cpu_avg": "bac",  # 9, 9, 8/3: of the first two b has more in total
         "cpu_max": "bac",  # 15, 9, 5
         "cpu_min": "cba",  # 1, 3, 9
         "gpu_total": "cba",  # 9, 7, 5
+        "gpu_self": "cba",
         "gpu_avg": "abc",  # 5, 3.5, 3
         "gpu_max": "cba",
         "gpu_min": "bca",  # 0 and 0, then 5
