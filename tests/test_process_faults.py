@@ -58,7 +58,6 @@ import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy
 import lightning_modelprof.fit.save_timer as save_timer
 from lightning_modelprof.fit.session import LoopSession
 from tests.fits import *
@@ -137,9 +136,6 @@ def breaks_setup(rank):
         LoopSession.__init__ = broken
     return change
 
-def breaks_asking():
-    DDPStrategy.reduce_boolean_decision = lambda *args, **kwargs: 1 / 0
-
 TWO = {"strategy": "ddp_fork", "devices": 2}
 CASES = {
     "SIGINT": (send("SIGINT"), {}, None),
@@ -152,7 +148,6 @@ CASES = {
     "SIGKILL of one rank": (send("SIGKILL"), TWO, None),
     "setup fails on rank 0": (nothing, TWO, breaks_setup(0)),
     "setup fails on rank 1": (nothing, TWO, breaks_setup(1)),
-    "ranks cannot be asked": (nothing, TWO, breaks_asking),
 }
 
 def run(folder, at_batch, arguments, change, is_measured):
@@ -247,7 +242,6 @@ def test_an_end_of_one_process(ends: Any, case: str, status: str, num_steps: int
         ("SIGKILL of one rank", [("running", 7), ("running", 7)]),
         ("setup fails on rank 0", [None, ("finished", 10)]),
         ("setup fails on rank 1", [("finished", 10), None]),
-        ("ranks cannot be asked", [("finished", 10), ("finished", 10)]),
     ],
 )
 def test_an_end_of_one_rank(ends: Any, case: str, found: list[Any]) -> None:

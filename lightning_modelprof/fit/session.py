@@ -233,7 +233,8 @@ class LoopSession:
         # Callbacks are told while the exception is being handled.
         status = end_status(sys.exc_info()[1])
         self.stop(status)
-        self._parts.outputs.save_run(self._make_run(status))
+        self.run = self._make_run(status)
+        self._parts.outputs.save_run(self.run)
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""

@@ -24,6 +24,9 @@ from lightning_modelprof.run.records import Run
 
 _T = TypeVar("_T")
 
+_OF_THE_MODULE: Final = ("log", "log_dict")
+"""What Lightning puts on a callback: methods of the module, which holds the trainer and everything."""
+
 _FAILED: Final = "an internal error stopped the measurement there"
 
 
@@ -63,7 +66,8 @@ class SessionKeeper:
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
         away = dict.fromkeys(("_session", "_aborted", "_ledger", "_evaluation", "_meeting", "_stop", "_twin"))
-        return {**vars(self), **away, "_count": SampleCounter()}
+        kept = {name: value for name, value in vars(self).items() if name not in _OF_THE_MODULE}
+        return {**kept, **away, "_count": SampleCounter()}
 
     def _begin(self, trainer: Any) -> None:
         """Stand in for the trainer's profiler."""
@@ -210,10 +214,11 @@ class SessionKeeper:
             self._among_ranks(meeting.leave)
         if session is not None:
             self._guard(session.close)
+            self._take_results(session)  # another callback's exception may have kept ours from being told
 
     def _forget_module(self) -> None:
         """Drop what Lightning has given us to log with: the model would live as long as the report does."""
-        for name in ("log", "log_dict"):
+        for name in _OF_THE_MODULE:
             vars(self).pop(name, None)
 
     def _guard(self, work: Callable[[], None]) -> None:

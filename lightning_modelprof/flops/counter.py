@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, quoted
 from lightning_modelprof.flops.formulas import Formula, WithRecompute, formula_of, name_of, own_formulas
 from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
 from lightning_modelprof.flops.place import Phase, Whereabouts
@@ -28,6 +28,7 @@ from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
 _COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
 # A fake tensor stands for a plain one: its operators count as they are.
 _PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter, FakeTensor))
+_MOST_FLOPS = 10**18  # in one call: minutes on the fastest device; the sum of a step fits a file's 64 bits
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
 
 
@@ -282,8 +283,12 @@ def _note(errors: Counter[tuple[str, str]], what: str, error: Exception) -> None
 
 
 def _checked(flops: Any) -> int:
-    if isinstance(flops, bool) or int(flops) != flops or flops < 0:
-        raise ValueError(f"expected a whole number of FLOPs, got {flops!r}")
+    if isinstance(flops, bool | torch.Tensor):  # a tensor's value may have to be waited for
+        raise TypeError(f"expected a whole number of FLOPs, got a {type(flops).__name__}")
+    if int(flops) != flops or flops < 0:
+        raise ValueError(f"expected a whole number of FLOPs, got {quoted(flops)}")
+    if flops > _MOST_FLOPS:
+        raise ValueError("expected at most 10**18 FLOPs in one call, got more")
     return int(flops)
 
 

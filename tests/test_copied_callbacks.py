@@ -1,0 +1,123 @@
+"""Callbacks copied in a fit, or not told of its end; workers that die; what formulas may not return."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from torch.utils.data import DataLoader, get_worker_info
+
+from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.run.archive import load_run
+from tests.fits import Net, Numbers, fit_quietly, loader, make_callback, make_trainer, our_warnings
+
+
+class Copying(Callback):
+    """Makes a copy of another callback after the sixth batch."""
+
+    def __init__(self, copied: Any, make: Any) -> None:
+        self.copied, self.make, self.made = copied, make, None
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 6:
+            self.made = self.make(self.copied)
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_has_nothing_of_the_fit_and_measures_another(tmp_path: Path, make: Any) -> None:
+    callback = make_callback(tmp_path, steps=(4, 9))
+    copying = Copying(callback, make)
+    fit_quietly(make_trainer(tmp_path, callback, copying), Net(), loader(24))
+    made: Any = copying.made
+    assert not {"log", "log_dict"} & set(vars(made))  # of the module, and with it the whole trainer
+    assert (made.report, made.run) == (None, None)
+    fit_quietly(make_trainer(tmp_path, made), Net(), loader(20))
+    assert (len(callback.run.ranks[0].steps), len(made.run.ranks[0].steps)) == (12, 10)
+    runs = [load_run(tmp_path / name) for name in ("modelprof", "modelprof_1")]
+    assert [len(run.ranks[0].steps) for run in runs] == [12, 10]
+
+
+class Raising(Callback):
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        raise self.error("of another callback")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError, SystemExit])
+def test_what_was_measured_is_there_after_another_callback_raised(tmp_path: Path, error: Any) -> None:
+    def fail(batch_idx: int) -> None:
+        if batch_idx == 6:
+            raise ZeroDivisionError
+
+    callback = make_callback(tmp_path, steps=(4, 9))
+    trainer = make_trainer(tmp_path, Raising(error), callback)
+    with pytest.raises(error, match="of another callback"):
+        fit_quietly(trainer, Net(fail), loader(24))
+    callback.setup(again := make_trainer(tmp_path, callback), Net(), "fit")
+    assert (callback.run.info.status, len(callback.run.ranks[0].steps)) == ("failed", 6)
+    callback.teardown(again, None, "fit")
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), Net(), loader(24))
+    assert messages == []
+    assert (callback.run.info.status, len(callback.run.ranks[0].steps)) == ("finished", 12)
+
+
+class Dying(Numbers):
+    """Ends its worker before anything is handed over: with tensors under way, torch's own error varies."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            if self.how == "exit":
+                os._exit(3)
+            os.kill(os.getpid(), getattr(signal, self.how))
+        return super().__getitem__(index)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forked workers")
+@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
+def test_a_worker_that_dies_is_told_of_as_without_the_callback(tmp_path: Path, how: str) -> None:
+    found = []
+    for is_measured in (False, True):
+        ours = [make_callback(tmp_path, active=0, sampling=True)] if is_measured else []
+        data = DataLoader(Dying(how), num_workers=1, multiprocessing_context="fork")
+        with our_warnings() as messages, pytest.raises(RuntimeError, match="DataLoader worker") as error:
+            fit_quietly(make_trainer(tmp_path, *ours), Net(), data)
+        assert messages == []
+        text = "".join(one for one in str(error.value) if not one.isdigit())
+        found.append((type(error.value), text))
+    assert found[0] == found[1]
+
+
+def fails(*args: Any, **kwargs: Any) -> int:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "result",
+    [10**400, 10**5000, float("nan"), float("inf"), -1, 0.5, torch.tensor(5), None, "many", fails],
+    ids=["huge", "unprintable", "nan", "infinite", "negative", "half", "tensor", "none", "text", "raises"],
+)
+def test_what_no_formula_may_return_leaves_the_operator_uncounted(result: Any) -> None:
+    formula = result if result is fails else lambda *args, **kwargs: result
+    with FlopCounter(model := nn.Linear(2, 3), {"aten::addmm": formula}) as counter:
+        model(torch.ones(4, 2))
+    assert not counter.flops
+    assert sum(counter.uncounted.values()) == 1
+    ((operator, message),) = counter.errors
+    assert operator == "aten::addmm"
+    assert len(message) < 300
