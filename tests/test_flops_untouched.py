@@ -108,7 +108,13 @@ def test_a_counted_step_is_bit_identical(name, precision):
                 assert counter.flops
         return loss, state_of(found.model)
 
-    (plain_loss, plain), (counted_loss, counted) = step(False), step(True)
+    try:
+        plain_loss, plain = step(False)
+    except RuntimeError as error:  # oneDNN has no LSTM in bfloat16 for some CPUs
+        if "could not create a primitive descriptor" not in str(error):
+            raise
+        pytest.skip("torch cannot run this on this CPU, with and without counting")
+    counted_loss, counted = step(True)
     assert torch.equal(plain_loss, counted_loss)
     assert_same(plain, counted)
 
