@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import RankRecord
 from lightning_modelprof.run.steps import StepTag
@@ -94,6 +97,12 @@ class FakeClock:
 
     def advance(self, ns: int) -> None:
         self.now_ns += ns
+
+
+def thread_clock() -> HostClock:
+    """CPU time of the thread that calls this, whichever thread reads it: it stands still while others run."""
+    clock_id = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime_ns(clock_id)
 
 
 class Truth:

@@ -6,7 +6,6 @@ import copy
 import csv
 import math
 import pickle
-import time
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.steps import StepTag
 from tests import fits
 from tests.fits import Manual, Net, fit_quietly, loader, make_trainer, steps_of
+from tests.support import MS, FakeClock
 
 make_callback = partial(fits.make_callback, flops=True)
 run_fit = partial(fits.run_fit, flops=True)
@@ -109,45 +109,48 @@ def test_modules_are_timed(tmp_path):
 
 
 class Sleepy(Net):
-    """Forward of the first layer takes 20 ms more, backward of the last one 50 ms."""
+    """Forward of the first layer takes 20 ms, backward of the last one 50 ms."""
 
-    def __init__(self):
+    def __init__(self, clock):
         super().__init__()
-        self.layers[0] = nn.Sequential(self.layers[0], Sleep(forward_s=0.02))
-        self.layers[3] = nn.Sequential(self.layers[3], Sleep(backward_s=0.05))
+        self.layers[0] = nn.Sequential(self.layers[0], Sleep(clock, forward_ms=20))
+        self.layers[3] = nn.Sequential(self.layers[3], Sleep(clock, backward_ms=50))
 
 
 class SleepFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, forward_s, backward_s):
-        ctx.backward_s = backward_s
-        time.sleep(forward_s)
+    def forward(ctx, x, clock, forward_ms, backward_ms):
+        ctx.clock, ctx.backward_ms = clock, backward_ms
+        clock.advance(forward_ms * MS)
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(ctx.backward_s)
-        return gradient, None, None
+        ctx.clock.advance(ctx.backward_ms * MS)
+        return gradient, None, None, None
 
 
 class Sleep(nn.Module):
-    def __init__(self, forward_s=0.0, backward_s=0.0):
+    """Lets the time of a clock pass."""
+
+    def __init__(self, clock, forward_ms=0, backward_ms=0):
         super().__init__()
-        self.forward_s, self.backward_s = forward_s, backward_s
+        self.clock, self.forward_ms, self.backward_ms = clock, forward_ms, backward_ms
 
     def forward(self, x):
-        return SleepFunction.apply(x, self.forward_s, self.backward_s)
+        return SleepFunction.apply(x, self.clock, self.forward_ms, self.backward_ms)
 
 
-@pytest.mark.alone
 def test_known_sleeps_are_attributed(tmp_path):
-    callback = run_fit(tmp_path, module=Sleepy(), data=loader(24), active=0, skip_first=10)
+    """By the clock of the callback, which passes only in these two layers."""
+    callback = make_callback(tmp_path, active=0, skip_first=10)
+    callback._clock = clock = FakeClock()
+    fit_quietly(make_trainer(tmp_path, callback), Sleepy(clock), loader(24))
     modules = {module.path: module for module in callback_modules(callback)}
-    # Sleeping only ever takes longer than asked for; a busy machine adds to that.
-    assert 20e6 <= modules["layers.0.1"].forward_ns <= 1.05 * 20e6 + 1e6
-    assert 50e6 <= modules["layers.3.1"].backward_ns <= 1.05 * 50e6 + 1e6
-    assert modules["layers.0"].forward_ns >= modules["layers.0.1"].forward_ns
-    assert modules["layers.3"].forward_ns < 10e6
+    slow = {"layers.0.1": (20 * MS, 0), "layers.3.1": (0, 50 * MS), "layers.0.0": (0, 0)}
+    slow |= {"layers.0": (20 * MS, 0), "layers.3": (0, 50 * MS), "layers": (20 * MS, 50 * MS)}
+    for path, times in slow.items():
+        assert (modules[path].forward_ns, modules[path].backward_ns or 0) == times, path
 
 
 def callback_modules(callback):

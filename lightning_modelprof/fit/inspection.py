@@ -31,6 +31,7 @@ from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
 from lightning_modelprof.measure.batch_shapes import BatchShapes, shapes_of
+from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.batch_sizes import Shapes
 from lightning_modelprof.run.loops import Loop
@@ -57,6 +58,7 @@ class Inspection:
         follows_memory: follow the live tensors of the counted step.
         samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
         sizes: of the batches.
+        clock: host clock.
 
     Attributes:
         cost: what is known so far.
@@ -77,6 +79,7 @@ class Inspection:
         follows_memory: bool,
         samples: Callable[[], int],
         sizes: BatchShapes,
+        clock: HostClock,
     ) -> None:
         self._plan = plan
         self._loop = loop
@@ -86,6 +89,7 @@ class Inspection:
         self._override = peak_flops_per_s
         self._use_fvcore = use_fvcore
         self._get_samples = samples
+        self._clock = clock
         self._samples: int | None = None
         self._sizes = sizes
         self._size_plan = SizePlan(sizes)
@@ -205,7 +209,7 @@ class Inspection:
 
     def _begin_times(self, batch: Any) -> None:
         if self._timer is None:
-            self._timer = ModuleTimer(self._module, device=self._trainer.strategy.root_device)
+            self._timer = ModuleTimer(self._module, self._clock, self._trainer.strategy.root_device)
         self._timer.arm()
         self._is_timing = True
         if self._step is not None:

@@ -126,7 +126,7 @@ def make_parts(
         info=info,
         setup=read_setup(trainer, pl_module, loop),
         capture=capture,
-        inspection=_make_inspection(config, loop, trainer, pl_module, timing),
+        inspection=_make_inspection(config, loop, trainer, pl_module, timing, clock=clock),
         memory=LoopMemory(trainer, pl_module),
         has_bar=bar is not None,
     )
@@ -138,6 +138,8 @@ def _make_inspection(
     trainer: Any,
     pl_module: Any,
     timing: StepTiming,
+    *,
+    clock: HostClock,
 ) -> Inspection | None:
     """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
     if not config.flops or timing.sizes is None:
@@ -159,4 +161,5 @@ def _make_inspection(
         follows_memory=config.profile_memory,
         samples=lambda: timing.ledger.samples,
         sizes=timing.sizes,
+        clock=clock,
     )

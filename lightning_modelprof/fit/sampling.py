@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
+from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.sampler import MIN_INTERVAL_NS, Look, Sampler
 from lightning_modelprof.measure.stack_look import StackLook
@@ -28,14 +29,17 @@ class Sampling:
         ledger: says which phase and which step is running.
         pl_module: the LightningModule: its package is the user's.
         memory: looks at memory, at most every 100 ms; ``None`` if nobody does.
+        clock: host clock.
     """
 
-    def __init__(self, ledger: PhaseLedger, pl_module: Any, memory: MemoryLook | None = None) -> None:
+    def __init__(
+        self, ledger: PhaseLedger, pl_module: Any, memory: MemoryLook | None, clock: HostClock
+    ) -> None:
         self._stack = StackLook(ledger, UserCode((type(pl_module),)))
         looks: dict[str, Look] = {"the stack": self._stack.look}
         if memory is not None:
             looks["memory"] = _memory_look(memory, ledger)
-        self._sampler = Sampler(looks)
+        self._sampler = Sampler(looks, clock)
         self.resume = self._sampler.resume
         self.pause = self._sampler.pause
 

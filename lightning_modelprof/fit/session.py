@@ -163,7 +163,7 @@ class LoopSession:
         self.is_armed = True
         self._saves.save(self._save)
         if config.sampling:
-            parts.sampling = Sampling(self.ledger, pl_module, parts.memory)
+            parts.sampling = Sampling(self.ledger, pl_module, parts.memory, self._clock)
             parts.sampling.resume()
 
     def note_exception(self, exception: BaseException) -> None:
