@@ -432,7 +432,7 @@ def many_log_calls(costs: Costs, folder: Path) -> Training:
 class MetricEachStep(Model):
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs)
-        self.errors = nn.ModuleList(MeanSquaredError() for _ in range(60))
+        self.errors = nn.ModuleList(MeanSquaredError() for _ in range(240))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         outputs = self.layers(batch)

@@ -16,6 +16,8 @@ from tests.support import thread_clock
 
 RELATIVE = 0.15
 ALLOWANCE_NS = 300_000
+OF_THE_MACHINE = {"busy_cpus"}
+"""What is rightly found where other programs run as well."""
 
 pytestmark = [
     pytest.mark.alone,
@@ -42,12 +44,10 @@ def faults(scenario, report, cost_ns):
     """What is wrong with a report."""
     found = [one for one in report.findings if one.status is Status.FOUND]
     loud = [one for one in found if one.severity in (Severity.WARNING, Severity.CRITICAL)]
+    loud = [one for one in loud if one.kind not in OF_THE_MACHINE]
     if report.verdict.kind != scenario.verdict:
         yield f"verdict {report.verdict}, findings {found}"
-    of_the_machine = {"busy_cpus"}
-    unexpected = (
-        {one.kind for one in loud} - of_the_machine - ({scenario.finding} if scenario.severe else set())
-    )
+    unexpected = {one.kind for one in loud} - ({scenario.finding} if scenario.severe else set())
     if unexpected:
         yield f"warnings of {unexpected}: {loud}"
     if scenario.finding is None:
@@ -97,5 +97,5 @@ def test_nothing_is_severe_where_too_little_is_known(tmp_path):
     """The fault of slow_loss in a run of a few steps is found, and not judged."""
     [scenario] = [one for one in SCENARIOS if one.name == "too_few_steps"]
     report, _ = run(scenario, tmp_path)
-    assert all(finding.severity is None for finding in report.findings)
+    assert all(one.severity is None for one in report.findings if one.kind not in OF_THE_MACHINE)
     assert report.verdict.kind == "cannot_tell"
