@@ -1,12 +1,14 @@
-"""Callbacks copied in a fit, or not told of its end; workers that die; what formulas may not return."""
+"""Callbacks copied in a fit, or not told of its end; workers that die; odd formulas and batches."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import pickle
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,15 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.run.archive import load_run
-from tests.fits import Net, Numbers, fit_quietly, loader, make_callback, make_trainer, our_warnings
+from tests.fits import (
+    Net,
+    Numbers,
+    fit_quietly,
+    loader,
+    make_callback,
+    make_trainer,
+    our_warnings,
+)
 
 
 class Copying(Callback):
@@ -121,3 +131,57 @@ def test_what_no_formula_may_return_leaves_the_operator_uncounted(result: Any) -
     ((operator, message),) = counter.errors
     assert operator == "aten::addmm"
     assert len(message) < 300
+
+
+class Endless(Mapping[Any, Any]):
+    """A batch that makes up its fields as they are asked for, and never comes to an end."""
+
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self.asked, self.batch = 0, (inputs, targets)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.asked += 1
+        return self.batch[key % 2]
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
+class OfEndless(Net):
+    """Takes endless batches, which Lightning is not to walk through either."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make, self.odd = make, []
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        self.odd.append(self.make(*batch))
+        return self.odd[-1]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch.batch if isinstance(batch, Endless) else next(batch), batch_idx)
+
+
+def generator(*batch: Any) -> Iterator[Any]:
+    while True:
+        yield batch
+
+
+@pytest.mark.parametrize("make", [Endless, generator])
+def test_an_endless_batch_is_not_walked_to_its_end(tmp_path: Path, make: Any) -> None:
+    weights = []
+    for folder, with_ours in (("plain", False), ("ours", True)):
+        torch.manual_seed(3)
+        module = OfEndless(make)
+        callback = make_callback(tmp_path, steps=(4, 6), flops=True, skip_first=2)
+        trainer = make_trainer(tmp_path / folder, *([callback] if with_ours else []))
+        fit_quietly(trainer, module, loader(24))
+        weights.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert all(map(torch.equal, *weights))
+    assert len(callback.run.ranks[0].steps) == 12
+    assert callback.run.info.status == "finished"
+    if make is Endless:
+        assert max(batch.asked for batch in module.odd) < 5_000
