@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -163,6 +164,15 @@ def test_a_link_to_nowhere_above_the_folder_ends(tmp_path):
     assert len(messages) == 1
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises also where these tests run in the background, which ignores it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("before", ["mkdir", "touch"])
 def test_ctrl_c_twice_while_the_folder_is_claimed(tmp_path, monkeypatch, before):
     """At a fixed point and once more while the first is told: no archive, rather than an empty one."""
@@ -179,7 +189,7 @@ def test_ctrl_c_twice_while_the_folder_is_claimed(tmp_path, monkeypatch, before)
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Path, before, interrupt)
-    monkeypatch.setattr(run_folder.itertools, "count", lambda: iter(range(3)))
+    monkeypatch.setattr(run_folder, "itertools", SimpleNamespace(count=lambda: iter(range(3))))
     callback = make_callback(tmp_path, active=0)
     monkeypatch.setattr(type(callback), "_take_results", again)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
