@@ -76,7 +76,7 @@ def test_cifar10_profiles_by_default(tmp_path):
     assert "Model Summary" in printed
     assert "tensorboard --logdir lightning_logs" in printed
     folder = Path("lightning_logs") / "version_0" / "modelprof"
-    assert printed.count(f"Files: {folder}") == 1
+    assert printed.count(f"Files: {tmp_path / folder}") == 1
     assert printed.count(str(folder)) == 1  # said once
     check_files(tmp_path / folder, profiled=True)
     assert list((tmp_path / folder.parent).glob("events.out.tfevents.*"))

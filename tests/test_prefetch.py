@@ -122,7 +122,6 @@ def test_live_figures_leave_them_out():
     add_steps(recorder, 5)
     live.cut()
     assert live.newest.num_steps == 4  # 7 drains
-    assert live.metric.compute()["num_steps"] == 9
 
 
 # In real fits
