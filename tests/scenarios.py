@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -193,25 +194,29 @@ def healthy_large_model(costs: Costs, folder: Path) -> Training:
     return Training(Large(), rows())
 
 
-class Lists(Rows):
+class Arrays(Rows):
     """Rows without a tensor: those are handed over by a worker that has to be running just then."""
 
     def __getitem__(self, index: int) -> Any:
-        return self.rows[index].tolist()
+        return self.rows[index].numpy()
 
 
-class FromLists(Working):
+class FromArrays(Working):
+    """Its batch is one array: Lightning's transfer walks through lists and bytes item by item."""
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.loss(torch.tensor(batch))
+        return self.loss(torch.from_numpy(batch))
 
 
 def far_ahead(size: int, **kwargs: Any) -> DataLoader:
     """A worker that is far ahead of the training."""
-    return DataLoader(Lists(size), batch_size=4, collate_fn=list, num_workers=1, prefetch_factor=20, **kwargs)
+    return DataLoader(
+        Arrays(size), batch_size=4, collate_fn=np.stack, num_workers=1, prefetch_factor=20, **kwargs
+    )
 
 
 def healthy_worker(costs: Costs, folder: Path) -> Training:
-    return Training(FromLists(), far_ahead(NUM_STEPS * 4, persistent_workers=True), waits=True)
+    return Training(FromArrays(), far_ahead(NUM_STEPS * 4, persistent_workers=True), waits=True)
 
 
 def healthy_accumulation(costs: Costs, folder: Path) -> Training:
@@ -342,7 +347,7 @@ class EpochGapClock(Callback):
 def epoch_restart_of_workers(costs: Costs, folder: Path) -> Training:
     loader = far_ahead(40, worker_init_fn=start_slowly)
     return Training(
-        FromLists(3),
+        FromArrays(3),
         loader,
         before=[EpochGapClock(costs)],
         trainer={"max_epochs": 4},

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, text
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup
+
+FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."
+"""For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
 
 
 def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:

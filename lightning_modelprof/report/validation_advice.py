@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.hot_lines import HotLine
 from lightning_modelprof.analysis.validation_split import ValidationSplit
 from lightning_modelprof.report.exact_lines import location_at
-from lightning_modelprof.report.loader_advice import places_of_batches, workers_advice
+from lightning_modelprof.report.loader_advice import FEWER_ITEMS, places_of_batches, workers_advice
 from lightning_modelprof.report.model import Evidence, Location
 from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup, TrainingSetup
@@ -140,13 +140,12 @@ def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
 def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
     hooks = ", ".join(one.name for one in _hooks(part.setup, *_TRANSFER_HOOKS))
     parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
-    is_on_device = part.setup.cuda is not None
-    if part.loader is not None and part.loader.pin_memory is False and (is_on_device or not hooks):
+    if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
         parts.append(
             "Of the validation dataloader: pin_memory=True, False now; copies from pageable memory block the"
             " host."
         )
-    return " ".join(parts) or "Make the validation batch smaller, or of fewer tensors.", []
+    return " ".join(parts) or FEWER_ITEMS, []
 
 
 def _of_step(part: _Part) -> tuple[str, list[Evidence]]:

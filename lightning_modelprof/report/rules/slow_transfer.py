@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lightning_modelprof.report.loader_advice import FEWER_ITEMS
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import text
 from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
@@ -32,7 +33,7 @@ class SlowTransfer(PhaseShareRule):
             parts.append(
                 "DataLoader(pin_memory=True): False now; copies from pageable memory block the host."
             )
-        return " ".join(parts) or "Make the batch smaller, or of fewer tensors."
+        return " ".join(parts) or FEWER_ITEMS
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The module's own transfer hooks."""
