@@ -164,3 +164,25 @@ def test_known_names_are_no_reason_to_warn():
         warnings.simplefilter("always")
         bench.fit(PlainModel(bench.truth), bench.data(4), max_epochs=2)
     assert not [entry for entry in caught if "ModelProfCallback" in str(entry.message)]
+
+
+def test_an_epoch_that_a_resumed_fit_only_validates_is_no_reason_to_warn(tmp_path):
+    path = tmp_path / "in_validation.ckpt"
+
+    class SavesInValidation(Callback):
+        def on_validation_start(self, trainer, pl_module):
+            trainer.save_checkpoint(path)
+
+    bench = Bench()
+    first = make_trainer(callbacks=[SavesInValidation()], val_check_interval=2)
+    first.fit(PlainModel(bench.truth), bench.data(2), bench.validation_data())
+
+    bench = Bench()
+    arguments = {"validation": bench.validation_data(), "val_check_interval": 2}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bench.fit(PlainModel(bench.truth), bench.data(2), max_epochs=3, ckpt_path=path, **arguments)
+    assert [str(entry.message) for entry in caught if "ModelProfCallback" in str(entry.message)] == []
+    steps = bench.record.steps
+    assert len(steps.step) == 4  # of the second and the third epoch
+    assert (steps.phases_ns[:, PHASE_INDEX["dataloader"]] > 0).all()

@@ -73,8 +73,12 @@ class HookFallback:
         """An epoch of a fit ended: if no step of it was seen to end, the names are unknown."""
         if self.is_used or self._ledger.steps_ended:
             return
+        missing = self._delegate.missing_hooks()
+        if not self._batches_without_fetch:
+            # No batch came: a fit that resumes where an epoch's batches are all done fetches none in it.
+            missing -= {self._loop.fetch}
         # An epoch that was skipped before its first training step says nothing about names.
-        if self._delegate.missing_hooks() or self._delegate.has_trained:
+        if missing or self._delegate.has_trained:
             self._use_hooks()
 
     def _use_hooks(self) -> None:
