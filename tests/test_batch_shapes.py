@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict, namedtuple
+from collections import Counter, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -155,3 +155,25 @@ def test_beyond_the_bound_sizes_are_others():
     record = sizes.record()
     assert len(record.shapes) <= MAX_SIZES
     assert sum(record.clean_steps) + record.other_steps == 2 * MAX_SIZES
+
+
+def test_lists_of_numbers_and_text_cost_nothing():
+    """Token ids that were not stacked: neither time nor memory grows with them, and tensors still count."""
+    sizes = BatchShapes()
+    looked_at = Counter()
+
+    class Counted(list):
+        def __iter__(self):
+            for one in super().__iter__():
+                looked_at["numbers"] += 1
+                yield one
+
+    def batch(length, width=3):
+        return {"ids": [Counted([7] * (length + row)) for row in range(32)], "label": ones(32, width)}
+
+    assert [sizes(batch(length)) for length in range(100, 140)] == [1] * 40
+    assert sizes(batch(100, width=4)) == 2
+    assert looked_at["numbers"] <= 50 * 32, "the first one of each list, at most"
+    assert len(sizes._known) == 2
+    assert sum(map(len, map(repr, sizes._known))) < 1_000
+    assert sizes([[1, ones(5), 2], 3]) != sizes([[1, ones(6), 2], 3])

@@ -283,6 +283,9 @@ def test_the_source_says_which_keys_and_options(tmp_path):
         "    self.error(batch)\n"
         "    return [self.log(key, 1) for key in 'ab']\n"
         "x = 1\n"
+        "for mean in self.means:\n"
+        "    mean(batch.mean())\n"
+        "total = float(self.errors['a'](batch.mean()).sum())\n"
     )
     file = str(source)
 
@@ -299,6 +302,8 @@ def test_the_source_says_which_keys_and_options(tmp_path):
     assert told(12) == (("self.error",), False, ())
     assert told(13) == (("key",), True, ())
     assert told(14) is None
+    assert told(16) == (("mean",), True, ())
+    assert told(17) == (("self.errors['a']",), False, ())
     assert log_call(str(tmp_path / "gone.py"), 1) is None
     broken = tmp_path / "broken.py"
     broken.write_text("def broken(:\n    self.log('loss', 1)\n")

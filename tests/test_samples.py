@@ -118,6 +118,11 @@ SURE = {
     "texts": (["a", "b", "c", "d", "e"], 5),
     "four lists": ([[image()] * 8, [image()] * 8, TARGETS, ["a"] * 8], 8),
     "pairs of several lengths": ([(torch.zeros(n, 5), torch.zeros(n)) for n in range(4, 9)], 5),
+    "token ids that were not stacked": ({"ids": [[7] * 512 for _ in range(64)], "y": torch.zeros(64)}, 64),
+    "deep lists before the images": (
+        {"polygons": [[[[1.0] * 8] * 2] * 40] * 40, "images": torch.zeros(40, 3, 8, 8)},
+        40,
+    ),
     "texts beside": ((X, ("a", "b", "c")), 3),
     "tokens": (BatchEncoding({"input_ids": torch.zeros(8, 128), "attention_mask": torch.zeros(8, 128)}), 8),
     "a dataclass": (Fields(X, Y), 3),

@@ -122,21 +122,32 @@ class _Search:
         self._left = _MOST_PARTS
 
     def parts(self, part: Any, path: tuple[Any, ...]) -> list[Part]:
+        if isinstance(part, _PLAIN):
+            return []
         self._left -= 1
-        if self._left < 0 or len(path) > _MAX_DEPTH or isinstance(part, _PLAIN):
+        if self._left < 0 or len(path) > _MAX_DEPTH:
             return []
         size = size_of(part)
         if size is not None:
             return [_sized(part, size, path)]
-        if _is_list(part):
-            return self._of_list(part, path)
-        return [one for key, child in _children(part) for one in self.parts(child, (*path, key))]
+        return self._of_list(part, path) if _is_list(part) else self._inner(_children(part), path)
+
+    def _inner(self, children: Iterable[tuple[Any, Any]], path: tuple[Any, ...]) -> list[Part]:
+        """Of each child; none takes the share of those that follow, however deep it is."""
+        found: list[Part] = []
+        there = list(children)
+        for behind, (key, child) in zip(range(len(there) - 1, -1, -1), there, strict=True):
+            kept = self._left * behind // (behind + 1)
+            self._left -= kept
+            found += self.parts(child, (*path, key))
+            self._left = max(0, self._left) + kept
+        return found
 
     def _of_list(self, part: Any, path: tuple[Any, ...]) -> list[Part]:
         elements = list(islice(part, _MOST_ELEMENTS))
         length = Reading(len(part), path, is_length=True)
         text = f"a list of {len(part):,}"
-        inner = [one for key, element in enumerate(elements) for one in self.parts(element, (*path, key))]
+        inner = self._inner(enumerate(elements), path)
         if not _are_alike(elements):
             return inner
         if not inner:
@@ -150,6 +161,7 @@ class _Search:
             shared, is_torn = frozenset(), False  # stacking would have made a tensor of it: these are samples
         elif _is_list(next(one for one in elements if one is not None)):
             has_lists = any(reading.is_length for one in inner for reading in one.readings)
+            has_lists = has_lists and not (path and all(one.is_weak for one in inner))  # as token ids
             if (has_lists and not is_torn) or (len(part) < FEW and not (is_torn and path)):
                 return inner  # fields, such as images and targets, or batches of several loaders
         readings = (length, *(one for one in tensors[0].readings if one.count in shared))

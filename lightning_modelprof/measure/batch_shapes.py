@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ class BatchShapes:
         self.last = -1
         self._known: dict[Hashable, int] = {}  # what a batch says at once → its size
         self._shapes: dict[Shapes, int] = {}
+        self._by_size: list[Shapes] = []  # the same, in order
         self._num_exact = 0
         self._varying: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # ranks → which dimensions vary
         self._is_plain = True
@@ -75,7 +77,7 @@ class BatchShapes:
 
     def shapes(self, size: int) -> Shapes | None:
         """What a size stands for; ``None`` if that is not known."""
-        return next(islice(self._shapes, size - 1, None)) if 0 < size <= len(self._shapes) else None
+        return self._by_size[size - 1] if 0 < size <= len(self._by_size) else None
 
     def begin(self, step: int, size: int) -> None:
         """From this step on batches have this size."""
@@ -138,6 +140,7 @@ class BatchShapes:
             if len(self._shapes) >= MAX_SIZES:
                 return UNKNOWN
             size = self._shapes[shapes] = len(self._shapes) + 1
+            self._by_size.append(shapes)
         return size
 
     def _rounded(self, shapes: Shapes) -> Shapes:
@@ -193,19 +196,28 @@ def _is_list_of_fields(part: Any) -> bool:
 def _children(part: Any) -> Iterable[Any]:
     """What a container or an object holds, without calling anything of it."""
     if isinstance(part, (list, tuple)):
-        return part[:_MOST_PARTS]
+        return () if _is_of_numbers(part) else part[:_MOST_PARTS]
     if isinstance(part, (dict, UserDict)):
         return list(islice(dict.values(part) if isinstance(part, dict) else part.data.values(), _MOST_PARTS))
     if isinstance(part, _LEAVES):
         return ()
-    slots = [name for kind in type(part).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
     variables = getattr(part, "__dict__", {})
-    there = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(part, name)]
+    there = [name for name in _slots(part.__class__) if hasattr(part, name)]
     return [*(getattr(part, name) for name in there), *list(variables.values())[:_MOST_PARTS]]
 
 
-def _names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def _is_of_numbers(part: Sequence[Any]) -> bool:
+    """Whether a list is one of numbers or text: token ids that were not stacked are many in every batch."""
+    return len(part) > _FEW and isinstance(part[0], _LEAVES) and isinstance(part[-1], _LEAVES)
+
+
+@lru_cache(maxsize=256)
+def _slots(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for one in kind.__mro__:
+        own = getattr(one, "__slots__", ())
+        names += [own] if isinstance(own, str) else own
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -225,6 +237,8 @@ def _key(part: Any) -> Hashable:
     if part.__class__ is dict:
         return tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in part.values()])
     if part.__class__ is list or part.__class__ is tuple:
+        if _is_of_numbers(part):
+            return None
         return tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in part])
     return None if isinstance(part, _LEAVES) else tuple(_walk(part, 1, [_MOST_PARTS]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 from functools import lru_cache
 from typing import Final
@@ -36,7 +37,7 @@ def log_call(file: str, line: int) -> LogCall | None:
     # A call may stand in another one's arguments over several lines; those at the line itself come first.
     logs = [one for one in calls if _method(one[0]) in _LOGS]
     metrics = [one for one in calls if _method(one[0]) in _METHODS] or [
-        one for one in calls if isinstance(one[0].func, ast.Attribute) and one not in logs
+        one for one in calls if one not in logs and not _is_builtin(one[0])
     ]
     chosen = logs or metrics[:1]
     if not chosen:
@@ -74,7 +75,16 @@ def _calls(file: str) -> tuple[tuple[ast.Call, bool], ...]:
             is_repeated = False
         is_repeated = is_repeated or isinstance(node, _REPEATS)
         left.extend((child, is_repeated) for child in ast.iter_child_nodes(node))
-    return tuple(sorted(found, key=lambda one: (one[0].lineno, one[0].col_offset)))
+    return tuple(sorted(found, key=lambda one: _extent(one[0])))
+
+
+def _extent(call: ast.Call) -> tuple[int, int, int, int]:
+    """Where it begins and ends: ``metric(x)`` comes before ``metric(x).mean()``, which begins there too."""
+    return call.lineno, call.col_offset, call.end_lineno or 0, call.end_col_offset or 0
+
+
+def _is_builtin(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
 
 
 def _method(call: ast.Call) -> str:
