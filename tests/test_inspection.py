@@ -73,10 +73,11 @@ def test_the_count_is_the_derived_one(tmp_path):
 def test_nothing_is_installed_on_other_steps(tmp_path):
     watch = Watch()
     callback = run_fit(tmp_path, active=2, skip_first=10, others=[watch])
-    assert [step for step, (hooks, _) in enumerate(watch.steps) if hooks] == [6, 7, 8, 9]
-    assert [step for step, (_, mode) in enumerate(watch.steps) if mode] == [6]
+    assert [step for step, (hooks, _) in enumerate(watch.steps) if hooks] == [6, 7, 8, 9, 31]
+    counted = [step for step, (_, mode) in enumerate(watch.steps) if mode]
+    assert counted == [6, 31]
     tagged = steps_of(callback).step[(steps_of(callback).tags & int(StepTag.INSPECTED)) != 0].tolist()
-    assert tagged == [6, 7, 8, 9, 10]  # in step 10 sizes were taken
+    assert tagged == [6, 7, 8, 9, 10, 31]  # in step 10 sizes were taken
     assert _get_current_dispatch_mode() is None
 
 
@@ -223,7 +224,7 @@ def test_with_accumulation_the_mean_step_has_a_part_of_the_optimizers_flops(tmp_
     section, clean = callback.report.sections["flops"], steps_of(callback).clean()
     share = float(((clean.tags & int(StepTag.NO_OPTIMIZER_STEP)) == 0).mean())
     assert 0.2 < share < 0.3
-    assert section["optimizer_share"] == share
+    assert section["optimizer_share"] == pytest.approx(share)
     assert section["optimizer"]["macs"] == 16 * 8 * 16
     step_s = callback.report.sections["benchmark"]["batch_cost_ns"]["avg"] / 1e9
     mean_flops = 2 * (FORWARD + BACKWARD + share * 16 * 8 * 16)

@@ -370,3 +370,65 @@ def test_a_run_of_an_older_version(tmp_path):
     assert load_run(file).ranks[0].model_cost.batch_sizes is None
     flops = read_report(file).sections["flops"]
     assert flops["flops_per_s"] == callback.report.sections["flops"]["flops_per_s"]
+
+
+class Alternating(Attention):
+    """Two networks in turns, on batches that are all alike."""
+
+    def training_step(self, batch, batch_idx):
+        data, _ = batch
+        return self(data).mean() if batch_idx % 4 == 0 else self.outer(data).mean()
+
+
+class Thawed(Attention):
+    """Its first layer is trained later on."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.inner.requires_grad_(batch_idx > 20)
+
+
+class Growing(Attention):
+    """Makes its input in the step, from what the batch does not show."""
+
+    def training_step(self, batch, batch_idx):
+        return self(torch.ones(4, 8 if batch_idx < 20 else 256, WIDTH)).mean()
+
+
+@pytest.mark.parametrize("model", [Alternating, Thawed, Growing])
+def test_steps_of_one_size_that_differ_are_no_rate(tmp_path, model):
+    """One count would tell the wrong rate for all; which steps differ is said instead."""
+    callback = run(tmp_path, model(), loader([(4, 16, WIDTH)] * 60))
+    table = table_of(callback.report, "flops")
+    counts = callback.run.ranks[0].model_cost.size_counts
+    assert counts[0].total != counts[-1].total
+    assert table.rows[0][5] is None
+    (note,) = [note for note in table.notes if note.startswith("No FLOP/s")]
+    assert f"{counts[0].total:,} in step {counts[0].step}" in note
+    assert f"{counts[-1].total:,} in step {counts[-1].step}" in note
+    assert callback.report.sections["flops"]["flops_per_s"] is None
+
+
+def test_a_size_is_counted_again_ever_less_often(tmp_path):
+    callback = run(tmp_path, Attention(), loader([(4, 16, WIDTH)] * 300))
+    record = callback.run.ranks[0]
+    steps = [one.step for one in record.model_cost.size_counts]
+    assert [step - steps[0] for step in steps] == [0, 25, 26, 27, 82, 247]
+    tags = dict(zip(record.steps.step.tolist(), record.steps.tags.tolist(), strict=True))
+    assert all(tags[step] & StepTag.INSPECTED for step in steps)
+    assert mean_flops(callback) == pytest.approx(step_flops((4, 16, WIDTH)), rel=1e-12)
+
+
+def test_no_size_is_counted_again_in_a_window_nor_on_copies(tmp_path):
+    callback = run(
+        tmp_path, Attention(), loader([(4, 16, WIDTH)] * 70), active=20, wait=16, warmup=1, repeat=1
+    )
+    (window,) = callback.run.ranks[0].windows
+    steps = [one.step for one in callback.run.ranks[0].model_cost.size_counts]
+    assert window.recorded_steps[0] <= steps[0] + 25 <= window.recorded_steps[-1], "else it shows nothing"
+    assert len(steps) > 1
+    assert not set(steps) & set(window.recorded_steps)
+    torch._dynamo.reset()
+    model = Attention()
+    model.outer = torch.compile(model.outer, backend="eager")
+    callback = run(tmp_path / "compiled", model, loader([(4, 16, WIDTH)] * 60))
+    assert len(callback.run.ranks[0].model_cost.size_counts) == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.size_flops import FlopsBySize, MeanStep, Part, mean_step
+from lightning_modelprof.analysis.size_flops import FlopsBySize, MeanStep, Part, mean_step, why_not_by_size
 from lightning_modelprof.run.batch_sizes import BatchSizes
 from lightning_modelprof.run.model_cost import (
     FLOP_PHASES,
@@ -85,7 +85,7 @@ class ModelFlops:
         optimizer_share: of the clean steps, those in which the optimizer stepped.
         operators: largest first.
         uncounted: what is in no total.
-        mean: the mean clean step where batches vary in size, or the reason why it is not known; ``None``
+        mean: the mean clean step where steps vary in FLOPs, or the reason why it is not known; ``None``
             where all clean steps are like the counted one, as far as that is known.
         are_sizes_known: whether the size of each clean step's batch is known; runs of older versions did not
             look.
@@ -205,6 +205,9 @@ def _mean_of_varying(
     count = cost.count
     if sizes is None or count is None:
         return None
+    differ = why_not_by_size(cost.size_counts)
+    if differ:
+        return Absent(differ)
     seen = [shapes for shapes, num in zip(sizes.shapes, sizes.clean_steps, strict=False) if num > 0]
     counted = next((one.shapes for one in cost.size_counts if one.step == count.step), None)
     if not seen or (seen == [counted] and not sizes.other_steps):

@@ -17,6 +17,7 @@ from lightning_modelprof.analysis.module_sums import (
     nearest,
     sum_of_known,
 )
+from lightning_modelprof.analysis.size_flops import why_not_by_size
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord
 
 Figure = Literal["parameters", "forward_macs", "forward_ns", "backward_ns"]
@@ -263,7 +264,9 @@ def _is_of_one_size(cost: ModelCost) -> bool:
     """Whether FLOPs may be divided by latency."""
     count, sizes = cost.count, () if cost.times is None else cost.times.sizes
     counted = next((one.shapes for one in cost.size_counts if count and one.step == count.step), None)
-    return counted is None or all(size == counted for size in sizes)
+    return counted is None or (
+        all(size == counted for size in sizes) and not why_not_by_size(cost.size_counts)
+    )
 
 
 def _cost(

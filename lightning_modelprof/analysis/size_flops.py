@@ -62,11 +62,11 @@ class FlopsBySize:
     """FLOPs of a step by the size of its batch.
 
     Args:
-        counts: what counted steps have cost; of a size that was counted twice the last one holds.
+        counts: what counted steps have cost; of a size that was counted again the first one holds.
     """
 
     def __init__(self, counts: Sequence[SizeCount]) -> None:
-        self._counted = {count.shapes: count for count in counts}
+        self._counted = {count.shapes: count for count in reversed(counts)}
         self.parts = tuple(sorted({(one.phase, one.dtype) for count in counts for one in count.flops}))
         self.laws = size_laws(tuple(self._counted.values()), self.parts)
         self._found: dict[Shapes, tuple[NDArray[np.float64], SizeLaw | None] | None] = {}
@@ -96,6 +96,24 @@ class FlopsBySize:
             return np.array([flops[part] for part in self.parts]), None
         law = next((law for law in self.laws if law.covers(shapes)), None)
         return None if law is None else (law.flops(shapes), law)
+
+
+def why_not_by_size(counts: Sequence[SizeCount]) -> str:
+    """Which two steps on batches of one size differ in FLOPs, so that no step's follow from its size.
+
+    Returns:
+        ``""`` if none do.
+    """
+    first: dict[Shapes, SizeCount] = {}
+    for count in counts:
+        before = first.setdefault(count.shapes, count)
+        flops, flops_before = count.total, before.total
+        if abs(flops - flops_before) > MAX_ERROR * max(flops, flops_before):
+            return (
+                f"batches of one size differ in FLOPs: {flops_before:,} in step {before.step} and {flops:,}"
+                f" in step {count.step}, without the optimizer's"
+            )
+    return ""
 
 
 def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:

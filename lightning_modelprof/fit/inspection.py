@@ -1,4 +1,4 @@
-"""The inspection of a few steps: one is counted, and one of each further size; in some the modules are timed.
+"""The inspection of a few steps: one is counted, and some for their size; in some the modules are timed.
 
 Nothing is installed on any other step. The step that is counted computes what it would compute anyway;
 a compiled model is not run eagerly for it, but counted on a copy without data afterwards.
@@ -138,9 +138,14 @@ class Inspection:
             _attempt(self._begin_watch)
         return True
 
-    def wants_size(self, size: int) -> bool:
-        """Whether a step whose batch has this size is to be counted for it."""
-        return self._size_plan.wants(size)
+    @property
+    def again_at(self) -> int:
+        """The next step from which on a size that was counted is counted again."""
+        return self._size_plan.again_at
+
+    def wants_size(self, step: int, size: int) -> bool:
+        """Whether this step is to be counted for the size of its batch."""
+        return self._size_plan.wants(step, size)
 
     def begin_size(self, step: int, size: int) -> None:
         """The running step, which is not inspected yet, has a batch of a size that is to be counted."""

@@ -1,11 +1,15 @@
-"""Which further steps are counted where batches vary in size: those that no count and no fit tells of yet."""
+"""Which further steps are counted: of sizes that no count or fit tells of yet, and now and then one again.
+
+That batches of one size cost the same is not taken for granted: a model may be thawed later, train two
+networks in turns, or make its input of text. So a size that was counted is counted again, ever less often.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Final
 
-from lightning_modelprof.analysis.size_flops import FlopsBySize
+from lightning_modelprof.analysis.size_flops import FlopsBySize, why_not_by_size
 from lightning_modelprof.analysis.size_law import REACH
 from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.run.batch_sizes import PhaseFlops, Shapes, SizeCount
@@ -13,6 +17,13 @@ from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
 MOST_COUNTED: Final = 16
 """Steps of a loop that are counted for their size."""
+
+NEVER: Final = 2**62
+_AGAIN_AFTER: Final = 25
+"""Steps after the first count in which a size is counted again."""
+
+_IN_A_ROW: Final = 3
+"""Steps in which it is: two networks may be trained in turns."""
 
 _MOST_BETWEEN: Final = 10
 """Of these, sizes in the reach of the counted ones; the others are left for those far from them."""
@@ -25,23 +36,28 @@ class SizePlan:
         sizes: of the loop's batches.
 
     Attributes:
-        counts: what was counted, one for each size.
+        counts: what was counted, at first one for each size.
         note: why no more sizes are counted; ``""`` while they are.
+        again_at: the next step from which on a size is counted again.
     """
 
     def __init__(self, sizes: BatchShapes) -> None:
         self._sizes = sizes
         self._by_size = FlopsBySize(())
         self._num_between = 0
+        self._first_step = 0  # that was counted
         self.counts: tuple[SizeCount, ...] = ()
         self.note = ""
+        self.again_at = NEVER
 
-    def wants(self, size: int) -> bool:
-        """Whether a step of this size is to be counted."""
+    def wants(self, step: int, size: int) -> bool:
+        """Whether this step, whose batch has this size, is to be counted."""
         shapes = self._sizes.shapes(size)
-        if shapes is None or self.note or len(self._sizes) < 2 or len(self.counts) >= MOST_COUNTED:
+        if shapes is None or self.note:
             return False
         if self._by_size.counted_step(shapes) is not None:
+            return step >= self.again_at
+        if len(self._sizes) < 2 or self._by_size.num_counted >= MOST_COUNTED:
             return False
         if any(law.is_sure and law.covers(shapes, REACH) for law in self._by_size.laws):
             return False
@@ -54,9 +70,17 @@ class SizePlan:
             return
         if self.counts and self._lies_between(shapes):
             self._num_between += 1
-        others = tuple(one for one in self.counts if one.shapes != shapes)
-        self.counts = (*others, SizeCount(shapes=shapes, step=step, flops=_by_part(count)))
-        self._by_size = FlopsBySize(self.counts)
+        is_again = self._by_size.counted_step(shapes) is not None
+        self.counts = (*self.counts, SizeCount(shapes=shapes, step=step, flops=_by_part(count)))
+        if not is_again:
+            self._by_size = FlopsBySize(self.counts)
+        if count.on_fake_tensors or why_not_by_size(self.counts):
+            self.again_at = NEVER  # a copy would take long, and nothing more can be learnt
+        elif len(self.counts) == 1:
+            self._first_step, self.again_at = step, step + _AGAIN_AFTER
+        elif is_again:
+            passed = step - self._first_step
+            self.again_at = step + 1 if passed < _AGAIN_AFTER + _IN_A_ROW - 1 else step + 2 * passed + 1
 
     def stop(self, note: str) -> None:
         """A step could not be counted: others of its kind cannot either."""

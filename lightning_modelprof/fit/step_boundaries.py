@@ -89,6 +89,8 @@ class StepBoundaries:
             self._step_window(capture, step)
         if parts.inspection is not None:
             self._inspect(parts.inspection, step)
+            if step == parts.inspection.again_at and timing.sizes is not None:
+                timing.sizes.last = -1  # its size may be counted again, though it is that of the step before
         if step and step % self._log_every == 0 and self._is_watched:
             self._cut()
         elif step and step % _LOOK_EVERY == 0:
@@ -137,7 +139,7 @@ class StepBoundaries:
         if sizes is None:
             return
         sizes.begin(step, size)
-        if inspection is None or not inspection.wants_size(size):
+        if inspection is None or not inspection.wants_size(step, size):
             return
         if step == 0 or ledger.inspection is not None or ledger.tags & _NOT_TO_COUNT:
             sizes.last = -1  # look again at the next batch
@@ -186,6 +188,8 @@ class StepBoundaries:
             upcoming.append(capture.next_step)
         if inspection is not None:
             upcoming.append(step + 1 if self._timing.ledger.inspection is not None else inspection.next_step)
+            if inspection.again_at > step:
+                upcoming.append(inspection.again_at)
         return min(upcoming)
 
     def _step_ns(self, now: int, step: int) -> int:

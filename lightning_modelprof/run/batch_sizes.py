@@ -58,3 +58,8 @@ class SizeCount:
     shapes: Shapes
     step: Count
     flops: tuple[PhaseFlops, ...]
+
+    @property
+    def total(self) -> int:
+        """FLOPs of all phases and dtypes."""
+        return sum(one.flops for one in self.flops)

@@ -219,7 +219,8 @@ class ModelCost:
 
     Attributes:
         count: of one step.
-        size_counts: of that step and of steps of other sizes, by phase and dtype; empty outside of a loop.
+        size_counts: of that step, of steps of other sizes and of some of the same, by phase and dtype; empty
+            outside of a loop.
         size_counts_note: why not more sizes were counted.
         batch_sizes: of all clean steps; ``None`` outside of a loop and in runs of older versions.
     """
