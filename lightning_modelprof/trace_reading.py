@@ -17,10 +17,16 @@ def read_with_progress(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
     """Read one trace, with a bar for a person who waits.
 
     Raises:
-        TraceError: when it is none, or too large.
+        TraceError: when it is none, too large, or a trace of another tool than torch.profiler.
     """
     with show_progress(f"reading {path.name}") as progress:
-        return read_trace(path, max_bytes, progress)
+        trace = read_trace(path, max_bytes, progress)
+    if trace.is_of_another_tool:
+        raise TraceError(
+            f"{path}: none of its {len(trace):,} events has a category of torch.profiler (cpu_op, kernel,"
+            " ...), so another tool recorded it; give a trace that torch.profiler or ModelProfCallback wrote."
+        )
+    return trace
 
 
 def trace_files(path: Path) -> list[Path]:

@@ -492,3 +492,44 @@ def test_json_in_a_place_that_cannot_be_written(tmp_path, two_kernels, capsys):
     target = tmp_path / "report.json"
     assert main(["analyze", two_kernels, "--json", str(target)]) == 1
     assert f"could not write {target}" in capsys.readouterr().err
+
+
+JAX = {
+    "ph": "X",
+    "pid": 1,
+    "tid": 1,
+    "ts": 5.0,
+    "dur": 3.0,
+    "name": "jit_step",
+    "args": {"hlo_op": "fusion.3"},
+}
+NSYS = {"ph": "X", "cat": "cuda", "name": "gemm", "pid": 1, "tid": 1, "ts": 5, "dur": 3}
+
+
+@pytest.mark.parametrize("written", [JAX, NSYS], ids=["JAX", "Nsight"])
+def test_a_trace_of_another_tool(tmp_path, capsys, written):
+    """Its events would be in no figure: a report of dashes with exit status 0 would say nothing is wrong."""
+    file = tmp_path / "other.trace.json"
+    file.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": [written, written]}))
+    assert main(["analyze", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "none of its 2 events has a category of torch.profiler" in error
+    assert "another tool recorded it" in error
+
+
+def test_torch_s_own_trace_without_a_usable_event_is_read(tmp_path):
+    """As of a window in which nothing ran: torch says in every file that it wrote it."""
+    file = tmp_path / "mine.trace.json"
+    empty = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [empty]}))
+    assert main(["analyze", str(file)]) == 0
+
+
+def test_a_large_file_of_another_kind_is_named_by_its_first_key(tmp_path, capsys, monkeypatch):
+    """As of rocprofv3, whose whole file would have to be decoded for all keys."""
+    monkeypatch.setattr("lightning_modelprof.run.damaged.MAX_AROUND_BYTES", 10)
+    file = tmp_path / "results.json"
+    file.write_text('{"rocprofiler-sdk-tool": [{"metadata": {}}]}')
+    assert main(["analyze", str(file)]) == 1
+    assert "got the keys: rocprofiler-sdk-tool, ..." in capsys.readouterr().err

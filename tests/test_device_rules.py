@@ -383,6 +383,7 @@ def communication(exposed, total=50, steps_ms=100, **changes):
         num_steps=1,
         base="steps",
         base_ns=steps_ms * MS,
+        in_base=None,
         collectives=(),
         notes=(),
     )

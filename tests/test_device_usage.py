@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_modelprof.analysis import device_usage
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.device_usage import (
     HostUsage,
@@ -26,6 +27,7 @@ from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from tests.traces import FOLDER, load, make_trace, reference
 
 TENSOR = "volta_h884gemm"
+ORDINARY = "volta_sgemm_32x128_tn"
 PROPERTIES = [
     {"id": 0, "name": "Tesla V100", "totalGlobalMem": 34084028416, "computeMajor": 7, "computeMinor": 0},
     {"id": 2, "name": "A100", "totalGlobalMem": 42297524224, "computeMajor": 8, "computeMinor": 6},
@@ -122,7 +124,8 @@ def test_figures_of_a_device():
         "sm_efficiency": pytest.approx((20 * 0.25 + 10 * 0.75 + 10 * 0.5 + 20) / 100, rel=1e-15),
         "occupancy": pytest.approx((30 * 0.2 + 20 * 0.0 + 20 * 1.0) / 70, rel=1e-15),
         "occupancy_zero": 2 / 7,
-        "tensor_cores": 2 / 7,
+        "tensor_cores": 1.0,  # of the 20 us whose name tells
+        "tensor_unknown": 5 / 7,
         "model": "Tesla V100",
         "memory_bytes": 34084028416,
         "compute_capability": "7.0",
@@ -142,7 +145,7 @@ def test_only_the_steps_count():
     (device,) = fact.devices
     assert (device.utilization, device.sm_efficiency) == (0.2, 0.2)
     assert device.occupancy == pytest.approx((5 * 0.4 + 15 * 0.8) / 20, rel=1e-15)
-    assert device.tensor_cores == 0.25
+    assert (device.tensor_cores, device.tensor_unknown) == (1.0, 0.75)
 
 
 def test_steps_last_until_their_work_has_ended():
@@ -169,7 +172,7 @@ def test_the_time_between_windows_does_not_count():
     assert device.busy == 0.35  # the copy is beside the kernels in [90, 100) and [10_000, 10_020)
     assert device.sm_efficiency == pytest.approx((50 * 0.5 + 20) / 200, rel=1e-15)
     assert device.occupancy == pytest.approx((50 * 0.4 + 20 * 0.8) / 70, rel=1e-15)
-    assert device.tensor_cores == pytest.approx(5 / 7, rel=1e-15)
+    assert (device.tensor_cores, device.tensor_unknown) == (1.0, pytest.approx(2 / 7, rel=1e-15))
     assert "2 stretches with time between them that is in no ratio: 5 to 6, 55 to 56." in notes({0: fact})
 
 
@@ -222,7 +225,8 @@ def test_without_steps():
 
 def test_what_was_not_recorded_is_none():
     (device,) = usage(step(1, 0, 100), kernel(10, 30)).devices
-    assert (device.utilization, device.busy, device.tensor_cores) == (0.3, 0.3, 0.0)
+    assert (device.utilization, device.busy) == (0.3, 0.3)
+    assert (device.tensor_cores, device.tensor_unknown) == (None, 1.0)
     assert (device.sm_efficiency, device.sm_unknown) == (None, 1.0)
     assert (device.occupancy, device.occupancy_zero) == (None, None)
     assert (device.name, device.memory_bytes, device.compute_capability) == (None, None, None)
@@ -287,8 +291,20 @@ def test_tensor_cores_of_other_devices_are_not_known():
 )
 def test_the_models_name_tells_of_other_makers(name, tells):
     """As in traces of ROCm without the runtime's calls."""
-    (device,) = usage(step(1, 0, 9), kernel(4, 3), deviceProperties=[{"id": 0, "name": name}]).devices
-    assert device.tensor_cores == (0.0 if tells else None)
+    events = step(1, 0, 9), kernel(4, 3, ORDINARY)
+    (device,) = usage(*events, deviceProperties=[{"id": 0, "name": name}]).devices
+    assert (device.tensor_cores, device.tensor_unknown) == ((0.0, 0.0) if tells else (None, None))
+
+
+def test_tensor_cores_are_a_share_of_the_kernels_whose_names_tell():
+    """Of 100 us 60 are of kernels that nobody knows; of the other 40 tensor cores have 30."""
+    (device,) = usage(
+        step(1, 0, 100),
+        kernel(0, 60, "_mine"),
+        kernel(60, 30, "void cutlass::device_kernel<GemmUniversal>(Params)"),
+        kernel(90, 10, ORDINARY),
+    ).devices
+    assert (device.tensor_cores, device.tensor_unknown) == (0.75, 0.6)
 
 
 @pytest.mark.parametrize("as_text", [json.dumps, repr])
@@ -405,7 +421,8 @@ def test_absent():
 
 def test_units():
     columns = device_usage_table({0: Absent("x")}, DEFAULT_OPTIONS).columns
-    ratios = ["utilization", "busy", "sm_efficiency", "occupancy", "occupancy_zero", "tensor_cores"]
+    ratios = ["utilization", "busy", "sm_efficiency", "occupancy", "occupancy_zero"]
+    ratios += ["tensor_cores", "tensor_unknown"]
     assert [column.key for column in columns if column.unit is Unit.RATIO] == ratios
     assert [column.key for column in columns if column.unit is Unit.BYTES] == ["memory_bytes"]
 
@@ -456,7 +473,7 @@ def test_capped_integral_does_not_drift():
 
 made_work = st.lists(
     st.tuples(
-        st.sampled_from(["k", TENSOR, "Memcpy HtoD (Pinned -> Device)"]),
+        st.sampled_from(["k", TENSOR, ORDINARY, "Memcpy HtoD (Pinned -> Device)"]),
         st.integers(0, 60),
         st.integers(0, 25),
         st.integers(0, 1),  # device
@@ -470,7 +487,7 @@ SPAN = range(20, 60)
 
 
 def slow_usage(made, device):
-    """Utilization, busy, SM efficiency, occupancy, share of 0 in it and tensor cores, instant by instant."""
+    """Utilization, busy, SM efficiency, occupancy, its zeros, tensor cores and untold, instant by instant."""
     mine = [
         (name, begin, begin + length, *rest)
         for name, begin, length, number, *rest in made
@@ -481,6 +498,7 @@ def slow_usage(made, device):
     blocks = [(now, share) for now, _, _, _, share, _ in at if share is not None]
     rated = [occupancy / 100 for *_, occupancy in at if occupancy is not None]
     busy = {now for now in SPAN for one in mine if one[1] <= now < one[2]}
+    told = [name for _, name, *_ in at if name in (TENSOR, ORDINARY)]
     working = sum(min(1, sum(share for when, share in blocks if when == now)) for now in SPAN)
     return (
         len({now for now, *_ in at}) / len(SPAN),
@@ -488,7 +506,8 @@ def slow_usage(made, device):
         working / len(SPAN) if blocks or not at else None,
         sum(rated) / len(rated) if rated else None,
         rated.count(0) / len(rated) if rated else None,
-        sum(name == TENSOR for _, name, *_ in at) / len(at) if at else None,
+        sum(name == TENSOR for _, name, *_ in at) / len(told) if told else None,
+        1 - len(told) / len(at) if at else None,
     )
 
 
@@ -518,9 +537,10 @@ def test_against_an_oracle(made):
             device.occupancy,
             device.occupancy_zero,
             device.tensor_cores,
+            device.tensor_unknown,
         )
         assert found == tuple(
-            None if value is None else pytest.approx(value, rel=1e-12, abs=0)
+            None if value is None else pytest.approx(value, rel=1e-12, abs=1e-15)
             for value in slow_usage(made, device.number)
         )
 
@@ -535,15 +555,29 @@ def plugin_figures(name):
     ]
 
 
+@pytest.fixture
+def plugin_names(monkeypatch):
+    """Says of kernels' names what the plugin said: it did not know cuDNN's since Ampere."""
+
+    def know(name):
+        rows = reference(name, "tb_plugin")["kernel_table"]["rows"]
+        yes = {row[0] for row in rows if row[1] == "Yes"}
+        monkeypatch.setattr(device_usage, "uses_tensor_cores", yes.__contains__)
+
+    return know
+
+
 def our_figures(trace):
     (device,) = summarize_device_usage(build_timeline(trace)).devices
+    assert device.tensor_unknown == 0
     return [device.utilization, device.sm_efficiency, device.occupancy, device.tensor_cores]
 
 
 @needs_traces
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4", "a100_alexnet"])
-def test_real_traces_as_in_the_removed_plugin(name):
+def test_real_traces_as_in_the_removed_plugin(name, plugin_names):
     """Stamps of whole microseconds, so the plugin's floating point lost nothing."""
+    plugin_names(name)
     assert our_figures(load(name)) == pytest.approx(plugin_figures(name), rel=1e-9, abs=0)
 
 
@@ -570,8 +604,9 @@ def as_doubles(trace, grid):
 
 @needs_traces
 @pytest.mark.parametrize(("name", "grid"), [("a100_nccl", 1024), ("v100_ns_resolution", 4)])
-def test_newer_real_traces_as_in_the_removed_plugin(name, grid):
+def test_newer_real_traces_as_in_the_removed_plugin(name, grid, plugin_names):
     """It added up time stamps as doubles, of 0.25 us since 1970; with those the figures are the same."""
+    plugin_names(name)
     trace = load(name)
     rounded = our_figures(as_doubles(trace, grid))
     assert rounded == pytest.approx(plugin_figures(name), rel=1e-9, abs=0)

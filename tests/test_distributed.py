@@ -118,13 +118,56 @@ def test_whole_trace_and_steps():
     table = distributed_table({0: fact}, DEFAULT_OPTIONS)
     assert table.rows == (
         ("ProfileStep", 22 * US, 1.0, 11 * US),
-        ("Communication", 10 * US, 10 / 22, 3 * US),
+        ("Communication", 10 * US, 6 / 22, 3 * US),
         ("Computation", 8 * US, 8 / 22, 4 * US),
         ("Overlap", 3 * US, 3 / 22, 1.5 * US),
-        ("Exposed", 7 * US, 7 / 22, 1.5 * US),
+        ("Exposed", 7 * US, 3 / 22, 1.5 * US),
     )
     assert table.depths == (0, 1, 1, 1, 1)
     assert len(table.notes) == 2
+
+
+def test_no_ratio_exceeds_the_whole_where_more_lies_outside_of_the_steps():
+    """The step is [100, 110): of 40 us of communication 8 are in it, of 30 us of computation 4."""
+    fact = fact_of(
+        kernel(NCCL, 0, 32, 40),
+        kernel("gemm", 10, 36),
+        step(7, 100, 110),
+        kernel(NCCL, 101, 109, 40),
+        kernel("gemm", 106, 110),
+    )
+    rows = distributed_table({0: fact}, DEFAULT_OPTIONS).rows
+    assert [(row[0], row[1] // US, row[2]) for row in rows] == [
+        ("ProfileStep", 10, 1.0),
+        ("Communication", 40, 0.8),
+        ("Computation", 30, 0.4),
+        ("Overlap", 25, 0.3),
+        ("Exposed", 15, 0.5),
+    ]
+
+
+@pytest.mark.parametrize("base", [[], [event("cpu_op", "aten::mm", 90, 130)]], ids=["device", "operators"])
+def test_ratios_without_steps_are_of_the_span_too(base):
+    fact = fact_of(kernel(NCCL, 0, 100, 40), kernel("gemm", 100, 120), *base)
+    rows = distributed_table({0: fact}, DEFAULT_OPTIONS).rows
+    shares = (10 / 40, 20 / 40) if base else (100 / 120, 20 / 120)
+    assert tuple(row[2] for row in rows[1:3]) == shares
+
+
+def test_kernels_of_an_exchange_between_experts():
+    """DeepEP's, as of a mixture of experts: nothing around their launches says that they communicate."""
+    fact = fact_of(
+        step(0, 0, 100),
+        kernel("void deep_ep::internode::dispatch<false, 8, true, 8>(int4*, float*)", 10, 30, 40),
+        kernel("void deep_ep::internode::dispatch<true, 4, true, 8>(int4*, float*)", 30, 35, 40),
+        kernel("void deep_ep::internode::combine<false, 8, __nv_bfloat16>(int4*)", 60, 70, 40),
+        kernel("void cutlass::device_kernel<GemmKernel>(Params)", 20, 40),
+    )
+    assert microseconds(fact.whole) == (35, 20, 15, 20)
+    assert by_key(fact.collectives) == {
+        ("deep_ep::internode::dispatch", None, None): (2, 25, None),
+        ("deep_ep::internode::combine", None, None): (1, 10, None),
+    }
 
 
 def test_without_steps_the_base_is_the_device_or_the_operators():
@@ -342,7 +385,7 @@ def test_no_communication():
         ("ncclDevKernel_SendRecv(x)", "send_recv"),
         ("rcclKernel_AllReduce(x)", "all_reduce"),
         ("ncclDevKernel_Generic_1(x)", "Generic"),
-        ("void my_nccl_thing(int)", "void my_nccl_thing"),
+        ("void my_nccl_thing(int)", "my_nccl_thing"),
     ],
 )
 def test_name_from_the_kernel_alone(name, expected):

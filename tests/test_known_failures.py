@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_modelprof.analysis.event_names import uses_tensor_cores
+from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
 from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.analysis.trace_facts import analyze_trace

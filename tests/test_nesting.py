@@ -116,6 +116,36 @@ def test_an_operator_does_not_outlive_the_function_that_called_it():
     assert link(trace) == (["cudaLaunchKernel"], ["aten::mm"], [4])
 
 
+ENTER = "<built-in method __enter__ of torch._C._profiler.RecordFunctionFast object at 0x7f>"
+
+
+@pytest.mark.parametrize("opener", [ENTER, "torch/_dynamo/utils.py(4834): record_pregraph_bytecode_enter"])
+def test_an_operator_that_python_opened_outlives_the_functions_that_opened_it(opener):
+    """As ``Pregraph bytecode`` of torch.compile: C functions may be recorded or not."""
+    trace = make(
+        timed("cpu_op", "Torch-Compiled Region: 0/0", 0, 90_000),
+        timed("python_function", "inner", 1_000, 8_000),
+        timed("python_function", opener, 2_000, 6_000),
+        timed("cpu_op", "Pregraph bytecode", 5_000, 30_000),
+        timed("python_function", "after", 10_000, 20_000),
+        timed("cpu_op", "aten::empty", 12_000, 14_000),
+        timed("python_function", "closes it", 28_000, 32_000),
+        timed("cpu_op", "graph", 40_000, 80_000),
+    )
+    region = "Torch-Compiled Region: 0/0"
+    assert tree(trace) == {
+        region: None, "inner": region, opener: "inner", "Pregraph bytecode": region,
+        "after": "Pregraph bytecode", "aten::empty": "after", "closes it": "Pregraph bytecode",
+        "graph": region,
+    }  # fmt: skip
+
+
+def test_an_operator_that_record_function_fast_opened_is_known_by_that_however_short():
+    """It outlives its opener by less than the rounding of old traces."""
+    trace = make(timed("python_function", ENTER, 0, 300), timed("cpu_op", "mine", 200, 900))
+    assert tree(trace) == {ENTER: None, "mine": None}
+
+
 @pytest.mark.parametrize(("cat", "name"), [("user_annotation", "mine"), ("Operator", "Optimizer.step#SGD")])
 def test_ranges_of_all_versions_outlive_functions(cat, name):
     trace = make(
@@ -142,6 +172,7 @@ def test_a_range_outlives_so_many_functions_and_no_more(depth):
 @st.composite
 def host_events(draw):
     """Events of two threads at few times, so that many touch, coincide, cross and have no length."""
+    unit = draw(st.sampled_from([1, 900]))  # crossing by rounding, and by more
     cats = st.sampled_from(
         ["cpu_op", "user_annotation", "cuda_runtime", "python_function", "kernel", "Trace"]
     )
@@ -149,9 +180,10 @@ def host_events(draw):
         st.lists(st.tuples(cats, st.integers(0, 12), st.integers(0, 9), st.integers(1, 2)), max_size=14)
     )
     return [
-        # Every third operator is a range, as old torch wrote them.
-        timed(cat, f"e{n}" if n % 3 else f"Optimizer.step#{n}", begin, begin + length, tid)
+        # Every third operator is a range, as old torch wrote them, or function opens one.
+        timed(cat, f"e{n}" if n % 3 else f"{other}#{n}", begin * unit, (begin + length) * unit, tid)
         for n, (cat, begin, length, tid) in enumerate(events)
+        for other in ["RecordFunctionFast" if cat == "python_function" else "Optimizer.step"]
     ]
 
 
@@ -165,9 +197,13 @@ def slow_parents(trace):
                 continue
             begin, end = int(trace.begin_ns[row]), int(trace.end_ns[row])
             around = [other for other in order if ends[other] > begin]
+            is_operator = trace.category[row] == Category.CPU_OP
             is_range = trace.category[row] == Category.USER_ANNOTATION or (
-                trace.category[row] == Category.CPU_OP and trace.name_of(row).startswith("Optimizer.")
+                is_operator and trace.name_of(row).startswith("Optimizer.")
             )
+            if is_operator and around and trace.category[around[-1]] == Category.PYTHON_FUNCTION:
+                opened = "RecordFunctionFast" in trace.name_of(around[-1])
+                is_range = is_range or opened or end > ends[around[-1]] + 2000
             if is_range:
                 while (
                     around

@@ -31,6 +31,9 @@ _Key = tuple[str, str | None, int | None]
 _KERNEL_NAME: Final = re.compile(r"[nr]ccl(?:Dev)?Kernel_([A-Za-z]+)")
 """``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``: the collective is what follows."""
 
+_FUNCTION: Final = re.compile(r"(?:void )?((?:(?:\(anonymous namespace\)|\w+)::)*\w+)\s*[<(]")
+"""Of a kernel of another library the function, ``deep_ep::internode::dispatch``, without parameters."""
+
 _PLAIN_NAMES: Final = {
     "allreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",
@@ -181,8 +184,8 @@ def _plain_name(text: str, one: Collective | None) -> str:
     elif text.startswith(SYMMETRIC_MEMORY_PREFIX):
         recorded = text.removeprefix(SYMMETRIC_MEMORY_PREFIX).rstrip("_")
     else:
-        found = _KERNEL_NAME.search(text)
-        recorded = text.partition("(")[0] if found is None else found.group(1)
+        found = _KERNEL_NAME.search(text) or _FUNCTION.match(text)
+        recorded = text if found is None else found.group(1)
     return _PLAIN_NAMES.get(recorded.lower().replace("_", ""), recorded)
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.event_names import (
-    is_communication_kernel,
-    is_communication_operator,
-    is_torch_kernel,
-    launches_communication,
-)
+from lightning_modelprof.analysis.event_names import is_communication_operator, launches_communication
+from lightning_modelprof.analysis.kernel_names import is_communication_kernel, is_torch_kernel
 from lightning_modelprof.analysis.launch_links import LaunchLinks
 from lightning_modelprof.run.trace import Category, Trace
 

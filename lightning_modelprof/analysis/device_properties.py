@@ -10,8 +10,13 @@ from typing import Final
 
 from lightning_modelprof.run.trace import Trace
 
-_NOT_NVIDIA: Final = re.compile(r"\b(?:AMD|ATI|Radeon|Instinct|MI\d+\w*|gfx\w+|Intel|XPU|MTIA|Gaudi)\b", re.I)
-"""In the names of other makers' devices."""
+_WITHOUT_TENSOR_CORES: Final = re.compile(
+    r"\b(?:AMD|ATI|Radeon|Instinct|MI\d+\w*|gfx\w+|Intel|XPU|MTIA|Gaudi|GTX 16\d\d\w*|MX\d{3})\b", re.I
+)
+"""In the names of other makers' devices, and of NVIDIA's small ones of newer generations."""
+
+_FIRST_WITH_TENSOR_CORES: Final = 7
+"""Major number of the compute capability: Volta's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +34,12 @@ class DeviceProperties:
     compute_capability: str | None = None
 
     @property
-    def is_other_make(self) -> bool:
-        """Whether the name says that another maker than NVIDIA made it."""
-        return self.name is not None and _NOT_NVIDIA.search(self.name) is not None
+    def lacks_tensor_cores(self) -> bool:
+        """Whether it is known to have none: of another maker than NVIDIA, or of a model without."""
+        if self.name is not None and _WITHOUT_TENSOR_CORES.search(self.name):
+            return True
+        major = (self.compute_capability or "").partition(".")[0]
+        return major.isdecimal() and int(major) < _FIRST_WITH_TENSOR_CORES
 
 
 def device_properties(trace: Trace) -> dict[int, DeviceProperties]:

@@ -20,9 +20,9 @@ from lightning_modelprof.analysis.device_properties import (
     device_properties,
     whole,
 )
-from lightning_modelprof.analysis.event_names import uses_tensor_cores
 from lightning_modelprof.analysis.grouping import by_name
 from lightning_modelprof.analysis.intervals import Intervals, length, union
+from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
 from lightning_modelprof.analysis.kernels import tell_tensor_cores
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.analysis.timeline import Timeline
@@ -73,8 +73,10 @@ class OneDevice:
         occupancy: mean of the profiler's estimate of the achieved occupancy, weighted by the kernels' time in
             the span; idle time does not count. ``None`` when no kernel has one.
         occupancy_zero: share of that time for which the estimate is 0. ``None`` when no kernel has one.
-        tensor_cores: share of the kernels' time in the span that is of kernels which use tensor cores, as far
-            as their names tell; ``None`` without kernels, and for other devices than NVIDIA's.
+        tensor_cores: of the kernels' time in the span whose names tell, the share of kernels that use tensor
+            cores; ``None`` where no name tells, without kernels, and for devices without tensor cores.
+        tensor_unknown: share of the kernels' time in the span whose names do not tell; ``None`` without
+            kernels, and for devices without tensor cores.
         name: of the model; ``None`` if the file does not say.
         memory_bytes: in total; ``None`` if the file does not say.
         compute_capability: such as ``8.0``; ``None`` if the file does not say.
@@ -88,6 +90,7 @@ class OneDevice:
     occupancy: float | None
     occupancy_zero: float | None
     tensor_cores: float | None
+    tensor_unknown: float | None
     name: str | None
     memory_bytes: int | None
     compute_capability: str | None
@@ -173,17 +176,18 @@ def integrate_capped(
     return float((level[:-1] / _FULL * np.diff(time_ns[order])).sum())
 
 
-def _on_tensor_cores(trace: Trace) -> NDArray[np.bool_]:
-    """Which of the m device events have the name of a kernel on tensor cores, shape (m,)."""
+def _on_tensor_cores(trace: Trace) -> NDArray[np.float64]:
+    """What the names of the m device events tell: 1 is on tensor cores, 0 is not, NaN is not known."""
     names, place = by_name(trace, trace.device.event)
-    return np.array([uses_tensor_cores(name) for name in names], np.bool_)[place]
+    told = [uses_tensor_cores(name) for name in names]
+    return np.array([np.nan if one is None else float(one) for one in told], np.float64)[place]
 
 
 def _one_device(
     timeline: Timeline,
     number: int,
     stretches: Intervals,
-    on_tensor_cores: NDArray[np.bool_] | None,
+    on_tensor_cores: NDArray[np.float64] | None,
     properties: DeviceProperties,
 ) -> OneDevice:
     """The figures of one device.
@@ -192,8 +196,8 @@ def _one_device(
         timeline: the trace, with m device events.
         number: of the device.
         stretches: what the figures cover.
-        on_tensor_cores: which device events have the name of a kernel on tensor cores, shape (m,);
-            ``None`` when names do not tell.
+        on_tensor_cores: 1 for device events with the name of a kernel on tensor cores, 0 for others, NaN
+            where the name does not tell, shape (m,); ``None`` when the devices have none.
         properties: what the file says of the device.
     """
     trace, device = timeline.trace, timeline.trace.device
@@ -207,7 +211,8 @@ def _one_device(
     blocks, occupancy = device.blocks_per_sm[kernel], device.occupancy[kernel]
     counted, rated = np.isfinite(blocks) & (blocks >= 0), np.isfinite(occupancy)
     rated_ns = int(time_ns[rated].sum())
-    tensor_ns = None if on_tensor_cores is None else int(time_ns[on_tensor_cores[kernel]].sum())
+    on_cores = np.full(len(kernel), np.nan) if on_tensor_cores is None else on_tensor_cores[kernel]
+    told_ns = int(time_ns[~np.isnan(on_cores)].sum())
     working_ns = integrate_capped(begin_ns[counted], end_ns[counted], blocks[counted])
     return OneDevice(
         number=number if number >= 0 else None,
@@ -217,7 +222,8 @@ def _one_device(
         sm_unknown=share(int(time_ns[~counted].sum()), kernel_ns),
         occupancy=share(float((occupancy[rated] * time_ns[rated]).sum()), rated_ns),
         occupancy_zero=share(int(time_ns[occupancy == 0].sum()), rated_ns),
-        tensor_cores=share(tensor_ns, kernel_ns),
+        tensor_cores=share(int(time_ns[on_cores == 1].sum()), told_ns),
+        tensor_unknown=None if on_tensor_cores is None else share(kernel_ns - told_ns, kernel_ns),
         name=properties.name,
         memory_bytes=properties.memory_bytes,
         compute_capability=properties.compute_capability,

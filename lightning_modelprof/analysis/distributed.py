@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.collectives import CollectiveTime, Source, find_collectives
-from lightning_modelprof.analysis.event_names import is_collective_call, is_communication_operator
+from lightning_modelprof.analysis.event_names import asks_device_to_communicate, is_collective_call
 from lightning_modelprof.analysis.grouping import rows_named
 from lightning_modelprof.analysis.intervals import Intervals, intersect, length, partition, union
 from lightning_modelprof.analysis.timeline import Timeline
@@ -101,8 +101,9 @@ class Distributed:
         num_steps: how many steps were kept.
         base: whose span ``base_ns`` is; ``None`` without steps, operators and device events.
         base_ns: length of that span, without the time between kept steps that do not follow each other;
-            ``None`` without one. Communication outside of the steps counts in ``whole``, which can then be
-            longer than this.
+            ``None`` without one.
+        in_base: inside that span, so that no part is longer than ``base_ns``, as ``whole`` can be;
+            ``None`` without one.
         collectives: longest total first.
         notes: caveats.
         shares: what the kept steps consist of; ``None`` without steps, where they have no length, and where
@@ -116,6 +117,7 @@ class Distributed:
     num_steps: int
     base: Base | None
     base_ns: int | None
+    in_base: Overlap | None
     collectives: tuple[CollectiveTime, ...]
     notes: tuple[str, ...]
     shares: StepShares | None = None
@@ -138,7 +140,7 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
     if is_kernel.any():
         others = is_kernel & ~timeline.is_communication
         computation = union(trace.begin_ns[others], trace.end_ns[others])
-    base, base_ns = _base(timeline)
+    base, covered = _base(timeline)
     in_steps, num_steps = _in_steps(timeline, communication, computation)
     return Distributed(
         source=found.source,
@@ -147,7 +149,8 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
         in_steps=in_steps,
         num_steps=num_steps,
         base=base,
-        base_ns=base_ns,
+        base_ns=None if covered is None else length(covered),
+        in_base=None if covered is None else _overlap_inside(covered, communication, computation),
         collectives=find_collectives(timeline, rows, found.source),
         notes=() if timeline.bounds is None or base == "device" else timeline.bounds.notes,
         shares=None if found.is_asynchronous else _shares(timeline, communication, computation),
@@ -162,18 +165,13 @@ def find_communication_rows(timeline: Timeline) -> CommunicationRows | Absent:
     rows = communicating[is_kernel[communicating]]
     if len(rows):
         return CommunicationRows(rows=rows, source="device", is_asynchronous=False)
-    asking = rows_named(trace, communicating, _asks_a_device)
+    asking = rows_named(trace, communicating, asks_device_to_communicate)
     # Where kernels were recorded and none communicates, what was asked of the device took no time there.
     is_asynchronous = len(asking) > 0 and not is_kernel.any()
     rows = communicating if is_asynchronous else np.setdiff1d(communicating, asking, assume_unique=True)
     if not len(rows):
         return _why_absent(trace, was_asked=len(asking) > 0)
     return CommunicationRows(rows=rows, source="host", is_asynchronous=is_asynchronous)
-
-
-def _asks_a_device(name: str) -> bool:
-    """Whether the host range of this name only asks a device for communication, as those of NCCL do."""
-    return is_communication_operator(name) and name.partition(":")[0].endswith("ccl")
 
 
 def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
@@ -203,6 +201,12 @@ def _overlap(communication: Intervals, computation: Intervals | None) -> Overlap
     )
 
 
+def _overlap_inside(stretches: Intervals, communication: Intervals, computation: Intervals | None) -> Overlap:
+    """The same inside of some stretches of time."""
+    inside = None if computation is None else intersect(computation, stretches)
+    return _overlap(intersect(communication, stretches), inside)
+
+
 def _in_steps(
     timeline: Timeline, communication: Intervals, computation: Intervals | None
 ) -> tuple[Overlap | None, int]:
@@ -211,8 +215,7 @@ def _in_steps(
     if steps is None or bounds is None or not steps.has_ranges or not len(bounds.intervals):
         return None, 0
     filled = _filled(bounds.intervals)
-    inside = None if computation is None else intersect(computation, filled)
-    return _overlap(intersect(communication, filled), inside), len(bounds.intervals)
+    return _overlap_inside(filled, communication, computation), len(bounds.intervals)
 
 
 def _filled(intervals: NDArray[np.int64]) -> Intervals:
@@ -248,13 +251,12 @@ def _shares(timeline: Timeline, communication: Intervals, computation: Intervals
     )
 
 
-def _base(timeline: Timeline) -> tuple[Base | None, int | None]:
-    """Whose span the time is compared with, and its length."""
-    span = timeline.span
-    base: Base = "steps" if timeline.steps is None or timeline.steps.has_ranges else "operators"
-    if span is None:
-        span, base = timeline.device_span, "device"
+def _base(timeline: Timeline) -> tuple[Base | None, Intervals | None]:
+    """Whose span the time is compared with, and the stretches of time that it is."""
+    if timeline.span is not None and timeline.stretches is not None:
+        has_ranges = timeline.steps is None or timeline.steps.has_ranges
+        return "steps" if has_ranges else "operators", timeline.stretches
+    span = timeline.device_span
     if span is None:
         return None, None
-    stretches = timeline.stretches
-    return base, span[1] - span[0] if stretches is None else length(stretches)
+    return "device", union(np.array(span[:1], np.int64), np.array(span[1:], np.int64))

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.device_properties import device_properties
-from lightning_modelprof.analysis.event_names import uses_tensor_cores
 from lightning_modelprof.analysis.grouping import Groups, by_name, distinct
+from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
 from lightning_modelprof.analysis.tally import Tally, add_up, share, sum_by, tally_by
 from lightning_modelprof.analysis.timeline import Timeline
 from lightning_modelprof.run.trace import Category, Trace
 
 _NO_KERNELS: Final = Absent("the trace has device events, but no kernels")
 
-_OTHER_RUNTIMES: Final = ("hip", "ze", "ur")
-"""Start of the runtime's calls on ROCm and XPU, whose kernels' names do not tell of matrix units."""
+_NVIDIA_RUNTIME: Final = "cu"
+"""Start of the calls of CUDA's runtime and driver; those of ROCm, XPU and MTIA start otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class KernelUse:
         blocks_per_sm: thread blocks by streaming multiprocessor, over the calls for which it was recorded.
         occupancy: the profiler's estimate of the achieved occupancy, a fraction of 1, over the calls for
             which it was recorded.
-        uses_tensor_cores: as far as the name tells; ``None`` for other devices than NVIDIA's.
+        uses_tensor_cores: as far as the name tells; ``None`` where it does not, and for devices without.
         is_communication: whether it moves data between ranks, in any of its calls.
         operators: what launched it.
     """
@@ -158,7 +158,9 @@ def pool_kernels(ranks: Iterable[Kernels]) -> Kernels:
             tally=add_up(kernel.tally for kernel in kernels),
             blocks_per_sm=sum((kernel.blocks_per_sm for kernel in kernels), TimeMean(0.0, 0)),
             occupancy=sum((kernel.occupancy for kernel in kernels), TimeMean(0.0, 0)),
-            uses_tensor_cores=kernels[0].uses_tensor_cores,
+            uses_tensor_cores=next(
+                (one.uses_tensor_cores for one in kernels if one.uses_tensor_cores is not None), None
+            ),
             is_communication=any(kernel.is_communication for kernel in kernels),
             operators=sum((kernel.operators for kernel in kernels), LaunchingOperators(time_ns={})),
         )
@@ -167,11 +169,11 @@ def pool_kernels(ranks: Iterable[Kernels]) -> Kernels:
 
 
 def tell_tensor_cores(trace: Trace) -> bool:
-    """Whether the names of the kernels can tell of tensor cores: those of NVIDIA's devices can."""
+    """Whether the devices have tensor cores, as far as is known, so that kernels' names tell of them."""
     calls, _ = by_name(trace, np.flatnonzero(trace.category == Category.RUNTIME))
-    if any(name.startswith(_OTHER_RUNTIMES) for name in calls):
+    if calls and not any(name.startswith(_NVIDIA_RUNTIME) for name in calls):
         return False
-    return not any(one.is_other_make for one in device_properties(trace).values())
+    return not any(one.lacks_tensor_cores for one in device_properties(trace).values())
 
 
 def launching_operators(

@@ -23,6 +23,12 @@ _NEVER: Final = 2**63
 _MAX_OPENING_FUNCTIONS: Final = 64
 """Functions from the one that goes on in a range down to the one that opens it; about ten are usual."""
 
+_ROUNDING_NS: Final = 2_000
+"""An operator of C++ ends no later after the function that called it: old traces have whole microseconds."""
+
+_OPENING_OPERATORS: Final = "RecordFunctionFast"
+"""In the names of the functions by which Python opens and closes what the profiler writes as an operator."""
+
 _Stack = list[tuple[int, int]]
 
 
@@ -32,7 +38,9 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
     Two kinds of events do not nest, and are made to. An event that ends after the one around it (by the
     rounding of old traces) counts as ending with it. But a range that is opened inside of a Python function
     and ends after it (``record_function.__enter__`` opens one and returns) is around whatever comes after
-    that function: its parent is the first event that ends no earlier.
+    that function: its parent is the first event that ends no earlier. So is an operator that Python opened
+    (``RecordFunctionFast.__enter__``, as torch.compile does): the function around its begin says so, or that
+    it ends later than rounding explains, since an operator of C++ ends before the function that called it.
 
     Returns:
         Shape (n,): row of the event around it, -1 for outermost ones and for those of the device.
@@ -44,6 +52,8 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
     # Old torch wrote its ranges as operators.
     named_as_range = trace.is_category(Category.CPU_OP) & trace.is_named(is_range)
     is_late = trace.is_category(Category.USER_ANNOTATION) | named_as_range
+    is_operator = trace.is_category(Category.CPU_OP)
+    is_opening = is_function & trace.is_named(lambda name: _OPENING_OPERATORS in name)
     # Per thread what is open, as (end, row), innermost last; at the bottom what never ends.
     stacks: list[_Stack] = [[(_NEVER, -1)] for _ in trace.tracks]
     for row, begin, end, track in zip(
@@ -60,7 +70,9 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
         if end <= outer_end:
             parents.append(outer)
             stack.append((end, row))
-        elif is_late[row]:
+        elif is_late[row] or (
+            is_operator[row] and is_function[outer] and (is_opening[outer] or end > outer_end + _ROUNDING_NS)
+        ):
             parents.append(_open_beneath(stack, end, row, is_function))
         else:
             parents.append(outer)

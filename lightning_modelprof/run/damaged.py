@@ -42,6 +42,7 @@ _BATCH: Final = 50_000
 _DEEP: Final = 200
 """Brackets; with fewer an event is not nested too deeply for any recursion limit that lets programs run."""
 
+_FIRST_KEY: Final = re.compile(rb'\s*\{\s*"([^"\\]{1,80})"')
 _HEAD: Final = b'{"traceEvents": ['
 _LIST_ENDS: Final = re.compile(rb'\s*\]\s*,\s*"')
 _BETWEEN_EVENTS: Final = b" \t\r\n,]}"
@@ -197,7 +198,9 @@ def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
         return _take_apart_by_looks(whole, events, str(error))
     text = memoryview(items)
     if not text:
-        keys = ", ".join(list(_entries_of(whole))[:5]) or "none"
+        first = _FIRST_KEY.match(whole)  # of a file that is too long to be decoded for its keys
+        of_long_file = f"{first[1].decode('utf-8', 'replace')}, ..." if first else "none"
+        keys = ", ".join(list(_entries_of(whole))[:5]) or of_long_file
         raise TraceError(
             f"{source}: expected a JSON object with the key traceEvents, got the keys: {keys}. Check that"
             " it is a trace written by torch.profiler."

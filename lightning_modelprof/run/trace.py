@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ class Category(IntEnum):
 
 DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 """Categories of events that occupy a device."""
+
+_TORCH_ENTRY: Final = "schemaVersion"
+"""Entry that torch.profiler puts into every file, also into one without a usable event."""
 
 NOT_RECORDED = -1
 """Stands in the integer columns for what the file does not say; in the others it is NaN."""
@@ -170,6 +173,11 @@ class Trace:
     def duration_ns(self) -> NDArray[np.int64]:
         """Length of each event, shape (n,)."""
         return self.end_ns - self.begin_ns
+
+    @property
+    def is_of_another_tool(self) -> bool:
+        """Whether nothing says that torch.profiler wrote it: no event's category, no entry of the file."""
+        return len(self) > 0 and not self.category.any() and _TORCH_ENTRY not in self.metadata
 
     def is_category(self, *categories: Category) -> NDArray[np.bool_]:
         """Which events are of one of the categories, shape (n,)."""

@@ -39,7 +39,7 @@ def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
         series=tuple(Series(key=kind, label=_LABELS[kind], values=(float(time_ns[kind]),)) for kind in kinds),
         notes=(
             "By the names of the kernels, also of those outside the steps; those that overlap count in full."
-            " Kernels of a compiler (Triton) that use tensor cores are among the others.",
+            " Kernels whose names do not tell of tensor cores are among the others.",
         ),
     )
 

@@ -20,6 +20,7 @@ _COLUMNS: Final = (
     Column("occupancy", "Occupancy (%)", Unit.RATIO),
     Column("occupancy_zero", "Occupancy 0 (%)", Unit.RATIO),
     Column("tensor_cores", "Tensor Cores (%)", Unit.RATIO),
+    Column("tensor_unknown", "Tensor Cores unknown (%)", Unit.RATIO),
     Column("model", "Model"),
     Column("memory_bytes", "Memory", Unit.BYTES),
     Column("compute_capability", "Compute capability"),
@@ -43,7 +44,9 @@ _OCCUPANCY_NOTE: Final = (
     " which pulls the mean down: Occupancy 0 is the share of that time."
 )
 _TENSOR_NOTE: Final = (
-    "Tensor Cores is the share of the kernels' time in kernels that use them, as far as their names tell."
+    "Tensor Cores is the share of kernels that use them in the time of the kernels whose names tell; Tensor"
+    " Cores unknown is the share of the kernels' time whose names do not. Both are dashes on devices without"
+    " tensor cores."
 )
 _NO_ESTIMATE_NOTE: Final = (
     "SM efficiency and Occupancy are dashes where the profiler wrote no estimate: it does so on NVIDIA's"
@@ -113,6 +116,7 @@ def _device_row(device: OneDevice, prefix: str) -> tuple[Cell, ...]:
         device.occupancy,
         device.occupancy_zero,
         device.tensor_cores,
+        device.tensor_unknown,
         device.name,
         device.memory_bytes,
         device.compute_capability,

@@ -37,7 +37,8 @@ _NOTES: Final = (
     " (copies are none), Overlap both. Exposed is Communication without Overlap: the most that faster"
     " communication can save.",
     "The times are of the whole trace; what overlaps counts once. The wait for other ranks is Communication,"
-    " too. Ratio is the share of the first row, Per step the mean of the time inside the steps.",
+    " too. Ratio is how much of the first row each fills, Per step the mean of the time inside the steps:"
+    " what ran outside of them is in Total Time only.",
 )
 _HOST_NOTE: Final = (
     "Where a trace has no kernels that communicate, Communication is the time in ranges of the backend on the"
@@ -138,6 +139,6 @@ def _cells(fact: Distributed, key: str) -> tuple[Cell, ...]:
         part: int | None = getattr(overlap, key)
         return part
 
-    total_ns = of(fact.whole)
+    in_base_ns = None if fact.in_base is None else of(fact.in_base)
     in_steps_ns = None if fact.in_steps is None else of(fact.in_steps)
-    return total_ns, share(total_ns, fact.base_ns), share(in_steps_ns, fact.num_steps)
+    return of(fact.whole), share(in_base_ns, fact.base_ns), share(in_steps_ns, fact.num_steps)

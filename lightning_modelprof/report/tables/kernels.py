@@ -33,8 +33,7 @@ _NOTE: Final = (
 )
 _OPERATOR_NOTE: Final = (
     "Operator launched most of the kernel's time, Operators is how many different ones launched any. Tensor"
-    " Cores goes by the kernel's name, so kernels of a compiler (Triton) count as no; a dash on other devices"
-    " than NVIDIA's."
+    " Cores goes by the kernel's name; a dash where the name does not tell, and on devices without them."
 )
 _OCCUPANCY_NOTE: Final = (
     "Blocks per SM and Occupancy are means weighted by time. Occupancy is the profiler's estimate; for some"
