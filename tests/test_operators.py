@@ -160,6 +160,25 @@ def test_children_that_end_late_are_cut():
     assert (rows["inner"].host, rows["inner"].host_self_ns) == (us(5), 4 * US)
 
 
+def test_a_range_that_python_opened_has_its_time_and_not_the_one_around_it():
+    """Of 100 us in the compiled region 30 are the range's, though the function that opened it returned."""
+    rows = by_name(
+        summarize(
+            op("Torch-Compiled Region: 0/0", 0, 100),
+            event("python_function", "<built-in method __enter__ of RecordFunctionFast object>", 5, 12),
+            op("Pregraph bytecode", 10, 40),
+            op("aten::empty", 15, 20),
+            op("graph", 50, 90),
+        )
+    )
+    assert {name: (row.host.total_ns // US, row.host_self_ns // US) for name, row in rows.items()} == {
+        "Torch-Compiled Region: 0/0": (100, 30),
+        "Pregraph bytecode": (30, 25),
+        "aten::empty": (5, 5),
+        "graph": (40, 40),
+    }
+
+
 def test_a_driver_call_in_a_runtime_call_counts_once():
     fact = summarize(op("f", 0, 50), launch(10, 30, 1), event("cuda_driver", "cuLaunchKernel", 15, 25))
     assert by_name(fact)["f"].host_self_ns == 30 * US
