@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,10 @@ OURS = "lightning_modelprof"
 # How long an example takes says nothing on a machine that does something else as well.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Threads that wait for each other make small models many times slower on a machine that has more to do.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +36,3 @@ def browser():
     driver = start_chromium()
     yield driver
     driver.quit()
-
-
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other make small models slow on a machine that has more to do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

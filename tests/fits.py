@@ -20,6 +20,7 @@ from lightning_modelprof.flops.count import added_up
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 from lightning_modelprof.run.trace import Category
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -192,11 +193,17 @@ def is_profiling():
     return torch.autograd._profiler_enabled()
 
 
-def run_script(source, *arguments, cwd, timeout=120, env=None):
-    """Runs a program in a process of its own, where a crash or a kill hurts nobody."""
+def run_script(source, *arguments, cwd, timeout=120, env=None, fresh=False):
+    """Runs a program in a process of its own, where a crash or a kill hurts nobody.
+
+    It finds torch and Lightning imported, unless it has to be fresh.
+    """
+    source = textwrap.dedent(source)
+    if not fresh:
+        return warm.start(source, *arguments, cwd=cwd, env=env).wait(timeout)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)],
+        [sys.executable, "-c", source, *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **(env or {})},
         capture_output=True,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -103,6 +105,45 @@ def thread_clock() -> HostClock:
     """CPU time of the thread that calls this, whichever thread reads it: it stands still while others run."""
     clock_id = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime_ns(clock_id)
+
+
+class UndisturbedClock:
+    """Real time of the thread that makes this, less what it waited for a CPU: sleeps are in it.
+
+    Only that thread can know its time. Others read its CPU time since it read the clock itself.
+    """
+
+    def __init__(self) -> None:
+        self._owner, self._cpu_clock = threading.get_ident(), thread_clock()
+        # Of the scheduler: time on a CPU, time that waited for one, turns.
+        path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._statistics = path.open("rb", buffering=0) if path.exists() else None
+        self._held_ns = 0
+        self._last = (0, 0)
+        self()
+
+    def _waited_ns(self) -> int:
+        return int(os.pread(self._statistics.fileno(), 100, 0).split()[1]) if self._statistics else 0
+
+    def __call__(self) -> int:
+        if threading.get_ident() != self._owner:
+            then_ns, cpu_ns = self._last
+            return then_ns + self._cpu_clock() - cpu_ns
+        before_ns = self._waited_ns()
+        while True:
+            now_ns = time.perf_counter_ns()
+            after_ns = self._waited_ns()
+            if after_ns == before_ns:  # no wait between the two readings
+                self._last = (now_ns - after_ns - self._held_ns, self._cpu_clock())
+                return self._last[0]
+            before_ns = after_ns
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Leaves out what passes in here, but for CPU time."""
+        began_ns, began_cpu_ns = self(), self._cpu_clock()
+        yield
+        self._held_ns += max(0, self() - began_ns - (self._cpu_clock() - began_cpu_ns))
 
 
 class Truth:

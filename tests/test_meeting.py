@@ -188,6 +188,7 @@ def test_a_first_rank_that_has_gone_is_no_error_for_who_leaves(store):
     (one,) = come(1)
     one._store = SimpleNamespace(get=broken, set=broken, check=broken)
     one.leave()
+    assert one._store is None
 
 
 def broken(*args):

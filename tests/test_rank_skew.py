@@ -35,6 +35,7 @@ from lightning_modelprof.run.rank_files import (
 from lightning_modelprof.run.records import RankRecord, RankSteps, Run, RunInfo
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
+from tests import warm
 
 MS = 1_000_000
 
@@ -700,6 +701,10 @@ def run_job(folder, strategy, case):
     """The report of two real ranks."""
     script = folder / "job.py"
     script.write_text(JOB)
+    if strategy == "ddp_fork":
+        result = warm.start(JOB, strategy, folder / "job", case, cwd=folder, file=script).wait(150)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return json.loads((folder / "job" / "modelprof" / "report.json").read_text())
     result = subprocess.run(
         [sys.executable, script, strategy, folder / "job", case],
         check=False,

@@ -242,7 +242,7 @@ def test_the_interpreter_ends_while_it_looks(tmp_path):
         sampler.resume()
         time.sleep(0.05)
     """
-    result = run_script(source, cwd=tmp_path)
+    result = run_script(source, cwd=tmp_path, fresh=True)
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -27,10 +27,7 @@ from tests.fits import (
 )
 from tests.support import MIXES_PACKAGES
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)")
 
 
 # pytorch_lightning

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch.utils.data import DataLoader
 
+from tests import warm
 from tests.fits import (
-    ROOT,
     Net,
     fit_quietly,
     flops_of,
@@ -30,7 +27,6 @@ from tests.fits import (
 )
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)"),
 ]
 
@@ -161,26 +157,15 @@ def sharded(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    script = folder / "train.py"
+    script = folder / "train.py"  # a file: what `python -c` runs is nobody's code
     script.write_text(RANK)
-    ranks = []
-    for rank in ("0", "1"):
-        environment = {**os.environ, **common, "LOCAL_RANK": rank, "PYTHONPATH": paths}
-        command = [sys.executable, script, rank]  # a file: what `python -c` runs is nobody's code
-        ranks.append(
-            subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-        )
-    errors = []
-    try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
+    ranks = [
+        warm.start(RANK, rank, cwd=folder, env={**common, "LOCAL_RANK": rank}, file=script)
+        for rank in ("0", "1")
+    ]
+    done = [process.wait(120) for process in ranks]
+    assert [one.returncode for one in done] == [0, 0], "".join(one.stderr[-3000:] for one in done)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_modelprof import ConfigError, ModelProfCallback
+from tests import warm
 from tests.fits import (
     REPORT_FILES,
     ROOT,
@@ -34,7 +33,6 @@ from tests.fits import (
 )
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)"),
 ]
 
@@ -233,15 +231,8 @@ def test_a_slip_in_a_hydra_config_is_named(tmp_path):
 def test_hydra_example(tmp_path):
     pytest.importorskip("hydra", reason="needs hydra-core")
     overrides = ["callback.steps=[3,6]", "trainer.max_steps=8", f"hydra.run.dir={tmp_path}"]
-    result = subprocess.run(
-        [sys.executable, ROOT / "examples" / "hydra_app.py", *overrides],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    example = ROOT / "examples" / "hydra_app.py"
+    result = warm.start(example.read_text(), *overrides, cwd=tmp_path, file=example).wait(120)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "Model Summary (steps 3 to 5)" in result.stdout
     assert {path.name for path in (tmp_path / "modelprof").iterdir()} >= REPORT_FILES

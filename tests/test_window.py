@@ -7,6 +7,7 @@ import signal
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from isal import igzip
@@ -188,25 +189,40 @@ class SlowNumbers(Numbers):
         return super().__getitem__(index)
 
 
-@pytest.mark.alone
+def own_ns(name, trace):
+    """Own time of the ranges of one phase, one for each step."""
+    ranges = phase_ranges(trace)
+    return [
+        (end - begin) - sum(e - b for _, b, e in ranges if begin <= b and e <= end and (b, e) != (begin, end))
+        for one, begin, end in ranges
+        if one == name
+    ]
+
+
 def test_model_summary_agrees_with_the_ledger(tmp_path):
-    """Two measurements of the same steps: our clock, and torch's time stamps of our ranges."""
+    """Two measurements of the same steps: our clock, and torch's time stamps of our ranges.
+
+    A busy machine may stop the thread between the two time stamps of one step, but not of most.
+    """
     data = torch.utils.data.DataLoader(SlowNumbers(24), batch_size=2)
     callback = run_fit(tmp_path, module=Slow(), data=data, steps=(3, 9))
     (window,) = windows_of(callback)
-    summary = summarize(trace_of(tmp_path, window))
+    trace = trace_of(tmp_path, window)
     steps = steps_of(callback)
     recorded = steps.select((steps.step >= 3) & (steps.step < 9))
     assert (recorded.tags == StepTag.PROFILED).all()
-    rows = {row.key: row for row in summary.rows}
+    rows = {row.key: row for row in summarize(trace).rows}
     for key, least_ns in zip(CORE, (20e6, 24e6, 16e6, 12e6), strict=True):
-        ledger_ns = int(recorded.phases_ns[:, PHASE_INDEX[key]].sum())
-        assert ledger_ns >= 6 * least_ns
-        assert rows[key].host_total_ns == pytest.approx(ledger_ns, rel=0.05, abs=6 * 200_000), key
+        ledger_ns = recorded.phases_ns[:, PHASE_INDEX[key]]
+        assert (ledger_ns >= least_ns).all()
+        of_ranges_ns = own_ns(key, trace)
+        assert rows[key].host_total_ns == sum(of_ranges_ns)
+        assert np.median(np.abs(ledger_ns - of_ranges_ns)) < 600_000, key
     # Opening the window is in the ledger's first step, and not in the trace.
-    profiler_ns = int(recorded.phases_ns[:, PHASE_INDEX["profiler"]].sum())
-    ledger_ns = int(recorded.duration_ns.sum()) - profiler_ns
-    assert rows["profile_step"].host_total_ns == pytest.approx(ledger_ns, rel=0.05, abs=6 * 500_000)
+    ledger_ns = recorded.duration_ns - recorded.phases_ns[:, PHASE_INDEX["profiler"]]
+    of_ranges_ns = [end - begin for _, begin, end in step_ranges(trace)]
+    assert rows["profile_step"].host_total_ns == sum(of_ranges_ns)
+    assert np.median(np.abs(ledger_ns - of_ranges_ns)) < 1_000_000
 
 
 def test_table_of_the_report_is_the_summary(tmp_path):
