@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     code = 0
+    doing = "write the output" if options.command == "tensorboard" else "read what was given"
     try:
         if options.command == "tensorboard":
             _import(options)
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             max_bytes = int(options.max_gib * 2**30)
             report = analyze_files(options.paths, report_options(options), max_bytes)
+        doing = "write the output"
         html = getattr(options, "html", None)  # compare has none
         if html is not None:
             _write_file(html, render_html(report))
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         reason = one_line(error.strerror or str(error))
-        print(f"lightning-modelprof: could not write the output: {reason}", file=sys.stderr)
+        print(f"lightning-modelprof: could not {doing}: {reason}", file=sys.stderr)
         return 1
     return code
 

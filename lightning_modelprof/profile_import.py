@@ -79,9 +79,15 @@ class _Counted:
 def _runs(path: Path) -> list[Path]:
     """The archives of saved runs that a path means: one, or all below a folder."""
     named = find_run(path)
-    if named.name == RUN_FILE and named.is_file():
-        return [named]
-    return sorted(path.rglob(RUN_FILE)) if path.is_dir() else []
+    try:
+        if named.name == RUN_FILE and named.is_file():
+            return [named]
+        return sorted(path.rglob(RUN_FILE)) if path.is_dir() else []
+    except OSError as error:
+        raise ArchiveError(
+            f"{path}: expected a folder with runs or traces, but it may not be read:"
+            f" {error.strerror or error}. Check the permissions."
+        ) from None
 
 
 def _run_name(file: Path, below: Path) -> str:

@@ -6,14 +6,19 @@ import gzip
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
 
 import pytest
 
+from lightning_modelprof.cli import main
 from lightning_modelprof.errors import ArchiveError, TraceError
 from lightning_modelprof.report_reading import analyze, read_report
-from lightning_modelprof.run import opening, trace_text
+from lightning_modelprof.run import chrome, opening, trace_columns, trace_text
 from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.show import columns
+from lightning_modelprof.show.columns import unpack_columns
+from lightning_modelprof.show.profile_blob import unpack_profile
 from lightning_modelprof.show.text import render_text
 from tests.fits import run_fit
 from tests.hostile_runs import as_text, deep, mutated
@@ -118,6 +123,7 @@ REFUSED = {
     "a frame that there is not": lambda content: rank(content)["stacks"]["stacks"].append(
         {"phase": "forward", "frames": [10**6], "samples": 1, "time_ns": 1}
     ),
+    "a stack of negative time": lambda content: rank(content)["stacks"]["stacks"][0].update(time_ns=-1),
     "a stack in no phase": lambda content: rank(content)["stacks"]["stacks"].append(
         {"phase": "x", "frames": [], "samples": 1, "time_ns": 1}
     ),
@@ -192,3 +198,78 @@ def test_a_small_file_with_endless_events_is_refused_early(tmp_path, monkeypatch
     monkeypatch.setattr(trace_text, "_LOOSE_BYTES", 2**22)
     with pytest.raises(TraceError, match="unpack it first"):
         analyze(path)
+
+
+@pytest.mark.parametrize("broken", [b"", b"{]},"], ids=["whole", "damaged"])
+def test_many_events_that_say_nothing_end_the_reading_early(tmp_path, monkeypatch, broken):
+    """However well or badly the file is packed: the work is counted by what was decoded."""
+    decoded = []
+    decode = trace_columns.decode_events
+
+    def counting(text, **digits):
+        events = decode(text, **digits)
+        decoded.append(len(events))
+        return events
+
+    monkeypatch.setattr(trace_columns, "decode_events", counting)
+    monkeypatch.setattr(trace_text, "_MANY_EVENTS", 100_000)
+    path = tmp_path / "trace.json"
+    one = b'{"ph":"X"},'
+    path.write_bytes(b'{"traceEvents": [' + one + broken + one * 2_000_000 + b"{}]}")
+    with pytest.raises(TraceError, match=r"trace\.json: .* bytes each on average"):
+        analyze(path)
+    assert sum(decoded) < 500_000
+
+
+def test_events_as_small_as_can_be_are_read_however_many(monkeypatch):
+    monkeypatch.setattr(trace_text, "_MANY_EVENTS", 10)
+    smallest = b'{"ph":"X","name":"a","ts":%d,"dur":1}'
+    text = b'{"traceEvents": [' + b",\n".join(smallest % (10_000 + n) for n in range(5_000)) + b"]}"
+    assert len(chrome.parse_trace(text, "small")) == 5_000
+
+
+# What may not be read
+
+
+class _Forbidden:
+    """Root may read everything, so folders are forbidden by hand."""
+
+    def __init__(self, monkeypatch, folder):
+        ask = Path.stat
+
+        def stat_(self, **options):
+            if folder in self.parents:
+                raise PermissionError(13, "Permission denied", str(self))
+            return ask(self, **options)
+
+        monkeypatch.setattr(Path, "stat", stat_)
+        monkeypatch.setattr(Path, "exists", lambda self: bool(stat_(self)))
+
+
+@pytest.mark.parametrize("command", [("report",), ("compare", "."), ("tensorboard", "--logdir", "logs")])
+def test_a_folder_that_may_not_be_read_is_said_to_be_so(tmp_path, monkeypatch, capsys, command):
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    _Forbidden(monkeypatch, folder)
+    assert main([command[0], str(folder), *command[1:]]) != 0
+    told = capsys.readouterr().err
+    assert "may not be read: Permission denied" in told
+    assert "could not write" not in told
+
+
+# What the dashboard reads
+
+
+def test_a_small_blob_with_endless_content_is_refused(monkeypatch):
+    monkeypatch.setattr(columns, "MAX_UNPACKED_BYTES", 2**20)
+    packed = zlib.compress(b" " * 2**24)
+    with pytest.raises(ArchiveError, match="more than 1,048,576 bytes"):
+        unpack_profile(packed)
+    with pytest.raises(ValueError, match="more than 1,048,576 bytes"):
+        unpack_columns(packed)
+
+
+def test_a_blob_that_is_cut_off_is_refused():
+    with pytest.raises(ArchiveError, match="cut off"):
+        unpack_profile(zlib.compress(b'{"head": {"schema_version": 1}}')[:-3])

@@ -274,6 +274,8 @@ class HotLines:
 
     def _ranked(self, *, by_phase: bool) -> Iterator[TopLine]:
         total = _Count(self.num_samples, self.time_ns)
+        if not (total.samples and total.time_ns):
+            return
         counts: dict[_Place, list[_Count]] = {}
         logging: dict[_Place, list[_Count]] = {}
         names: dict[_Place, str] = {}

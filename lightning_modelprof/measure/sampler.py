@@ -135,7 +135,7 @@ class Sampler:
                     if is_over.acquire(timeout=max(0, due_ns - self._clock()) / 1e9):
                         break
                 now_ns = self._clock()
-                elapsed_ns, last_ns = now_ns - last_ns, now_ns
+                elapsed_ns, last_ns = max(0, now_ns - last_ns), now_ns  # the clock may be put back
                 for name, look in tuple(self._looks.items()):
                     self._look_with(name, look, elapsed_ns)
                 self.cost_ns = cost_before_ns + time.thread_time_ns()

@@ -134,7 +134,11 @@ _MOST_NAMED: Final = 3
 
 
 def find_run(path: str | Path) -> Path:
-    """The archive that is meant: a file, the folder that holds it, or the newest of a logger's folder."""
+    """The archive that is meant: a file, the folder that holds it, or the newest of a logger's folder.
+
+    Raises:
+        ArchiveError: when it may not be looked for there.
+    """
     path = Path(path)
     if path.is_dir():
         runs = _runs_of_a_logger(path)
@@ -157,14 +161,23 @@ def _runs_of_a_logger(folder: Path) -> list[Path]:
     """The archives of ``modelprof``, ``modelprof_1``, ... in a folder that is no run itself, the newest last.
 
     They are in the order in which the runs began. One that does not say when comes before all that do.
+
+    Raises:
+        ArchiveError: when the folder may not be read.
     """
-    if (folder / RUN_FILE).exists():
-        return []
-    found = [
-        (_began(file), int(match[1] or 0), file)
-        for file in folder.glob(f"{DEFAULT_FOLDER}*/{RUN_FILE}")
-        if (match := _NUMBERED.fullmatch(file.parent.name)) and file.is_file()
-    ]
+    try:
+        if (folder / RUN_FILE).exists():
+            return []
+        found = [
+            (_began(file), int(match[1] or 0), file)
+            for file in folder.glob(f"{DEFAULT_FOLDER}*/{RUN_FILE}")
+            if (match := _NUMBERED.fullmatch(file.parent.name)) and file.is_file()
+        ]
+    except OSError as error:
+        raise ArchiveError(
+            f"{folder}: expected the folder of a saved run, but it may not be read:"
+            f" {error.strerror or error}. Check the permissions."
+        ) from None
     return [file for _, _, file in sorted(found)]
 
 
@@ -180,10 +193,13 @@ def _began(file: Path) -> float:
 
 def _examples(path: Path) -> str:
     """The newest of the runs that are there, a few folders below what was asked for."""
-    found = [file for depth in _DEPTHS for file in path.glob(f"{depth}{RUN_FILE}")]
+    try:
+        found = [file for depth in _DEPTHS for file in path.glob(f"{depth}{RUN_FILE}")]
+        newest = sorted(found, key=lambda file: -file.stat().st_mtime)[:_MOST_NAMED]
+    except (OSError, ValueError):
+        found = []
     if not found:
         return "for example lightning_logs/version_0/modelprof"
-    newest = sorted(found, key=lambda file: -file.stat().st_mtime)[:_MOST_NAMED]
     return f"such as {', '.join(str(file.parent) for file in newest)} ({len(found)} found here, newest first)"
 
 

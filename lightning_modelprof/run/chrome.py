@@ -30,6 +30,7 @@ from lightning_modelprof.run.trace_text import (
     Text,
     TextFile,
     TextSource,
+    TinyEventsError,
     is_list,
 )
 
@@ -75,6 +76,13 @@ def parse_trace(raw: bytes, source: str) -> Trace:
 
 
 def _read(text: TextSource, source: str) -> Trace:
+    try:
+        return _read_events(text, source)
+    except TinyEventsError as error:
+        raise TraceError(f"{source}: {error}") from None
+
+
+def _read_events(text: TextSource, source: str) -> Trace:
     with _collector_paused():
         builder = TraceBuilder()
         damage: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from lightning_modelprof.run.trace_text import (
     MAX_AROUND_BYTES,
     MAX_EVENT_BYTES,
     TextSource,
+    check_event_sizes,
     event_spans,
     events_begin,
     is_list,
@@ -83,7 +84,7 @@ class _Events:
     """
 
     def __init__(self, builder: TraceBuilder) -> None:
-        self.num_events = self.num_bad = 0
+        self.num_events = self.num_bad = self._all_bytes = 0
         self.first_bad = ""
         self._builder = builder
         self._good: list[bytes] = []
@@ -103,6 +104,8 @@ class _Events:
             if self._num_bytes > trace_text.BLOCK_BYTES or len(self._good) >= _BATCH:
                 self.hand_on()
         self.num_events += 1
+        self._all_bytes += memoryview(text).nbytes
+        check_event_sizes(self.num_events, self._all_bytes)
 
     def hand_on(self) -> None:
         """Give the builder what it has not got yet."""

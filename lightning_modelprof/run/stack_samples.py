@@ -47,7 +47,7 @@ class SampledStack:
     phase: str
     frames: tuple[Count, ...]
     samples: Count
-    time_ns: Whole
+    time_ns: Count
     part: str = ""
 
 

@@ -41,6 +41,7 @@ from lightning_modelprof.run.trace_parts import (
     concatenate,
     read_only,
 )
+from lightning_modelprof.run.trace_text import check_event_sizes
 
 _MEMORY_EVENT: Final = "[memory]"
 _BEGIN_END: Final = frozenset({"B", "E"})
@@ -87,7 +88,7 @@ class TraceBuilder:
     """
 
     def __init__(self) -> None:
-        self.num_events = self.num_dropped = 0
+        self.num_events = self.num_dropped = self._num_bytes = 0
         self.has_kinds = False
         self._num_rows = self._num_begin_end = 0
         self._needs_all_digits = False
@@ -113,6 +114,8 @@ class TraceBuilder:
         """
         events = self._decode(text)
         self.num_events += len(events)
+        self._num_bytes += len(text)
+        check_event_sizes(self.num_events, self._num_bytes)
         self.has_kinds = self.has_kinds or any(event.ph for event in events)
         timed = [event for event in events if event.ph == "X"]
         num_others = len(events) - len(timed)

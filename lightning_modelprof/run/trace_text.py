@@ -54,11 +54,40 @@ MAX_EVENT_BYTES: Final = 4 * 2**20
 
 Decoded JSON may take thirty times the memory of its text, so what is decoded at once is limited."""
 
+_LEAST_EVENT_BYTES: Final = 40
+"""Mean text of the events of a file with many; those of torch.profiler have more than a hundred.
+
+So the work that a file makes is bounded by the size of its text."""
+
+_MANY_EVENTS: Final = 2**20
+
 MAX_AROUND_BYTES: Final = 8 * 2**20
 """Text of all entries before and behind the events that is decoded."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that were read and the size of the file."""
+
+
+class TinyEventsError(Exception):
+    """The text has very many events that say next to nothing."""
+
+
+def check_event_sizes(num_events: int, num_bytes: int) -> None:
+    """Refuse a text of very many events that say next to nothing.
+
+    Args:
+        num_events: that were read so far.
+        num_bytes: of their text.
+
+    Raises:
+        TinyEventsError: when they are too many for their text.
+    """
+    if num_events > _MANY_EVENTS and num_bytes < num_events * _LEAST_EVENT_BYTES:
+        raise TinyEventsError(
+            f"expected the events of a Chrome trace, got {num_events:,} with"
+            f" {num_bytes / num_events:.0f} bytes each on average, where those of a trace have"
+            f" at least {_LEAST_EVENT_BYTES}. Check that it is a trace written by torch.profiler."
+        )
 
 
 class NotCutError(Exception):

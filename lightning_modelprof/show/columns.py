@@ -29,7 +29,27 @@ _LEVEL: Final = 6
 _MOST_BYTES: Final = 10
 """Of one number: 64 bits, seven a byte."""
 
+MAX_UNPACKED_BYTES: Final = 2**29
+"""Of a blob: a timeline of ten million slices, about 5 bytes each, has a tenth of it."""
+
 Columns = Mapping[str, NDArray[Any]]
+
+
+def inflate(packed: bytes) -> bytes:
+    """Unpack zlib's bytes, of which a few can hold gigabytes.
+
+    Raises:
+        ValueError: when they are damaged, or hold more than ``MAX_UNPACKED_BYTES``.
+    """
+    inflater = zlib.decompressobj()
+    try:
+        raw = inflater.decompress(packed, MAX_UNPACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"damaged bytes: {error}") from error
+    if inflater.unconsumed_tail or not inflater.eof:
+        is_more = len(raw) >= MAX_UNPACKED_BYTES
+        raise ValueError(f"more than {MAX_UNPACKED_BYTES:,} bytes" if is_more else "damaged bytes: cut off")
+    return raw
 
 
 def pack_columns(meta: Mapping[str, Any], columns: Columns, deltas: frozenset[str] = frozenset()) -> bytes:
@@ -63,7 +83,7 @@ def unpack_columns(packed: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any
         ValueError: when the bytes are nothing that :func:`pack_columns` made.
     """
     try:
-        raw = zlib.decompress(packed)
+        raw = inflate(packed)
         (length,) = struct.unpack_from("<I", raw, 4)
         if raw[:4] != _MAGIC:
             raise ValueError("it does not begin as packed columns do")
@@ -74,7 +94,7 @@ def unpack_columns(packed: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any
             columns[column["name"]] = _unpack(column["kind"], data, column["count"])
             place += column["bytes"]
     except (
-        zlib.error, struct.error, KeyError, TypeError, UnicodeError, OverflowError, RecursionError,
+        struct.error, KeyError, TypeError, UnicodeError, OverflowError, RecursionError,
     ) as error:  # fmt: skip
         raise ValueError(f"damaged columns: {error}") from error
     return meta, columns

@@ -17,6 +17,7 @@ import msgspec
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile, ProfileKind
+from lightning_modelprof.show.columns import inflate
 from lightning_modelprof.show.step_columns import pack_steps
 from lightning_modelprof.show.timeline_columns import pack_timeline
 
@@ -124,11 +125,9 @@ def unpack_profile(packed: bytes) -> StoredProfile:
         ArchiveError: when it is damaged, no profile, or of a newer version.
     """
     try:
-        raw = zlib.decompress(packed)
-    except zlib.error as error:
-        raise ArchiveError(
-            f"expected a profile of lightning-modelprof, got damaged bytes: {error}."
-        ) from error
+        raw = inflate(packed)
+    except ValueError as error:
+        raise ArchiveError(f"expected a profile of lightning-modelprof, got {error}.") from error
     _check_version(raw, "profile")
     return _decode(raw, StoredProfile)
 
