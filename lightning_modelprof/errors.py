@@ -78,6 +78,17 @@ def one_line(text: str) -> str:
     )
 
 
+def without_surrogates(value: Any) -> Any:
+    """Plain JSON values in which half a surrogate pair, which has no UTF-8, is its escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_surrogates(item) for item in value]
+    return value
+
+
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -15,15 +16,21 @@ from lightning_modelprof.cli import main
 from lightning_modelprof.errors import ArchiveError, TraceError
 from lightning_modelprof.report_reading import analyze, read_report
 from lightning_modelprof.run import chrome, opening, trace_columns, trace_text
-from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.archive import load_run, save_run
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show import columns
 from lightning_modelprof.show.columns import unpack_columns
+from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.profile_blob import unpack_profile
 from lightning_modelprof.show.text import render_text
 from tests.fits import run_fit
 from tests.hostile_runs import as_text, deep, mutated
 
 NUM_MUTATIONS = 150
+NAMES = frozenset(
+    {"name", "callback", "function", "file", "module", "class_name", "kind_name", "host", "model"}
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +138,7 @@ REFUSED = {
     "the same modules twice": lambda content: rank(content)["model_cost"]["modules"].extend(
         rank(content)["model_cost"]["modules"]
     ),
+    "modules without the model": lambda content: rank(content)["model_cost"]["modules"].pop(0),
     "modules before those around them": lambda content: rank(content)["model_cost"]["modules"].reverse(),
     "memory of 2**100": lambda content: rank(content)["memory"].update(peak_rss_bytes=2**100),
 }
@@ -196,6 +204,7 @@ def test_a_small_file_with_endless_events_is_refused_early(tmp_path, monkeypatch
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}," * 10**7 + b"{}]}"))
     monkeypatch.setattr(trace_text, "_LOOSE_BYTES", 2**22)
+    monkeypatch.setattr(trace_text, "_MANY_EVENTS", 10**8)
     with pytest.raises(TraceError, match="unpack it first"):
         analyze(path)
 
@@ -273,3 +282,35 @@ def test_a_small_blob_with_endless_content_is_refused(monkeypatch):
 def test_a_blob_that_is_cut_off_is_refused():
     with pytest.raises(ArchiveError, match="cut off"):
         unpack_profile(zlib.compress(b'{"head": {"schema_version": 1}}')[:-3])
+
+
+# Half a surrogate pair
+
+
+def test_half_a_surrogate_pair_in_any_text_of_a_run_is_saved_and_shown(good, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_bytes(as_text(good))
+    run = load_run(path)
+
+    def spoiled(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, StepTimings | StepTotals):
+            return dataclasses.replace(
+                value,
+                **{
+                    field.name: name + "\udc80"
+                    if isinstance(name := getattr(value, field.name), str) and field.name in NAMES
+                    else spoiled(name)
+                    for field in dataclasses.fields(value)
+                    if field.init
+                },
+            )
+        if isinstance(value, tuple):
+            return tuple(map(spoiled, value))
+        return value
+
+    odd = spoiled(run)
+    assert "\\udc80" in repr(odd)
+    save_run(odd, path)
+    text = render_text(read_report(path))
+    assert "\\udc80" in text
+    json.loads(render_json(read_report(path)))

@@ -16,7 +16,7 @@ import numpy as np
 from isal import igzip
 from numpy.typing import NDArray
 
-from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.errors import ArchiveError, without_surrogates
 from lightning_modelprof.run.archive_checks import check_run
 from lightning_modelprof.run.opening import read_archive
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -100,7 +100,10 @@ def check_same_run(path: Path, created: str) -> None:
 
 def encode_record(record: Any) -> bytes:
     """A record as JSON."""
-    return msgspec.json.encode(record, enc_hook=_encode)
+    try:
+        return msgspec.json.encode(record, enc_hook=_encode)
+    except UnicodeEncodeError:  # half a surrogate pair, as in some names
+        return msgspec.json.encode(without_surrogates(msgspec.to_builtins(record, enc_hook=_encode)))
 
 
 def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:

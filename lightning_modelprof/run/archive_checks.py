@@ -139,8 +139,10 @@ def _check_stacks(stacks: StackSamples) -> None:
 
 
 def _check_modules(paths: Sequence[str]) -> None:
-    """Each is there once, and before the modules inside of it."""
+    """Each is there once, before those inside of it; the first is the model, whose path is empty."""
     _check_distinct("module", paths)
+    if paths and paths[0]:
+        raise ValueError("modules without the model that they are in")
     places = {path: place for place, path in enumerate(paths)}
     for place, path in enumerate(paths):
         outer = path.rpartition(".")[0]

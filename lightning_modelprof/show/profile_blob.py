@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.errors import ArchiveError, without_surrogates
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile, ProfileKind
 from lightning_modelprof.show.columns import inflate
@@ -162,14 +162,4 @@ def _encode(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a surrogate pair, as in some file names, has no UTF-8
-        return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(value)))
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(item) for item in value]
-    return value
+        return msgspec.json.encode(without_surrogates(msgspec.to_builtins(value)))
