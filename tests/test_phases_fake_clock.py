@@ -14,7 +14,13 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    LearningRateFinder,
+    ModelCheckpoint,
+    RichProgressBar,
+)
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -424,6 +430,36 @@ def test_validation(bench, accumulate, interval, validated):
     bench.check(num_steps=8)
     assert bench.has_tag(StepTag.VALIDATION) == validated * 2
     bench.check_callback_times()
+
+
+def test_callbacks_together_take_no_more_than_the_fit(bench, tmp_path):
+    """Even where one hook leads to another, and most of the time is in no step."""
+
+    class Saving(CostlyCallback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            super().on_train_batch_end(trainer, *args)
+            trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    class Packing(Callback):
+        def on_save_checkpoint(self, *args: Any) -> None:
+            for _ in range(40):
+                bench.truth.spend("callbacks", "on_save_checkpoint")
+
+        def on_train_epoch_end(self, *args: Any) -> None:
+            for _ in range(400):
+                bench.truth.spend("callbacks", "on_train_epoch_end")
+
+    bench.fit(PlainModel(bench.truth), bench.data(), before=(Packing(), Saving(bench.truth)), max_epochs=1)
+    record = bench.record
+    table = next(one for one in bench.callback.report.tables if one.id == "callbacks")
+    shares = {(row[0].rpartition(".")[2], row[1]): row[-1] for row in table.rows}
+    fit_ns = bench.truth.end_ns - bench.truth.begin_ns
+    at_saving = [one for one in record.callbacks if one.hook == "on_save_checkpoint"]
+    assert sum(one.total_ns for one in at_saving) == bench.truth.by_hook["on_save_checkpoint"]
+    at_end = bench.truth.by_hook["on_train_epoch_end"]
+    assert at_end > int(record.steps.duration_ns.sum())
+    assert shares["Packing", "on_train_epoch_end"] == pytest.approx(at_end / fit_ns, rel=0.01)
+    assert sum(shares.values()) <= 1
 
 
 def test_scheduler_that_waits_for_validation_is_no_validation(bench):

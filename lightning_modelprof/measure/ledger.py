@@ -85,6 +85,7 @@ class PhaseLedger:
         steps_ended: number of finished steps in this loop.
         step_end_ns: when the last of them ended, by the host clock.
         unfinished_steps: batches that began and did not end.
+        hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
         sizes: gives batches their size; ``None`` if nobody asks for it.
@@ -100,6 +101,7 @@ class PhaseLedger:
         "current",
         "device",
         "gap_range_open",
+        "hooks_ns",
         "in_validation",
         "inspection",
         "last_ns",
@@ -141,6 +143,7 @@ class PhaseLedger:
         self.next_boundary = 0
         self.steps_ended = 0
         self.unfinished_steps = 0
+        self.hooks_ns = 0
         self.outside_ns = [0] * len(PHASES)
         self.restart()
 

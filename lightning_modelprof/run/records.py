@@ -69,7 +69,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackTime:
-    """Host time spent in one hook of one other callback, over the whole loop (not only in finished steps)."""
+    """Host time spent in one hook of one other callback, over the whole loop (not only in finished steps).
+
+    A hook that runs inside another one counts there and not here, but in runs of older versions.
+    """
 
     callback: str
     hook: str

@@ -15,25 +15,29 @@ _MIN_SHARE: Final = 1e-3
 def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which callback, and which of its hooks, takes time.
 
-    Definition: host time inside the hook with all it calls (a checkpoint's saving too), over the whole loop.
-    Hooks under 0.1 % of the steps' wall time are summed in one row.
+    Definition: host time inside the hook with all it calls (a checkpoint's saving too) but the hooks of
+    further callbacks, over the whole loop: in finished steps or not. Hooks under 0.1 % of the loop's time are
+    summed in one row.
     """
     rows: list[tuple[str, str | None, int | None, int, float | None]] = []
-    wall_ns, loop = analysis.wall_ns, loop_of(analysis.info.loop)
+    # Hooks also run where no step is, such as on_train_epoch_end after the last one.
+    loop_ns, loop = analysis.wall_ns + sum(analysis.outside_ns.values()), loop_of(analysis.info.loop)
     names = _short_names({time.callback for time in analysis.callbacks})
     small_ns = small_calls = 0
     for time in analysis.callbacks:
-        ratio = time.total_ns / wall_ns if wall_ns else None
+        ratio = time.total_ns / loop_ns if loop_ns else None
         if ratio is not None and ratio < _MIN_SHARE:
             small_ns += time.total_ns
             small_calls += time.calls
         else:
             rows.append((names[time.callback], time.hook, time.calls, time.total_ns, ratio))
     if small_calls:
-        rows.append(("all other hooks", None, small_calls, small_ns, small_ns / wall_ns if wall_ns else None))
+        rows.append(("all other hooks", None, small_calls, small_ns, small_ns / loop_ns if loop_ns else None))
     whole = "fit" if loop.is_fit else f"{loop.name} loop"
-    ratio_to = f"Ratio: to the {loop.steps}' wall time."
-    note = f"Time inside the hook with all it calls, over the whole {whole}. {ratio_to}"
+    note = (
+        f"Time inside the hook with all it calls but other callbacks' hooks, over the whole {whole}. Ratio: to the"
+        f" whole {whole}'s time, in finished {loop.steps} or not."
+    )
     return (
         Table(
             id="callbacks",
