@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.run.archive import load_run
 from tests.fits import (
+    REPORT_FILES,
     Net,
     Numbers,
     fit_quietly,
@@ -28,6 +29,7 @@ from tests.fits import (
     make_callback,
     make_trainer,
     our_warnings,
+    run_script,
 )
 
 
@@ -64,23 +66,112 @@ class Raising(Callback):
         raise self.error("of another callback")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError, SystemExit])
-def test_what_was_measured_is_there_after_another_callback_raised(tmp_path: Path, error: Any) -> None:
-    def fail(batch_idx: int) -> None:
-        if batch_idx == 6:
-            raise ZeroDivisionError
+class Watching(Callback):
+    """Is told of an exception and looks at what is on the disk."""
 
-    callback = make_callback(tmp_path, steps=(4, 9))
-    trainer = make_trainer(tmp_path, Raising(error), callback)
-    with pytest.raises(error, match="of another callback"):
-        fit_quietly(trainer, Net(fail), loader(24))
-    callback.setup(again := make_trainer(tmp_path, callback), Net(), "fit")
-    assert (callback.run.info.status, len(callback.run.ranks[0].steps)) == ("failed", 6)
-    callback.teardown(again, None, "fit")
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seen = folder, []
+
+    @property
+    def state_key(self) -> str:
+        return f"Watching{id(self)}"
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        run = load_run(self.folder)
+        self.seen.append((type(exception), run.info.status, len(run.ranks[0].steps)))
+
+
+def fail_at_6(batch_idx: int) -> None:
+    if batch_idx == 6:
+        raise ZeroDivisionError
+
+
+def check_kept(folder: Path, callback: Any) -> None:
+    """Of six steps all is in the callback, and on the disk."""
+    for run in (callback.run, load_run(folder / "modelprof")):
+        assert (run.info.status, len(run.ranks[0].steps)) == ("failed", 6)
+    assert all((folder / "modelprof" / name).stat().st_size for name in REPORT_FILES)
+    assert callback.report is not None
+    assert (folder / "modelprof" / "report.txt").read_text().splitlines()[0].endswith("failed")
+
+
+@pytest.mark.parametrize(
+    "order", ["raise ours", "ours raise", "watch raise ours watch", "raise raise watch ours"]
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError, SystemExit])
+def test_what_was_measured_is_there_after_another_callback_raised(
+    tmp_path: Path, capsys: Any, error: Any, order: str
+) -> None:
+    callback = make_callback(tmp_path, steps=(4, 9), terminal=True)
+    make = {
+        "ours": lambda: callback,
+        "raise": lambda: Raising(error),
+        "watch": lambda: Watching(tmp_path / "modelprof"),
+    }
+    callbacks = [make[kind]() for kind in order.split()]
+    trainer = make_trainer(tmp_path, *callbacks)
+    profiler = trainer.profiler
+    with our_warnings() as messages, pytest.raises(error, match="of another callback"):
+        fit_quietly(trainer, Net(fail_at_6), loader(24))
+    assert messages == []
+    assert trainer.profiler is profiler
+    check_kept(tmp_path, callback)
+    assert capsys.readouterr().out.count(callback.report.title) == 1
+    told = order.split().index("raise")
+    for place, one in enumerate(callbacks):
+        if isinstance(one, Watching):
+            assert one.seen == ([(ZeroDivisionError, "failed", 6)] if place < told else [])
     with our_warnings() as messages:
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(24))
     assert messages == []
     assert (callback.run.info.status, len(callback.run.ranks[0].steps)) == ("finished", 12)
+
+
+def test_a_validation_loop_that_another_callback_spoils_is_kept(tmp_path: Path) -> None:
+    class Failing(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            fail_at_6(batch_idx)
+            super().validation_step(batch, batch_idx)
+
+    callback = make_callback(tmp_path, active=0)
+    trainer = make_trainer(tmp_path, Raising(KeyboardInterrupt), callback)
+    with our_warnings() as messages, pytest.raises(KeyboardInterrupt, match="of another callback"):
+        trainer.validate(Failing(), loader(24))
+    assert messages == []
+    check_kept(tmp_path, callback)
+
+
+LOST = """
+    import sys, warnings
+    from pathlib import Path
+    from lightning_modelprof.measure.phases import PhaseProfiler
+    from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
+    from tests.test_copied_callbacks import Raising, fail_at_6
+
+    folder, way = Path(sys.argv[1]), sys.argv[2]
+    warnings.simplefilter("ignore")
+    if way == "not told":  # a Lightning that has other names for its actions
+        PhaseProfiler._table = lambda self, make: __import__("collections").defaultdict(lambda: make("new"))
+    class Killing(Raising):
+        def on_exception(self, *args):
+            import os
+            os._exit(3)
+    callback = make_callback(folder, active=0)
+    other = Killing(KeyboardInterrupt) if way == "killed" else Raising(KeyboardInterrupt)
+    fit_quietly(make_trainer(folder, other, callback), Net(fail_at_6), loader(24))
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("not told", -2), ("killed", 3)])
+def test_what_was_measured_outlives_the_program(tmp_path: Path, way: str, code: int) -> None:
+    """Where nobody tells of the loop's end, the program's end saves it; or it was saved before."""
+    done = run_script(LOST, tmp_path, way, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    run = load_run(tmp_path / "modelprof")
+    assert run.info.status == "failed"
+    # Without the names of actions the first steps are not seen.
+    assert len(run.ranks[0].steps) in ((6,) if way == "killed" else range(3, 7))
+    assert (tmp_path / "modelprof" / "report.txt").exists() == (way == "not told")
 
 
 class Dying(Numbers):

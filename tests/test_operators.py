@@ -323,7 +323,7 @@ def test_sorted_by(key):
         "gpu_max": "cba",
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
-    }[key]
+    }.get(key, "cba")  # no memory was recorded: as without a key
     table = operators_table({0: fact}, ReportOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
@@ -350,6 +350,42 @@ def test_torchs_keys_order_as_torchs_table_does(tmp_path):
         assert all(after <= before * 1.001 + 0.1 for before, after in pairwise(figures)), key
         orders.add(tuple(names))
     assert len(orders) == 4  # so that no key stands for another
+
+
+MEMORY_KEYS = ("cpu_memory_usage", "self_cpu_memory_usage")
+
+
+def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
+    layer, batch = torch.nn.Linear(64, 64), torch.rand(32, 64)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as recorded:
+        kept = [batch.repeat(3, 1), batch + 1]
+        kept.append(layer(batch).relu().softmax(-1)[0, 0].clone())
+        batch.repeat(9, 1)
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    fact = summarize_operators(build_timeline(read_trace(tmp_path / "trace.json")))
+    averages = {event.key: event for event in recorded.key_averages()}
+    orders = set()
+    for key in MEMORY_KEYS:
+        table = operators_table({0: fact}, ReportOptions(sorted_by=parse_sort_key(key)))
+        keys = [column.key for column in table.columns]
+        place = keys.index("host_self_bytes" if key.startswith("self") else "host_bytes")
+        rows = [row for row in table.rows if row[0].startswith("aten::")]
+        assert [row[place] for row in rows] == [getattr(averages[row[0]], key) for row in rows]
+        assert [row[place] for row in rows] == sorted((row[place] for row in rows), reverse=True)
+        assert {row[keys.index("device_bytes")] for row in table.rows} == {0}
+        orders.add(tuple(row[0] for row in rows))
+    assert len(orders) == 2
+
+
+@pytest.mark.parametrize("key", ["cpu_memory", "cpu_self_memory", "gpu_memory", "gpu_self_memory"])
+def test_memory_that_was_not_measured_leaves_the_usual_order(key):
+    events = (op("a", 0, 5), op("b", 10, 30), op("c", 40, 50))
+    fact = summarize(*events)
+    usual, asked = (operators_table({0: fact}, ReportOptions(sorted_by=one)) for one in (None, key))
+    assert (asked.rows, asked.columns) == (usual.rows, usual.columns)
+    (note,) = set(asked.notes) - set(usual.notes)
+    assert "profile_memory=True" in note
 
 
 def test_gpu_order_without_gpu_is_by_host():

@@ -68,6 +68,13 @@ def test_paddles_sort_keys(key):
         ("cpu_time", "cpu_avg"),
         ("cpu_time_total", "cpu_total"),
         ("self_cpu_time_total", "cpu_self"),
+        ("cpu_memory_usage", "cpu_memory"),
+        ("self_cpu_memory_usage", "cpu_self_memory"),
+        *((f"{device}_memory_usage", "gpu_memory") for device in ("cuda", "xpu", "device", "privateuse1")),
+        *(
+            (f"self_{device}_memory_usage", "gpu_self_memory")
+            for device in ("cuda", "xpu", "device", "privateuse1")
+        ),
         *((f"{device}_time", "gpu_avg") for device in ("cuda", "xpu", "device", "privateuse1")),
         *((f"{device}_time_total", "gpu_total") for device in ("cuda", "xpu", "device", "privateuse1")),
         *((f"self_{device}_time_total", "gpu_self") for device in ("cuda", "xpu", "device", "privateuse1")),

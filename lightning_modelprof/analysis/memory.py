@@ -21,9 +21,9 @@ NOBODY: Final = "(none)"
 _EMPTY_PREFIX: Final = "aten::empty"
 """Operators that allocate for those who call them."""
 
-_CPU: Final = 0
+CPU: Final = 0
 _DEVICE_WORDS: Final = {
-    _CPU: "CPU",
+    CPU: "CPU",
     1: "GPU",
     6: "GPU",
     12: "XPU",
@@ -110,16 +110,16 @@ def summarize_memory(timeline: Timeline) -> Memory | Absent:
         payers, operator_of = distinct(charged[own], len(names))
         size = events.size_bytes[own]
         operators = _flows(size, operator_of, [names[payer] for payer in payers.tolist()])
-        level = np.cumsum(size) if device_type == _CPU else events.allocated_bytes[own]
+        level = np.cumsum(size) if device_type == CPU else events.allocated_bytes[own]
         begin, peak, end = (
-            (0, max(0, int(level.max())), int(level[-1])) if device_type == _CPU else _level(size, level)
+            (0, max(0, int(level.max())), int(level[-1])) if device_type == CPU else _level(size, level)
         )
         devices.append(
             DeviceMemory(
                 total=_flows(size, np.zeros(len(own), np.int64), [_device_name(device_type, number)])[0],
                 operators=tuple(sorted(operators, key=_largest_increase_first)),
                 peak_allocated_bytes=peak,
-                peak_reserved_bytes=None if device_type == _CPU else _peak(events.reserved_bytes[own]),
+                peak_reserved_bytes=None if device_type == CPU else _peak(events.reserved_bytes[own]),
                 begin_bytes=begin,
                 end_bytes=end,
             )
@@ -138,7 +138,7 @@ def _device_name(device_type: int, number: int) -> str:
     word = _DEVICE_WORDS.get(
         device_type, "unknown device" if device_type < 0 else f"device type {device_type}"
     )
-    return word if number < 0 or device_type == _CPU else f"{word} {number}"
+    return word if number < 0 or device_type == CPU else f"{word} {number}"
 
 
 def _peak(level_bytes: NDArray[np.int64]) -> int | None:

@@ -6,8 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from lightning_modelprof.analysis.tally import Tally, add_up
+
+
+class MemoryChange(NamedTuple):
+    """Bytes allocated less bytes released while calls ran on their thread; negative where more was released.
+
+    Attributes:
+        host, device: of memory on the host and on devices, with all that the calls call.
+        host_self, device_self: the same without the operators inside.
+    """
+
+    host: int
+    host_self: int
+    device: int
+    device_self: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +62,7 @@ class Operator:
         counted_flops: floating-point operations of the counted calls.
         num_counted: calls with known operations that are in no other such call.
         num_uncounted: calls without known operations that are in no call with known ones.
+        memory: what its calls changed; ``None`` when no memory was recorded.
         modules: time on the host by the innermost module around the calls.
         callers: number of calls by the line of Python that they came from.
         children: the operators that it calls directly, by name.
@@ -63,6 +79,7 @@ class Operator:
     counted_flops: int = 0
     num_counted: int = 0
     num_uncounted: int = 0
+    memory: MemoryChange | None = None
     modules: Mapping[str, int] = field(default_factory=dict)
     callers: Mapping[str, int] = field(default_factory=dict)
     children: Mapping[str, Child] = field(default_factory=dict)
@@ -95,6 +112,7 @@ def _pool_same(parts: list[Operator]) -> Operator:
         counted_flops=sum(part.counted_flops for part in parts),
         num_counted=sum(part.num_counted for part in parts),
         num_uncounted=sum(part.num_uncounted for part in parts),
+        memory=_add_memory(part.memory for part in parts),
         modules=_add_counts(part.modules for part in parts),
         callers=_add_counts(part.callers for part in parts),
         children=_pool_children(chain.from_iterable(part.children.values() for part in parts)),
@@ -130,6 +148,12 @@ def _add_up_known(tallies: Iterable[Tally | None]) -> Tally | None:
     """``None`` when none is known."""
     known = [tally for tally in tallies if tally is not None]
     return add_up(known) if known else None
+
+
+def _add_memory(parts: Iterable[MemoryChange | None]) -> MemoryChange | None:
+    """``None`` when none is known."""
+    known = [part for part in parts if part is not None]
+    return MemoryChange(*map(sum, zip(*known, strict=True))) if known else None
 
 
 def _add_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

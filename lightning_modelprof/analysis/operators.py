@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.grouping import Groups, by_name, distinct
 from lightning_modelprof.analysis.nested_calls import NestedCalls, find_calls, self_times, thread_label
 from lightning_modelprof.analysis.nesting import nearest_ancestor
 from lightning_modelprof.analysis.operator_flops import flops_of_calls
+from lightning_modelprof.analysis.operator_memory import OperatorMemory
 from lightning_modelprof.analysis.operator_origin import callers_of, modules_of
 from lightning_modelprof.analysis.operator_tally import Child, Operator
 from lightning_modelprof.analysis.tally import Tally, sum_by, tally, tally_by
@@ -57,6 +58,7 @@ class Operators:
         has_shapes: whether shapes of inputs were recorded.
         has_modules: whether calls of modules were recorded.
         has_callers: whether call stacks were recorded.
+        has_memory: whether memory was recorded.
     """
 
     threads: tuple[OperatorThread, ...]
@@ -66,6 +68,7 @@ class Operators:
     has_shapes: bool
     has_modules: bool
     has_callers: bool
+    has_memory: bool = False
 
 
 def summarize_operators(timeline: Timeline) -> Operators | Absent:
@@ -103,6 +106,7 @@ def summarize_operators(timeline: Timeline) -> Operators | Absent:
         has_shapes=bool(dims),
         has_modules=sums.modules is not None,
         has_callers=sums.callers is not None,
+        has_memory=sums.memory.is_known,
     )
 
 
@@ -164,6 +168,7 @@ class _Sums:
         is_inside = nearest_ancestor(self.calls.parent, is_known) >= 0
         self.is_counted = is_known & ~is_inside  # the outermost calls with known operations
         self.is_uncounted = ~is_known & ~is_inside
+        self.memory = OperatorMemory(timeline, self.calls, end_ns)
         self.modules = modules_of(timeline, self.calls.row)
         self.callers = callers_of(timeline, self.calls.row)
 
@@ -195,6 +200,7 @@ class _Sums:
         num_uncounted = np.bincount(group[self.is_uncounted], minlength=size).tolist()
         modules = self._label_sums(self.modules, group, self.calls.duration_ns, size)
         callers = self._label_sums(self.callers, group, None, size)
+        memory = self.memory.changes(group, is_outer, size)
         return [
             Operator(
                 name=name,
@@ -207,6 +213,7 @@ class _Sums:
                 counted_flops=sum(number * self.flops[pair] for pair, number in pairs[one].items()),
                 num_counted=sum(pairs[one].values()),
                 num_uncounted=num_uncounted[one],
+                memory=memory[one],
                 modules=modules[one],
                 callers=callers[one],
                 children=children[one],

@@ -22,7 +22,7 @@ class ProfilingHooks(SessionKeeper):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check everything that can be checked, then stand in for the trainer's profiler."""
-        self._leave()
+        self._end_untold()
         if stage not in LOOPS or is_switched_off():
             return
         self._loop = LOOPS[stage]
@@ -50,7 +50,7 @@ class ProfilingHooks(SessionKeeper):
             if session is not None:
                 self._guard(lambda: session.note_exception(exception))
             self._stop_session(status)
-            self._finish(status, {}, {})
+            self._finish({}, {})
         finally:  # after an exception there is no teardown; Ctrl+C may come again
             self._leave()
             self._forget_module()

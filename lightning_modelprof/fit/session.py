@@ -49,6 +49,7 @@ class LoopSession:
         clock: host clock.
         warn: called with one sentence.
         guard: runs a function of ours so that an error in it cannot reach the loop.
+        end_untold: called when the loop has ended and our callback will not be told.
 
     Attributes:
         ledger: of the loop's steps.
@@ -73,6 +74,7 @@ class LoopSession:
         clock: HostClock,
         warn: Callable[[str], None],
         guard: Callable[[Callable[[], None]], None],
+        end_untold: Callable[[], None],
         samples_note: Callable[[], str],
     ) -> None:
         configure_rules(config.rules)  # refuses what cannot be meant before anything is changed
@@ -90,16 +92,18 @@ class LoopSession:
             clock=clock,
             on_boundary=lambda: guard(self._on_boundary),
             on_failure=lambda: guard(self._stop_early),
+            on_untold=end_untold,
         )
         self.ledger, self.delegate, self.live = self._timing.ledger, self._timing.delegate, self._timing.live
         self._parts: LoopParts | None = None
         self._boundaries: StepBoundaries | None = None
         self._module: Any = None
         self._began_s = 0.0
+        self._status, self._waits = "running", False
         self._notes: list[str] = []
         self._saves = SaveTimer(clock)
         self._cleanup = ExitStack()
-        self._cleanup.callback(uninstall, trainer, self.delegate)
+        self._cleanup.callback(self._uninstall)
         self.fallback = HookFallback(
             loop, trainer, self.ledger, self.delegate, say=self._say, cleanup=self._cleanup
         )
@@ -179,7 +183,7 @@ class LoopSession:
         """
         if self.is_finished:
             return
-        self.is_finished = True
+        self.is_finished, self._status = True, status
         parts = self._parts
         if parts is not None:
             if parts.sampling is not None:
@@ -195,11 +199,10 @@ class LoopSession:
         if self.is_armed and status == "finished" and self._trainer.world_size > 1:
             self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
-    def finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def finish(self, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
-            status: as for :meth:`stop`.
             heard: rank → its message, of the other ranks.
             absent: rank → why there is none.
         """
@@ -207,7 +210,7 @@ class LoopSession:
         if parts is None or not self.is_armed or self._is_reported:
             return
         self._is_reported = True
-        run = self._make_run(status)
+        run = self._make_run(self._status)
         if heard or absent:
             run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
@@ -226,14 +229,27 @@ class LoopSession:
                 self._cleanup.callback(parts.sampling.pause)
             self.ledger.ranges = self.ledger.inspection = None
 
+    def _uninstall(self) -> None:
+        if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
+            self.delegate.disarm()
+        else:
+            uninstall(self._trainer, self.delegate)
+
     def _stop_early(self) -> None:
-        """An exception ended the loop, and another callback hears of it first: if that fails, we never do."""
+        """An exception ended the loop, and another callback hears of it first: it may end the process."""
         if self.is_finished or not self.is_armed or self._parts is None:
             return
         # Callbacks are told while the exception is being handled.
-        status = end_status(sys.exc_info()[1])
-        self.stop(status)
-        self.run = self._make_run(status)
+        exception = sys.exc_info()[1]
+        if exception is not None:
+            self.note_exception(exception)
+        self._waits = True
+        try:
+            self.stop(end_status(exception))
+        finally:
+            self._waits = False
+            self._cleanup.callback(self._uninstall)
+        self.run = self._make_run(self._status)
         self._parts.outputs.save_run(self.run)
 
     def abort(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import told
-from lightning_modelprof.fit.forks import forget_in_children
 from lightning_modelprof.fit.meeting import Meeting
+from lightning_modelprof.fit.process_end import end_with_process
 from lightning_modelprof.fit.run_folder import claim_directory
 from lightning_modelprof.fit.scheduled_stop import ScheduledStop, scheduled_stop
 from lightning_modelprof.fit.session import LoopSession
@@ -80,11 +81,12 @@ class SessionKeeper:
             clock=self._clock,
             warn=warn,
             guard=self._guard,
+            end_untold=self._end_untold,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
         session.delegate.on_error = self._step_aside
-        forget_in_children(self)
+        end_with_process(self)
 
     def _come(self, trainer: Any) -> None:
         """Other ranks count on us from now on."""
@@ -168,7 +170,7 @@ class SessionKeeper:
             self._among_ranks(lambda: meeting.say(message, _FAILED))
             if session is not None and session.is_first:
                 heard = self._among_ranks(meeting.hear) or {}
-        self._finish("finished", heard, meeting.absent)
+        self._finish(heard, meeting.absent)
         self._meeting = None
         self._among_ranks(meeting.leave)
 
@@ -187,11 +189,11 @@ class SessionKeeper:
         if session is not None:
             self._guard(lambda: session.stop(status))
 
-    def _finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def _finish(self, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         session = self._session
         if session is not None:
             try:
-                self._guard(lambda: session.finish(status, heard, absent))
+                self._guard(lambda: session.finish(heard, absent))
             finally:  # Ctrl-C while the report is printed does not cost the report
                 self._take_results(session)
 
@@ -254,6 +256,23 @@ class SessionKeeper:
         reason = f"{counter} raised {told(error)}"
         self._count = NothingCounted(reason)
         self._guard(lambda: warn(f"{reason}; {self.config.unit}/s will not be known"))
+
+    def _end_untold(self) -> None:
+        """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first."""
+        session = self._session
+        try:
+            if session is not None and session.is_armed:
+                self._stop_session("failed")
+                self._finish({}, {})
+        finally:
+            self._leave()
+
+    def end_at_exit(self) -> None:
+        """The program ends: nobody will tell of the end of a loop that is over."""
+        session = self._session
+        # A loop in another thread may still be running.
+        if session is not None and session.delegate.thread == threading.get_ident():
+            self._end_untold()
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""

@@ -30,6 +30,7 @@ class StepTiming:
         clock: host clock.
         on_boundary: called where a step begins at which there is something to do.
         on_failure: called when an exception ends the loop.
+        on_untold: called when Lightning will not tell our callback of it.
 
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
@@ -52,6 +53,7 @@ class StepTiming:
         clock: HostClock,
         on_boundary: Callable[[], None],
         on_failure: Callable[[], None],
+        on_untold: Callable[[], None],
     ) -> None:
         self.sizes = BatchShapes() if config.flops else None
         self.recorder = Recorder(config.skip_first, sizes=self.sizes)
@@ -63,6 +65,6 @@ class StepTiming:
         self.ledger = PhaseLedger(
             clock, self.recorder.add, on_boundary, device=self.device, validation=ValidationParts(marks)
         )
-        self.ledger.on_failure = on_failure
+        self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
         self.ledger.sizes = self.sizes
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)

@@ -99,14 +99,20 @@ class CallbackAction(PhaseAction):
         ledger.hooks_ns = self.hooks_before_ns + now - self.begin_ns
 
 
-class ExceptionAction(CallbackAction):
+class ExceptionAction(Action):
     """``on_exception`` of another callback: if that raises, nobody tells us that the loop is over."""
 
-    __slots__ = ()
+    __slots__ = ("ledger",)
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        self.ledger = ledger
 
     def __enter__(self) -> None:
-        super().__enter__()
         self.ledger.on_failure()
+
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        if error is not None:
+            self.ledger.on_untold()
 
 
 class BatchStartAction(CallbackAction):

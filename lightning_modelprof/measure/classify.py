@@ -162,6 +162,11 @@ class Classifier:
             return INHERIT
         return PhaseAction(self._ledger, PHASE_INDEX["module_hooks"])
 
+    def while_idle(self, name: str) -> Action:
+        """Nothing is measured by actions, but how the loop ends matters all the same."""
+        is_told = name.startswith("[Callback]") and name.endswith(".on_exception")
+        return self.actions[name] if is_told else INHERIT
+
     def in_validation(self, name: str) -> Action:
         """Inside validation callbacks and checkpoints are told apart; the rest is one of its parts."""
         ledger, hook = self._ledger, name.rpartition(".")[2]

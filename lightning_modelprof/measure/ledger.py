@@ -88,6 +88,7 @@ class PhaseLedger:
         hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
+        on_untold: called when that callback raises itself, so that ours will not be told.
         sizes: gives batches their size; ``None`` if nobody asks for it.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
@@ -109,6 +110,7 @@ class PhaseLedger:
         "on_boundary",
         "on_failure",
         "on_step",
+        "on_untold",
         "on_validation_change",
         "outside_ns",
         "ranges",
@@ -135,6 +137,7 @@ class PhaseLedger:
         self.on_boundary = on_boundary
         self.on_validation_change: Callable[[], None] = _nothing
         self.on_failure: Callable[[], None] = _nothing
+        self.on_untold: Callable[[], None] = _nothing
         self.device = device
         self.validation = validation or ValidationParts()
         self.ranges: Ranges | None = None

@@ -48,6 +48,7 @@ class PhaseProfiler(Profiler):
         loop: which loop.
 
     Attributes:
+        thread: number of the thread in which the loop runs.
         on_error: called once, with the error being handled, when an action of ours has failed.
     """
 
@@ -62,12 +63,12 @@ class PhaseProfiler(Profiler):
         super().__init__()
         self.inner = inner
         self.ledger = ledger
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._loop = loop
         classifier = make_classifier(ledger, trainer, own_prefix, loop)
         self._base = classifier.actions
         self._tables = {
-            "idle": self._table(lambda _: INHERIT),
+            "idle": self._table(classifier.while_idle),
             "loop": self._table(lambda name: self._base[name]),
             "validation": self._table(classifier.in_validation),
             "traced loop": self._table(lambda name: self._traced(self._base[name])),
@@ -278,7 +279,7 @@ class ForwardedAction(Action):
 
     def _charge(self, phase: int | None = None) -> None:
         profiler = self.profiler
-        if profiler.armed and threading.get_ident() == profiler._thread:
+        if profiler.armed and threading.get_ident() == profiler.thread:
             profiler.ledger.charge(phase)
 
 

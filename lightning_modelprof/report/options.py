@@ -38,6 +38,10 @@ SortKey = Literal[
     "gpu_avg",
     "gpu_max",
     "gpu_min",
+    "cpu_memory",
+    "cpu_self_memory",
+    "gpu_memory",
+    "gpu_self_memory",
     "calls",
 ]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -60,7 +64,8 @@ class ReportOptions:
         views: which tables, in reading order; ``None`` means all.
         sorted_by: order of the rows of Operator, Kernel and UserDefined Summary: largest first, but smallest
             first for the two minima. ``None`` means GPU total where the trace has device events, else CPU
-            total. Kernels have no CPU time: there a CPU key counts as the GPU's.
+            total. Kernels have no CPU time: there a CPU key counts as the GPU's. Only operators have memory:
+            other tables, and traces without it, keep their order.
         time_unit: unit of the durations that a person reads; ``None`` means one that fits each table.
         thread_sep: one section per host thread in Operator and UserDefined Summary.
         op_detail: operators with rows for what they call and launch.
@@ -224,7 +229,7 @@ _VIEW: Final[_Choice[View]] = _Choice(
 
 
 def _torch_keys() -> dict[str, SortKey]:
-    """Plain names of the keys of torch's ``key_averages().table(sort_by=...)``, but those of memory.
+    """Plain names of the keys of torch's ``key_averages().table(sort_by=...)``.
 
     A time without ``total`` is the mean of a call there.
     """
@@ -233,12 +238,16 @@ def _torch_keys() -> dict[str, SortKey]:
         "cputime": "cpu_avg",
         "cputimetotal": "cpu_total",
         "selfcputimetotal": "cpu_self",
+        "cpumemoryusage": "cpu_memory",
+        "selfcpumemoryusage": "cpu_self_memory",
     }
     for device in ("cuda", "xpu", "device", "privateuse1"):
         keys |= {
             f"{device}time": "gpu_avg",
             f"{device}timetotal": "gpu_total",
             f"self{device}timetotal": "gpu_self",
+            f"{device}memoryusage": "gpu_memory",
+            f"self{device}memoryusage": "gpu_self_memory",
         }
     return keys
 

@@ -35,8 +35,8 @@ def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, .
         rows.append(("all other hooks", None, small_calls, small_ns, small_ns / loop_ns if loop_ns else None))
     whole = "fit" if loop.is_fit else f"{loop.name} loop"
     note = (
-        f"Time inside the hook with all it calls but other callbacks' hooks, over the whole {whole}. Ratio: to the"
-        f" whole {whole}'s time, in finished {loop.steps} or not."
+        f"Time inside the hook with all it calls but other callbacks' hooks, over the whole {whole}. Ratio:"
+        f" to the whole {whole}'s time, in finished {loop.steps} or not."
     )
     return (
         Table(

@@ -7,13 +7,13 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.operator_tally import Child, Operator, pool_operators
+from lightning_modelprof.analysis.operator_tally import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.operators import Operators, OperatorThread
 from lightning_modelprof.analysis.tally import Tally, add_up, share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.ranks import split_ranks
-from lightning_modelprof.report.row_order import row_order
+from lightning_modelprof.report.row_order import is_of_memory, row_order
 
 _NAME: Final = Column("name", "Name")
 _SHAPE: Final = Column("input_shapes", "Input Shapes")
@@ -32,6 +32,12 @@ _FIGURES: Final = (
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
     Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
     Column("flops", "FLOPs", Unit.FLOPS, adds_up=True),
+)
+_MEMORY: Final = (
+    Column("host_bytes", "Total", Unit.BYTES, "CPU memory"),
+    Column("host_self_bytes", "Self", Unit.BYTES, "CPU memory", adds_up=True),
+    Column("device_bytes", "Total", Unit.BYTES, "GPU memory"),
+    Column("device_self_bytes", "Self", Unit.BYTES, "GPU memory", adds_up=True),
 )
 _MODULE: Final = Column("module", "Module")
 _CALLER: Final = Column("called_from", "Called from")
@@ -56,6 +62,13 @@ _FLOPS_NOTE: Final = (
     " bmm, baddbmm, convolution and convolution_backward, counted in the outermost of them."
 )
 _NO_FLOPS_NOTE: Final = "FLOPs need the shapes of the inputs (record_shapes=True)."
+_MEMORY_NOTE: Final = (
+    "Memory is what was allocated less what was released while an operator ran on its thread, Self without"
+    " the operators inside: negative where more was released."
+)
+_NO_MEMORY_NOTE: Final = (
+    "No memory was measured (profile_memory=True records it), so the rows keep their usual order."
+)
 _DETAIL_NOTE: Final = (
     "Below an operator: the operators that it calls directly and the device events that it launched itself,"
     " with their share of its Total."
@@ -112,12 +125,15 @@ class _Writer:
         self.device_ns = sum(device_ns) if device_ns else None
         self.has_modules = any(fact.has_modules for fact in facts)
         self.has_callers = any(fact.has_callers for fact in facts)
+        self.asks_memory = is_of_memory(options.sorted_by)
+        self.shows_memory = self.asks_memory and any(fact.has_memory for fact in facts)
 
     def table(self) -> Table:
         columns = (
             _NAME,
             *([_SHAPE] if self.with_shapes else []),
             *_FIGURES,
+            *(_MEMORY if self.shows_memory else ()),
             *([_MODULE] if self.has_modules else []),
             *([_CALLER] if self.has_callers else []),
         )
@@ -141,6 +157,7 @@ class _Writer:
             _TIMES_NOTE,
             *([_DEVICE_NOTE] if self.device_ns is not None else []),
             _FLOPS_NOTE if any(fact.has_shapes for fact in facts) else _NO_FLOPS_NOTE,
+            *([_MEMORY_NOTE if self.shows_memory else _NO_MEMORY_NOTE] if self.asks_memory else []),
             *([_DETAIL_NOTE] if self._shows_details else []),
         ]
 
@@ -176,6 +193,7 @@ class _Writer:
                 _device(operator.device, operator.device_self_ns, self.device_ns),
                 shape=operator.shape,
                 flops=operator.flops,
+                memory=operator.memory,
                 module=_main_module(operator.modules),
                 caller=max(operator.callers.items(), key=lambda item: item[::-1], default=(None, 0))[0],
             )
@@ -191,6 +209,7 @@ class _Writer:
             device=row.device,
             has_device=self.device_ns is not None,
             self_ns=(row.host_self_ns, row.device_self_ns) if isinstance(row, Operator) else None,
+            memory=row.memory if isinstance(row, Operator) else None,
         )
         shape = row.shape if isinstance(row, Operator) else None
         return by_figure, -row.host.total_ns, row.name, shape or ""
@@ -248,13 +267,15 @@ class _Writer:
         *,
         shape: str | None = None,
         flops: int | None = None,
+        memory: MemoryChange | None = None,
         module: str | None = None,
         caller: str | None = None,
     ) -> _Row:
         shapes = [shape] if self.with_shapes else []
         modules = [module] if self.has_modules else []
         callers = [caller] if self.has_callers else []
-        return _Row(depth, (name, *shapes, calls, *host, *device, flops, *modules, *callers))
+        sizes: tuple[Cell, ...] = (memory or (None,) * len(_MEMORY)) if self.shows_memory else ()
+        return _Row(depth, (name, *shapes, calls, *host, *device, flops, *sizes, *modules, *callers))
 
 
 def _with_shapes(by_rank: Mapping[int, Operators | Absent]) -> dict[int, Operators | Absent]:
