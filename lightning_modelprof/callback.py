@@ -75,7 +75,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
             operator, kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch and
             dataloader; None means all. Here and in sorted_by, Paddle's names mean the same: KernelView.
         sorted_by: order of operators, kernels and ranges: cpu_ or gpu_ with total, self, avg, max, min,
-            memory or self_memory, or calls; None means GPU total where there are device events, else CPU total.
+            memory or self_memory, or calls; None means GPU total where there are device events, else CPU
+            total.
         time_unit: unit of the durations in text: s, ms, us or ns; None means one that fits each table.
         thread_sep: show operators and ranges by host thread.
         op_detail: show below each operator what it calls and launches.
