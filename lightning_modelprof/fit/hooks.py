@@ -50,7 +50,7 @@ class ProfilingHooks(SessionKeeper):
             if session is not None:
                 self._guard(lambda: session.note_exception(exception))
             self._stop_session(status)
-            self._finish({}, {})
+            self._finish(status, {}, {})
         finally:  # after an exception there is no teardown; Ctrl+C may come again
             self._leave()
             self._forget_module()

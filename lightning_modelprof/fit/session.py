@@ -59,6 +59,7 @@ class LoopSession:
         is_armed: whether the loop has begun.
         is_finished: whether it has ended.
         is_first: whether this rank reports for all; known when the loop begins.
+        failure: the status of a loop of whose end our callback is not told.
         message: to the first rank; ``None`` before the loop has ended well.
         run: the newest facts that were saved or reported; ``None`` before the first.
         report: the newest report; ``None`` before the first.
@@ -99,7 +100,7 @@ class LoopSession:
         self._boundaries: StepBoundaries | None = None
         self._module: Any = None
         self._began_s = 0.0
-        self._status, self._waits = "running", False
+        self.failure, self._waits = "failed", False
         self._notes: list[str] = []
         self._saves = SaveTimer(clock)
         self._cleanup = ExitStack()
@@ -183,7 +184,7 @@ class LoopSession:
         """
         if self.is_finished:
             return
-        self.is_finished, self._status = True, status
+        self.is_finished = True
         parts = self._parts
         if parts is not None:
             if parts.sampling is not None:
@@ -199,10 +200,11 @@ class LoopSession:
         if self.is_armed and status == "finished" and self._trainer.world_size > 1:
             self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
-    def finish(self, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
+            status: as for :meth:`stop`.
             heard: rank → its message, of the other ranks.
             absent: rank → why there is none.
         """
@@ -210,7 +212,7 @@ class LoopSession:
         if parts is None or not self.is_armed or self._is_reported:
             return
         self._is_reported = True
-        run = self._make_run(self._status)
+        run = self._make_run(status)
         if heard or absent:
             run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
@@ -243,13 +245,14 @@ class LoopSession:
         exception = sys.exc_info()[1]
         if exception is not None:
             self.note_exception(exception)
+        self.failure = end_status(exception)
         self._waits = True
         try:
-            self.stop(end_status(exception))
+            self.stop(self.failure)
         finally:
             self._waits = False
             self._cleanup.callback(self._uninstall)
-        self.run = self._make_run(self._status)
+        self.run = self._make_run(self.failure)
         self._parts.outputs.save_run(self.run)
 
     def abort(self) -> None:

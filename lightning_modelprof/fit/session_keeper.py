@@ -170,7 +170,7 @@ class SessionKeeper:
             self._among_ranks(lambda: meeting.say(message, _FAILED))
             if session is not None and session.is_first:
                 heard = self._among_ranks(meeting.hear) or {}
-        self._finish(heard, meeting.absent)
+        self._finish("finished", heard, meeting.absent)
         self._meeting = None
         self._among_ranks(meeting.leave)
 
@@ -189,11 +189,11 @@ class SessionKeeper:
         if session is not None:
             self._guard(lambda: session.stop(status))
 
-    def _finish(self, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def _finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         session = self._session
         if session is not None:
             try:
-                self._guard(lambda: session.finish(heard, absent))
+                self._guard(lambda: session.finish(status, heard, absent))
             finally:  # Ctrl-C while the report is printed does not cost the report
                 self._take_results(session)
 
@@ -262,8 +262,8 @@ class SessionKeeper:
         session = self._session
         try:
             if session is not None and session.is_armed:
-                self._stop_session("failed")
-                self._finish({}, {})
+                self._stop_session(session.failure)
+                self._finish(session.failure, {}, {})
         finally:
             self._leave()
 
