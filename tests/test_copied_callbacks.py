@@ -279,3 +279,76 @@ def test_an_endless_batch_is_not_walked_to_its_end(tmp_path: Path, make: Any) ->
     assert callback.run.info.status == "finished"
     if make is Endless:
         assert max(batch.asked for batch in module.odd) < 5_000
+
+
+FORKS = """
+import atexit, multiprocessing, os, sys
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
+from tests.fits import Net, Numbers, loader, make_callback, make_trainer
+
+def leave(how):
+    atexit.register(print, "told at exit")
+    if how == "exit":
+        sys.exit(5)
+    if how == "raise":
+        raise ZeroDivisionError("of the child")
+    if how == "fit":
+        make_trainer(Path("child"), make_callback(Path("child"), steps=(4, 9))).fit(Net(), loader(24))
+        sys.exit(5)
+    os._exit(5)
+
+class Forks(Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx != int(sys.argv[2]):
+            return
+        how = sys.argv[1]
+        if how == "process":
+            child = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
+            child.start()
+            child.join()
+            status = child.exitcode
+        elif how == "workers":
+            list(DataLoader(Numbers(), num_workers=2, multiprocessing_context="fork"))
+            status = 5
+        else:
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                leave(how)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print("child", status, flush=True)
+
+callback = make_callback(Path("."), steps=(4, 9))
+make_trainer(Path("."), callback, Forks()).fit(Net(), loader(24))
+rank = callback.run.ranks[0]
+print("parent", len(rank.steps), *rank.windows[0].recorded_steps)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize(
+    ("how", "batch", "status"),
+    [
+        ("exit", 6, 5),
+        ("exit", 10, 5),  # the window has closed
+        ("raise", 6, 1),
+        ("os._exit", 6, 5),
+        ("fit", 6, 5),
+        ("process", 6, 5),
+        ("workers", 6, 5),
+    ],
+)
+def test_a_child_forked_in_a_window_ends_as_it_would(
+    tmp_path: Path, how: str, batch: int, status: int
+) -> None:
+    done = run_script(FORKS, how, batch, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"child {status}" in lines
+    assert "parent 12 4 5 6 7 8" in lines
+    assert lines.count("told at exit") == (how in ("exit", "raise", "fit"))
+    assert ("of the child" in done.stderr) == (how == "raise")
+    assert "internal error" not in done.stderr
+    assert [path.name for path in tmp_path.glob("modelprof*")] == ["modelprof"]

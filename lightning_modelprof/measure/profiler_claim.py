@@ -2,12 +2,15 @@
 
 torch's own state is of one thread: a second thread sees no profiler there, and starting another one crashes
 the process. So does ending the program while a daemon thread records: torch is torn down under its profiler.
+A forked child lacks the thread that torch's profiler started, and would wait for it forever as it ends.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import sys
 import threading
 import weakref
 from typing import Any, Final
@@ -23,14 +26,36 @@ _OTHER: Final = "another fit of this process has a profiler window open, and tor
 _NOT_OURS: Final = "another torch profiler was recording when this window was to open"
 
 
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _skip_teardown() -> None:
+    """Let this process end without running the destructors of the libraries that its parent loaded.
+
+    When Python has ended, with its ``atexit`` handlers run, C calls these two last in, first out: it flushes
+    its streams and leaves with the exit status.
+    """
+    if _LIBC is not None and hasattr(_LIBC, "on_exit"):
+        _LIBC.on_exit(_LIBC._exit, None)
+        _LIBC.__cxa_atexit(_LIBC.fflush, None, None)  # of all streams
+
+
 class ProfilerClaim:
     """Of the process; whoever is thrown away without having given it back does not have it any more."""
 
     def __init__(self) -> None:
+        self._was_taken = False
         self.forget()
 
+    def start_child(self) -> None:
+        """In a forked child: nobody has it, and the child ends without torch's profiler."""
+        self.forget()
+        if self._was_taken:
+            self._was_taken = False  # a grandchild inherits what ends the child
+            _skip_teardown()
+
     def forget(self) -> None:
-        """Nobody has it, as in a child of this process."""
+        """Nobody has it."""
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._holder: weakref.ref[Any] | None = None
@@ -47,6 +72,7 @@ class ProfilerClaim:
                 return _OTHER
             if is_profiling_anywhere():
                 return _NOT_OURS
+            self._was_taken = True
             self._holder, self._is_daemon = weakref.ref(who), threading.current_thread().daemon
             return ""
 
@@ -68,7 +94,7 @@ class ProfilerClaim:
 CLAIM: Final = ProfilerClaim()
 atexit.register(CLAIM.end)
 if hasattr(os, "register_at_fork"):  # a child has neither the profiler's thread nor, perhaps, a free lock
-    os.register_at_fork(after_in_child=CLAIM.forget)
+    os.register_at_fork(after_in_child=CLAIM.start_child)
 
 
 def is_profiling_anywhere() -> bool:
