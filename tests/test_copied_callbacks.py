@@ -282,13 +282,14 @@ def test_an_endless_batch_is_not_walked_to_its_end(tmp_path: Path, make: Any) ->
 
 
 FORKS = """
-import atexit, multiprocessing, os, sys
+import atexit, multiprocessing, os, signal, sys
 from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 from tests.fits import Net, Numbers, loader, make_callback, make_trainer
 
 def leave(how):
+    signal.alarm(120)  # one that hangs as it ends fails the test, and is not left behind
     atexit.register(print, "told at exit")
     if how == "exit":
         sys.exit(5)
