@@ -239,7 +239,7 @@ def test_sorted_by(key):
         "gpu_max": "cba",
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
-    }[key]
+    }.get(key, "cba")  # ranges have no memory: as usual, by their time on the device
     table = user_ranges_table({0: fact}, ReportOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 

@@ -261,7 +261,8 @@ class SessionKeeper:
         """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first."""
         session = self._session
         try:
-            if session is not None and session.is_armed:
+            # One that is not finished goes on: its fit calls another one, with this callback.
+            if session is not None and session.is_finished:
                 self._stop_session(session.failure)
                 self._finish(session.failure, {}, {})
         finally:
