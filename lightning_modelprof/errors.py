@@ -54,12 +54,12 @@ class MissingExtraError(ModelProfError):
 def told(error: BaseException) -> str:
     """What is told of somebody's error: its type and its message, whatever its ``__str__`` does."""
     try:
-        message = str(error)
+        message = str(error).strip()
     except Exception:
         return f"{type(error).__name__} (its message cannot be shown)"
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[:_LONGEST_MESSAGE]}... ({len(message):,} characters)"
-    return f"{type(error).__name__}: {message}"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def one_line(text: str) -> str:

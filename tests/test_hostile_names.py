@@ -13,7 +13,7 @@ from lightning_modelprof import ArchiveError, ConfigError, ModelProfCallback, Tr
 from lightning_modelprof.cli import main
 from lightning_modelprof.config import FIELDS, ProfileConfig
 from lightning_modelprof.config_checks import check_config
-from lightning_modelprof.errors import ModelProfError, one_line, quoted
+from lightning_modelprof.errors import ModelProfError, one_line, quoted, told
 from lightning_modelprof.fit.run_folder import check_writeable
 from lightning_modelprof.fit.warn import warn
 from lightning_modelprof.report.rules.configure import configure_rules
@@ -338,3 +338,16 @@ def test_every_error_of_ours_is_of_the_one_kind():
     kinds = ModelProfError.__subclasses__()
     assert kinds
     assert all(kind.__init__ is ModelProfError.__init__ for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (KeyError("a"), "KeyError: 'a'"),
+        (ValueError("\n first\nsecond"), "ValueError: first\nsecond"),
+    ],
+)
+def test_what_is_told_of_an_error(error, text):
+    assert told(error) == text

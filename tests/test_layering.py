@@ -341,3 +341,28 @@ def test_the_public_names_are_there():
     assert dir(lightning_modelprof) == sorted(lightning_modelprof.__all__)
     with pytest.raises(AttributeError, match="no attribute 'ModelProf'"):
         lightning_modelprof.ModelProf  # noqa: B018
+
+
+def test_errors_of_others_are_told_in_one_place():
+    """A message may be endless, and a ``__str__`` may raise: only ``told`` knows what to do then."""
+    assert names_type_and_message("f'it failed: {type(error).__name__}: {error}'") == [1]
+    own = ROOT / "lightning_modelprof" / "errors.py"
+    places = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "lightning_modelprof").rglob("*.py"))
+        if path != own
+        for line in names_type_and_message(path.read_text(encoding="utf-8"))
+    ]
+    assert places == []
+
+
+def names_type_and_message(source):
+    """Lines of the f-strings that hold both ``type(x).__name__`` and ``x``."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        values = [ast.unparse(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
+        if any(f"type({value}).__name__" in values for value in values):
+            lines.append(node.lineno)
+    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.flops.live_tensors import LiveTensors
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.memory import StepMemory
@@ -73,4 +74,4 @@ class FollowedStep:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.note = f"Live tensors were not followed: {type(error).__name__}: {error}."
+        self.note = f"Live tensors were not followed: {told(error)}."

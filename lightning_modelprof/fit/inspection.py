@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, told
 from lightning_modelprof.fit.followed_step import FollowedStep
 from lightning_modelprof.fit.inspection_plan import InspectionPlan
 from lightning_modelprof.fit.size_plan import SizePlan
@@ -351,7 +351,5 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
     try:
         return work(), ""
     except Exception as error:  # whatever the user's model or a library does here, it is not training's fault
-        text = str(error).strip().partition("\n")[0]
-        if isinstance(error, ModelProfError):
-            return None, text
-        return None, f"{type(error).__name__}: {text}" if text else type(error).__name__
+        said = str(error) if isinstance(error, ModelProfError) else told(error)
+        return None, said.partition("\n")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.fit.followed_step import FollowedStep
 from lightning_modelprof.flops.held_tensors import held_buffers, held_parameters, storages_of
 from lightning_modelprof.measure.memory import MemoryCurve, device_memory, process_memory, total_bytes
@@ -73,7 +74,7 @@ class LoopMemory:
                 storages_of=storages_of,
             )
         except Exception as ours:  # the user's exception is on its way, and nothing may come before it
-            self._note = f"Who held the memory when it ran out is not known: {type(ours).__name__}: {ours}."
+            self._note = f"Who held the memory when it ran out is not known: {told(ours)}."
 
     def record(self, followed: FollowedStep | None) -> MemoryRecord:
         """What is known now.

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, told
 from lightning_modelprof.flops.copies import (
     fake_copy,
     fake_inputs,
@@ -94,7 +94,7 @@ class StepCopy:
                 self.arguments
             )  # a step may change its batch, which a dataset may give again
         except Exception as error:
-            raise ModelProfError(f"the batch cannot be copied: {type(error).__name__}: {error}") from error
+            raise ModelProfError(f"the batch cannot be copied: {told(error)}") from error
         return forward_table(module, lambda: self._run(module, arguments))
 
     def _run(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:

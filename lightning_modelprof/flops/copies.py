@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, told
 
 T = TypeVar("T")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -127,7 +127,7 @@ def values_are_missing(what: str, instead: str) -> Iterator[None]:
     except _NEEDS_VALUES as error:
         raise ModelProfError(
             f"{what}: expected a model that runs on tensors without data, got one that needs the values of"
-            f" its tensors, or an operator that needs data ({type(error).__name__}: {error})."
+            f" its tensors, or an operator that needs data ({told(error)})."
             f" {instead}".rstrip()
         ) from error
 
@@ -138,8 +138,7 @@ def _copy_errors(model: nn.Module) -> Iterator[None]:
         yield
     except Exception as error:
         raise ModelProfError(
-            f"{type(model).__name__}: expected a model that can be copied,"
-            f" got {type(error).__name__}: {error}"
+            f"{type(model).__name__}: expected a model that can be copied, got {told(error)}"
         ) from error
 
 

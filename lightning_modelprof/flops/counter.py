@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_modelprof.errors import ModelProfError, quoted
+from lightning_modelprof.errors import ModelProfError, quoted, told
 from lightning_modelprof.flops.formulas import Formula, WithRecompute, formula_of, name_of, own_formulas
 from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
 from lightning_modelprof.flops.place import Phase, Whereabouts
@@ -196,7 +196,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             try:
                 self._count(action, args, kwargs, result)
             except Exception as error:
-                self.errors[action.name, f"{type(error).__name__}: {error}"] += 1
+                self.errors[action.name, told(error)] += 1
         for watch in self._watches:
             watch(func, args, kwargs, result, self._whereabouts.now)
         return result
@@ -213,7 +213,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                     _ACTIONS[func] = known
             return known
         except Exception as error:  # an operator unlike all others must not end the step
-            self.errors[str(func), f"{type(error).__name__}: {error}"] += 1
+            self.errors[str(func), told(error)] += 1
             return _Action(func, str(func))
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -254,7 +254,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             flops, recompute = _checked(counted.gradients), _checked(counted.recompute)
         except Exception as error:
             self.uncounted[place] += 1
-            self.errors[place.operator, f"{type(error).__name__}: {error}"] += 1
+            self.errors[place.operator, told(error)] += 1
             return
         if dtype is not None and dtype.is_complex and action.name not in FOURIER_OPERATORS:
             flops, recompute = flops * _COMPLEX_PRODUCTS, recompute * _COMPLEX_PRODUCTS
@@ -279,7 +279,7 @@ def _action_of(func: Any, formula: Formula | None) -> _Action:
 
 
 def _note(errors: Counter[tuple[str, str]], what: str, error: Exception) -> None:
-    errors[what, f"{type(error).__name__}: {error}"] += 1
+    errors[what, told(error)] += 1
 
 
 def _checked(flops: Any) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.flops.formulas import name_of
 from lightning_modelprof.flops.sites import Where
 from lightning_modelprof.flops.tensor_memory import _plain_parts, local_part, unnoticed
@@ -127,7 +128,7 @@ class LiveTensors:
             if self._total > peak.num_bytes:
                 peak.num_bytes, peak.number, peak.func, peak.module = self._total, self._number, func, module
         except Exception as error:  # whatever it is, the step must not end for it
-            self.errors[f"{type(error).__name__}: {error}"] += 1
+            self.errors[told(error)] += 1
 
     def end(self) -> None:
         """The step has done its work; its gradients and the optimizer's state are still there."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, told
 from lightning_modelprof.flops.backward_times import (
     NUMBERLESS,
     REENTRANT_CHECKPOINT,
@@ -253,7 +253,7 @@ class ModuleTimer:
     def _give_up(self, error: Exception) -> None:
         """The step goes on without us."""
         self._step = None
-        self._notes[f"A step was left out: {type(error).__name__}: {error}."] = None
+        self._notes[f"A step was left out: {told(error)}."] = None
 
     # ---- Whose a node is
 

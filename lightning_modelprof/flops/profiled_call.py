@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.errors import ModelProfError, told
 
 
 def kind_of(value: Any) -> str:
@@ -47,8 +47,8 @@ class ProfiledCall:
             passed = [*(kind_of(value) for value in self._args)]
             passed += [f"{name}={kind_of(value)}" for name, value in self._kwargs.items()]
             raise ModelProfError(
-                f"profile_model: expected a batch that the model can take, got {type(error).__name__}:"
-                f" {error}. It was called with ({', '.join(passed)})."
+                f"profile_model: expected a batch that the model can take, got"
+                f" {told(error)}. It was called with ({', '.join(passed)})."
             ) from error
 
     def loss(self, output: Any) -> torch.Tensor | None:
@@ -64,7 +64,7 @@ class ProfiledCall:
         except Exception as error:
             raise ModelProfError(
                 f"profile_model(loss_fn): expected a function of the model's output ({kind_of(output)}), got"
-                f" {type(error).__name__}: {error}."
+                f" {told(error)}."
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             lacking = (
@@ -88,8 +88,7 @@ class ProfiledCall:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
         except Exception as error:
             raise ModelProfError(
-                "profile_model: expected the loss to have a backward pass, got"
-                f" {type(error).__name__}: {error}."
+                f"profile_model: expected the loss to have a backward pass, got {told(error)}."
             ) from error
 
     def run(self, model: nn.Module) -> None:

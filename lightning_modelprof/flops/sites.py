@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.flops.formulas import name_of
 from lightning_modelprof.flops.frames import Spot, UserLines
 from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
@@ -127,7 +128,7 @@ class SiteWatch:
 
     def note_error(self, error: Exception) -> None:
         """Count what went wrong."""
-        self.errors[f"{type(error).__name__}: {error}"] += 1
+        self.errors[told(error)] += 1
 
     def _spot(self, phase: str) -> Spot | None:
         """The user's line; in backward, where none runs, the one whose gradient is computed."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.errors import ConfigError, quoted
+from lightning_modelprof.errors import ConfigError, quoted, told
 from lightning_modelprof.measure.inference_times import METHODS
 
 
@@ -89,7 +89,7 @@ def run_first(call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, 
         )
         raise ConfigError(
             f"benchmark_inference(batch): expected a batch that the model can take, got"
-            f" {type(error).__name__}: {error}. It was passed as {passed}: a mapping goes in"
+            f" {told(error)}. It was passed as {passed}: a mapping goes in"
             " as keyword arguments, a tuple as positional ones, and (batch,) as it is."
         ) from error
     for _ in range(warm_up - 1):

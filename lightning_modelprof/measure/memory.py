@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord, OutOfMemory, StepMemory
 
 try:
@@ -134,7 +135,7 @@ class MemoryCurve:
         try:
             return read()
         except Exception as error:  # drivers and systems of all kinds; training must not notice
-            note = f"The {what} could not be read: {type(error).__name__}: {error}."
+            note = f"The {what} could not be read: {told(error)}."
             if note not in self._notes and len(self._notes) < 10:
                 self._notes.append(note)
             return None

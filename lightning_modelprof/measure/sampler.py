@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.measure.clock import HostClock, host_clock
 
 Look: TypeAlias = Callable[[int], None]
@@ -140,14 +141,14 @@ class Sampler:
                     self._look_with(name, look, elapsed_ns)
                 self.cost_ns = cost_before_ns + time.thread_time_ns()
         except Exception as error:  # the clock failed, or there is no memory
-            self._end(f"Sampling ended early: {type(error).__name__}: {error}.")
+            self._end(f"Sampling ended early: {told(error)}.")
 
     def _look_with(self, name: str, look: Look, elapsed_ns: int) -> None:
         try:
             look(elapsed_ns)
         except Exception as error:
             self._looks.pop(name, None)
-            self.notes.append(f"The look at {name} ended early: {type(error).__name__}: {error}.")
+            self.notes.append(f"The look at {name} ended early: {told(error)}.")
 
 
 class _ShortTurns:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.measure.code_place import own_methods, place_of
 from lightning_modelprof.measure.compilation import compile_setup
 from lightning_modelprof.measure.convolution_biases import convolution_biases
@@ -92,7 +93,7 @@ def _attempt(part: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
     try:
         return part(), ""
     except Exception as error:  # anybody's objects, or another Lightning
-        return {}, f"{part.__name__} could not be read: {type(error).__name__}: {error}"
+        return {}, f"{part.__name__} could not be read: {told(error)}"
 
 
 def usable_cpus() -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule
@@ -76,9 +76,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
             for finding in findings
         )
     except Exception as error:
-        return rule.not_evaluated(
-            f"the rule failed, which is a fault of its own: {type(error).__name__}: {error}"
-        )
+        return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")
 
 
 def _rules_of(analysis: Analysis) -> tuple[Rule, ...]:
