@@ -257,12 +257,15 @@ class SessionKeeper:
         self._count = NothingCounted(reason)
         self._guard(lambda: warn(f"{reason}; {self.config.unit}/s will not be known"))
 
-    def _end_untold(self) -> None:
-        """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first."""
+    def _end_untold(self, *, is_exit: bool = False) -> None:
+        """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.
+
+        One that is not finished goes on, as its fit calls another one with this callback, unless the program
+        ends.
+        """
         session = self._session
         try:
-            # One that is not finished goes on: its fit calls another one, with this callback.
-            if session is not None and session.is_finished:
+            if session is not None and (session.is_finished or (is_exit and session.is_armed)):
                 self._stop_session(session.failure)
                 self._finish(session.failure, {}, {})
         finally:
@@ -273,7 +276,7 @@ class SessionKeeper:
         session = self._session
         # A loop in another thread may still be running.
         if session is not None and session.delegate.thread == threading.get_ident():
-            self._end_untold()
+            self._end_untold(is_exit=True)
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
