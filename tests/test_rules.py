@@ -539,7 +539,7 @@ def test_recompilations_with_their_time_and_guard():
 
 
 @pytest.mark.parametrize(
-    ("threads", "workers", "severity"), [(8, 0, None), (9, 0, Severity.WARNING), (6, 3, Severity.INFO)]
+    ("threads", "workers", "severity"), [(8, 0, None), (9, 0, Severity.WARNING), (6, 3, None)]
 )
 def test_oversubscribed_threads_on_8_cpus(threads, workers, severity):
     setup = replace(with_loader(num_workers=workers), num_threads=threads)

@@ -119,6 +119,11 @@ def _stepping_share(totals: StepTotals) -> float:
     return 1 - totals.num_with(StepTag.NO_OPTIMIZER_STEP) / len(totals) if len(totals) else 1.0
 
 
+def _num_workers(setup: TrainingSetup | None) -> int:
+    """Of the first dataloader; 0 where that is not known."""
+    return (setup.loaders[0].num_workers or 0) if setup is not None and setup.loaders else 0
+
+
 def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int, str]) -> Analysis:
     """Derive the facts of a run's first rank.
 
@@ -131,7 +136,13 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     steps, cost = record.steps, record.model_cost
     totals = StepTotals.of(steps) if record.totals is None else record.totals
     figures, hot = benchmark(steps, totals), hot_lines(record.stacks)
-    costs = step_costs(steps, record.outside_ns, totals)
+    costs = step_costs(
+        steps,
+        record.outside_ns,
+        totals,
+        cpu_wait_share=None if record.slow is None else record.slow.cpu_wait_share,
+        num_workers=_num_workers(record.setup),
+    )
     return Analysis(
         info=run.info,
         rank=record.rank,

@@ -18,6 +18,13 @@ from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, Step
 _OURS: Final = int(NOT_CLEAN & ~(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION))
 """Tags of steps that are not what they would be without this profiler, or are among the first ones."""
 
+LITTLE_CPU_WAIT: Final = 0.02
+"""Share of the loop that the training thread may wait for a CPU before a few long steps count for nothing.
+
+More of it could be most of the least share that a rule finds, 3 %."""
+
+_TRIMMED: Final = 0.2
+
 SURROUNDINGS: Final = frozenset(
     ("callbacks", "module_hooks", "logging", "validation", "checkpoint", "dataloader_init", "lr_scheduler")
 )
@@ -39,7 +46,8 @@ class PhaseMeans:
         errors_ns: standard error of these means, by phase key; without phases that were not measured and
             where there is one step only.
         medians_ns, quartiles_ns: medians and first quartiles of the phases over the steps, likewise.
-        median_wall_ns: median of ``wall_ns``.
+        trimmed_ns: trimmed means of the phases, likewise: see :func:`trimmed_mean`.
+        median_wall_ns, trimmed_wall_ns: median and trimmed mean of ``wall_ns``.
         device_ns: time between events on the device by phase key; without the phases that have none.
     """
 
@@ -49,7 +57,9 @@ class PhaseMeans:
     errors_ns: Mapping[str, float]
     medians_ns: Mapping[str, float]
     quartiles_ns: Mapping[str, float]
+    trimmed_ns: Mapping[str, float]
     median_wall_ns: float
+    trimmed_wall_ns: float
     device_ns: Mapping[str, float]
 
     @property
@@ -104,21 +114,58 @@ class StepCosts:
         loop: a step of the loop as a whole. What surrounds the model comes from all finished steps and from
             the time in no step, such as a checkpoint after the last one; the rest from the steady steps.
         boundaries: the starts of epochs among the steady steps.
+        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU; ``None``
+            where nobody counts that.
     """
 
     steady: PhaseMeans
     inner: PhaseMeans | None
     loop: PhaseMeans
     boundaries: EpochBoundaries
+    cpu_wait_share: float | None = None
 
     @property
     def typical(self) -> PhaseMeans:
         """The clean steps, or where each step is special the steady ones."""
         return self.steady if self.inner is None else self.inner
 
+    @property
+    def had_its_cpu(self) -> bool:
+        """Whether the training thread had a CPU nearly always when it was ready to run."""
+        return self.cpu_wait_share is not None and self.cpu_wait_share < LITTLE_CPU_WAIT
+
+    def usual_ns(self, means: PhaseMeans, phase: str) -> float | None:
+        """What a phase that is in every step takes in a usual one; ``None`` if it was not measured.
+
+        The mean, if the thread had its CPU. If it had to wait for one, or nobody knows, a few long steps say
+        nothing about the training: then it is the trimmed mean where that is less.
+        """
+        mean_ns = means.phases_ns.get(phase)
+        if mean_ns is None or self.had_its_cpu:
+            return mean_ns
+        return min(mean_ns, means.trimmed_ns.get(phase, mean_ns))
+
+    def usual_wall_ns(self, means: PhaseMeans) -> float:
+        """The same of the whole step."""
+        return means.wall_ns if self.had_its_cpu else min(means.wall_ns, means.trimmed_wall_ns)
+
+    def usual_wait_ns(self) -> float | None:
+        """The same of the time in which the loop waits for its batch and no work is left to hide that."""
+        host_ns, exposed_ns = self.usual_ns(self.typical, "dataloader"), self.typical.exposed_wait_ns
+        return host_ns if host_ns is None or exposed_ns is None else min(host_ns, exposed_ns)
+
+    def least_of(self, usual_ns: float, means: PhaseMeans, phase: str) -> float:
+        """The lower end of the interval around a usual time: two standard errors of the mean below."""
+        return max(0.0, usual_ns - 2 * means.errors_ns.get(phase, 0.0))
+
 
 def step_costs(
-    steps: StepTimings, outside_ns: Mapping[str, int], totals: StepTotals | None = None
+    steps: StepTimings,
+    outside_ns: Mapping[str, int],
+    totals: StepTotals | None = None,
+    *,
+    cpu_wait_share: float | None = None,
+    num_workers: int = 0,
 ) -> StepCosts | Absent:
     """Means of the steady steps, and of those among them that nothing special happens in.
 
@@ -126,6 +173,8 @@ def step_costs(
         steps: the finished steps, or those of them that were kept; medians, quartiles and errors are theirs.
         outside_ns: time of the loop that is in no finished step, by phase key.
         totals: over all finished steps; ``None`` when ``steps`` are all.
+        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.
+        num_workers: that make the batches: so many batches may come at once.
     """
     totals = StepTotals.of(steps) if totals is None else totals
     steady = steps.select((steps.tags & _OURS) == 0)
@@ -135,13 +184,31 @@ def step_costs(
             " skip_first and active)"
         )
     clean = steady.clean()
-    of_steady = _means(steady, totals.without(_OURS))
+    of_steady = _means(steady, totals.without(_OURS), num_workers)
     return StepCosts(
         steady=of_steady,
-        inner=_means(clean, totals.clean()) if len(clean) else None,
+        inner=_means(clean, totals.clean(), num_workers) if len(clean) else None,
         loop=_of_the_loop(of_steady, totals, outside_ns),
         boundaries=_boundaries(steps, steady, clean, totals),
+        cpu_wait_share=cpu_wait_share,
     )
+
+
+def trimmed_mean(values: NDArray[np.int64], period: int = 1) -> float:
+    """Mean without the largest and the smallest fifth.
+
+    Args:
+        values: one for each step, in their order; at least one.
+        period: so many neighbours are averaged before, as what comes once in a period would else be trimmed.
+
+    Source: a fifth on either side is customary; Wilcox, Introduction to Robust Estimation and Hypothesis
+    Testing, 2012, section 3.3.
+    """
+    period = min(max(period, 1), len(values))
+    whole = len(values) // period * period
+    means = np.sort(values[:whole].reshape(-1, period).mean(axis=1))
+    cut = int(_TRIMMED * len(means))
+    return float(means[cut : len(means) - cut].mean())
 
 
 def _of_the_loop(steady: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str, int]) -> PhaseMeans:
@@ -158,7 +225,7 @@ def _of_the_loop(steady: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str
     return replace(steady, wall_ns=sum(known), phases_ns=phases)
 
 
-def _means(steps: StepTimings, totals: StepTotals) -> PhaseMeans:
+def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMeans:
     """Means by the totals, and how the kept ones of these steps vary."""
     count, wall_ns = len(totals), _wall_ns(steps)
     sums_ns, is_measured = totals.whole("phases_ns").tolist(), totals.measured_phases().tolist()
@@ -167,6 +234,7 @@ def _means(steps: StepTimings, totals: StepTotals) -> PhaseMeans:
     errors: dict[str, float] = {}
     medians: dict[str, float] = {}
     quartiles: dict[str, float] = {}
+    trimmed: dict[str, float] = {}
     device: dict[str, float] = {}
     for index, phase in enumerate(PHASES):
         if index == _PROFILER:
@@ -177,6 +245,7 @@ def _means(steps: StepTimings, totals: StepTotals) -> PhaseMeans:
             error_ns = standard_error(column - int(column.sum()) / len(column))
             phases[phase.key] = sums_ns[index] / count
             quartiles[phase.key], medians[phase.key] = map(float, np.percentile(column, (25, 50)))
+            trimmed[phase.key] = trimmed_mean(column, num_workers if index == _DATALOADER else 1)
             if error_ns is not None:
                 errors[phase.key] = error_ns
         if num_on_device[index]:
@@ -188,7 +257,9 @@ def _means(steps: StepTimings, totals: StepTotals) -> PhaseMeans:
         errors_ns=errors,
         medians_ns=medians,
         quartiles_ns=quartiles,
+        trimmed_ns=trimmed,
         median_wall_ns=float(np.median(wall_ns)),
+        trimmed_wall_ns=trimmed_mean(wall_ns, num_workers),
         device_ns=device,
     )
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.exact_lines import at_exact_lines
-from lightning_modelprof.report.model import Finding, Status, Verdict
+from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
 from lightning_modelprof.report.verdict import account, give_verdict
 
+_THE_SAME: Final[Mapping[Severity | None, Severity]] = {one: one for one in Severity}
+_LESS: Final[Mapping[Severity | None, Severity]] = {
+    Severity.CRITICAL: Severity.WARNING,
+    Severity.WARNING: Severity.INFO,
+    Severity.INFO: Severity.INFO,
+}
+"""What becomes of a severity that rests on times, where the training thread waited for a CPU."""
 _ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 
 
@@ -28,13 +36,18 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
     if rules is None:
         rules = _rules_of(analysis)
     accounting = account(analysis.step_costs)
+    said = [(rule, _ask(rule, analysis)) for rule in rules]
+    is_busy = any(
+        one.kind == BusyCpus.kind and one.status is Status.FOUND for _, of_it in said for one in of_it
+    )
     findings: list[Finding] = []
-    for rule in rules:
-        said = _ask(rule, analysis)
-        if rule.rests_on_time and not accounting.is_enough:
-            # Whoever does not know where the time goes cannot say how much something matters.
-            said = tuple(replace(finding, severity=None) for finding in said)
-        findings += said
+    for rule, of_it in said:
+        # Whoever does not know where the time goes cannot say how much something matters.
+        severities = {} if not accounting.is_enough else _LESS if is_busy else _THE_SAME
+        findings += [
+            replace(one, severity=severities.get(one.severity)) if rule.rests_on_time else one
+            for one in of_it
+        ]
     findings.sort(key=_rank)
     return give_verdict(analysis, findings, rules, accounting), tuple(findings)
 

@@ -9,7 +9,7 @@ share says the verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -24,6 +24,7 @@ from lightning_modelprof.report.device_shares import (
 )
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule, milliseconds, percent
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
 from lightning_modelprof.run.phases import PHASES
 
@@ -123,7 +124,7 @@ def account(costs: StepCosts | Absent) -> Accounting:
 def give_verdict(
     analysis: Analysis, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
 ) -> Verdict:
-    """What limits the speed.
+    """What limits the speed, and whether the machine was busy meanwhile.
 
     Args:
         analysis: of the run.
@@ -131,6 +132,19 @@ def give_verdict(
         rules: that gave them, which know what verdict their time speaks for.
         accounting: whether anything may be judged.
     """
+    verdict = _what_limits(analysis, findings, rules, accounting)
+    is_busy = any(one.kind == BusyCpus.kind and one.status is Status.FOUND for one in findings)
+    if not is_busy or isinstance(analysis.slow, Absent):
+        return verdict
+    share = percent(analysis.slow.record.cpu_wait_share)
+    return replace(
+        verdict, summary=f"{verdict.summary} The training thread waited for a CPU in {share} of the time."
+    )
+
+
+def _what_limits(
+    analysis: Analysis, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
+) -> Verdict:
     costs = analysis.step_costs
     ended = next((one for one in findings if one.kind == OUT_OF_MEMORY and one.status is Status.FOUND), None)
     if ended is not None:

@@ -112,16 +112,18 @@ class ShareRule(Rule):
     critical: float = 0.15
     floor_ns: float = FLOOR_NS
 
-    def is_found(self, share: float | None, ns: float, error_ns: float = 0.0) -> bool:
+    def is_found(self, share: float | None, ns: float, least_ns: float | None = None) -> bool:
         """Whether so much is worth a finding.
 
         Args:
             share: of the step.
-            ns: mean per step.
-            error_ns: its standard error: a few steps in which the machine did something else make a mean
-                large, but not sure. Even two errors less must be worth it.
+            ns: per step, of which it is the share.
+            least_ns: the lower end of its interval, which must be worth it, too; ``None`` if there is none.
         """
-        return share is not None and share >= self.warning and ns - 2 * error_ns >= self.floor_ns
+        if share is None:
+            return False
+        sure = 1.0 if least_ns is None or ns <= 0 else least_ns / ns
+        return sure * share >= self.warning and sure * ns >= self.floor_ns
 
     def severity(self, share: float) -> Severity:
         """Of a share that is worth a finding."""

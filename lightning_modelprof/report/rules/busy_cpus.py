@@ -48,8 +48,7 @@ class BusyCpus(Rule):
             self.found(
                 f"In {percent(share)} of the time the training thread was ready to run and had no CPU. All"
                 " times of this report are longer for it, those of the model as well.",
-                "Measure again while nothing else runs here. If the CPUs are never free: fewer threads"
-                " (torch.set_num_threads(1)) and fewer workers, which hinder each other.",
+                "Measure again while nothing else runs here, or give this job CPUs of its own.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,
             ),

@@ -14,8 +14,8 @@ from lightning_modelprof.report.rules.base import NO_SETUP, Rule, count
 class CpuThreadsOversubscribed(Rule):
     """Threads of torch in all training processes of the machine, over the CPUs that this process may use.
 
-    On the CPU alone: there the operators run on these threads. Workers of the loader count in the hint, as
-    they may mostly wait. What it costs is not measured.
+    On the CPU alone: there the operators run on these threads. Workers of a loader do not count, as nobody
+    knows whether they compute or wait. What it costs is not measured.
 
     Attributes:
         most: threads per CPU above which it is found.
@@ -36,25 +36,15 @@ class CpuThreadsOversubscribed(Rule):
         if setup.num_threads is None or setup.usable_cpus is None:
             return self.not_evaluated("the number of threads or of CPUs is not known")
         threads = setup.num_threads * setup.local_world_size
-        workers = sum(one.num_workers or 0 for one in setup.loaders) * setup.local_world_size
-        evidence = [
-            count("threads of torch", threads),
-            count("workers", workers),
-            count("usable CPUs", setup.usable_cpus),
-        ]
-        if threads + workers <= self.most * setup.usable_cpus:
-            return self.clean(
-                f"{threads + workers} threads and workers on {setup.usable_cpus} CPUs.", evidence
-            )
-        is_torch = threads > self.most * setup.usable_cpus
+        evidence = [count("threads of torch", threads), count("usable CPUs", setup.usable_cpus)]
+        if threads <= self.most * setup.usable_cpus:
+            return self.clean(f"{threads} threads of torch on {setup.usable_cpus} CPUs.", evidence)
         fitting = max(1, setup.usable_cpus // setup.local_world_size)
         return (
             self.found(
-                f"{threads} threads of torch and {workers} workers share {setup.usable_cpus} CPUs.",
-                f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting}: {setup.num_threads} now."
-                if is_torch
-                else "Fewer workers or fewer threads, unless the workers mostly wait.",
-                Severity.WARNING if is_torch else Severity.INFO,
+                f"{threads} threads of torch share {setup.usable_cpus} CPUs.",
+                f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting}: {setup.num_threads} now.",
+                Severity.WARNING,
                 evidence=evidence,
             ),
         )

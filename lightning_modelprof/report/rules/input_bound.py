@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.loader_advice import places_of_batches, workers_advice
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import ShareRule, duration, milliseconds, percent, ratio
@@ -33,25 +34,29 @@ class InputBound(ShareRule):
     warning: float = 0.05
     critical: float = 0.20
 
+    def base_ns(self, costs: StepCosts) -> float:
+        """Of a usual clean step."""
+        return costs.usual_wall_ns(costs.typical)
+
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where fetches were not seen."""
         costs = analysis.step_costs
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
-        wait_ns = costs.typical.exposed_wait_ns
-        if wait_ns is None or not costs.typical.wall_ns:
+        wait_ns, wall_ns = costs.usual_wait_ns(), self.base_ns(costs)
+        if wait_ns is None or not wall_ns:
             return self.not_evaluated("the fetches of batches were not seen")
-        share = wait_ns / costs.typical.wall_ns
+        share = wait_ns / wall_ns
         evidence = [duration("wait per step", wait_ns), ratio("share of the step", share)]
-        if not self.is_found(share, wait_ns, costs.typical.errors_ns.get("dataloader", 0.0)):
+        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
             return self.clean(f"Batches are waited for {milliseconds(wait_ns)} a step.", evidence)
         setup = analysis.setup
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
-        advice, more = workers_advice(loaders, cpus, wait_ns, costs.typical.wall_ns)
+        advice, more = workers_advice(loaders, cpus, wait_ns, wall_ns)
         return (
             self.found(
-                f"A step of {milliseconds(costs.typical.wall_ns)} waits {milliseconds(wait_ns)}"
+                f"A step of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
                 f" ({percent(share)}) for its batch.",
                 advice,
                 self.severity(share),

@@ -50,8 +50,8 @@ class OptimizerNotFused(ShareRule):
             return self.not_evaluated(costs.reason)
         if setup is None:
             return self.not_evaluated(NO_SETUP)
-        cost_ns, share = costs.typical.total_ns("optimizer"), costs.typical.share("optimizer")
-        if cost_ns is None or share is None:
+        cost_ns, wall_ns = costs.usual_ns(costs.typical, "optimizer"), costs.usual_wall_ns(costs.typical)
+        if cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of the optimizer was not seen")
         on_cuda = analysis.info.device_type == "cuda"
         slow = [
@@ -59,8 +59,9 @@ class OptimizerNotFused(ShareRule):
             for one in setup.optimizers
             if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cuda)
         ]
+        share = cost_ns / wall_ns
         evidence = [duration("optimizer per step", cost_ns), ratio("share of the step", share)]
-        if not slow or not self.is_found(share, cost_ns, costs.typical.errors_ns.get("optimizer", 0.0)):
+        if not slow or not self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "optimizer")):
             return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
         one = slow[0]
         return (

@@ -32,13 +32,16 @@ class PhaseShareRule(ShareRule):
             return self.not_evaluated(costs.reason)
         if setup is None:
             return self.not_evaluated(NO_SETUP)
-        means = self.means(costs)
-        cost_ns, share = means.total_ns(self.phase), means.share(self.phase)
-        if cost_ns is None or share is None:
+        means, wall_ns = self.means(costs), self.base_ns(costs)
+        cost_ns = least_ns = means.phases_ns.get(self.phase)
+        if self.is_in_every_step and cost_ns is not None:
+            cost_ns = costs.usual_ns(means, self.phase) or 0.0
+            least_ns = costs.least_of(cost_ns, means, self.phase)
+        if cost_ns is None or not wall_ns:
             return self.not_evaluated(f"the time of {self.what.lower()} was not seen")
+        share = cost_ns / wall_ns
         evidence = [duration("per step", cost_ns), ratio("share", share)]
-        error_ns = means.errors_ns.get(self.phase, 0.0) if self.is_in_every_step else 0.0
-        if not self.is_found(share, cost_ns, error_ns):
+        if not self.is_found(share, cost_ns, least_ns):
             return self.clean(f"{self.what} takes {milliseconds(cost_ns)} a step.", evidence)
         return (
             self.found(
@@ -57,7 +60,8 @@ class PhaseShareRule(ShareRule):
 
     def base_ns(self, costs: StepCosts) -> float:
         """What its time is a share of."""
-        return self.means(costs).wall_ns
+        means = self.means(costs)
+        return costs.usual_wall_ns(means) if self.is_in_every_step else means.wall_ns
 
     @abstractmethod
     def action(self, setup: TrainingSetup) -> str:

@@ -19,12 +19,15 @@ class SingleCpuThread(Rule):
 
     Attributes:
         least_share: of forward and backward in the step.
+        most_wait: share of the loop for which the training thread waited for a CPU, from which on none is
+            free.
     """
 
     kind: ClassVar[str] = "single_cpu_thread"
     title: ClassVar[str] = "The model runs on one of several CPUs"
 
     least_share: float = 0.5
+    most_wait: float = 0.1
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated on another device."""
@@ -37,6 +40,9 @@ class SingleCpuThread(Rule):
             return self.not_evaluated(costs.reason)
         if setup.num_threads is None or setup.usable_cpus is None:
             return self.not_evaluated("the number of threads or of CPUs is not known")
+        if costs.cpu_wait_share is not None and costs.cpu_wait_share >= self.most_wait:
+            waited = percent(costs.cpu_wait_share)
+            return self.not_evaluated(f"no CPU was free: the training thread waited for one in {waited}")
         workers = sum(one.num_workers or 0 for one in setup.loaders)
         free = setup.usable_cpus - setup.local_world_size * (1 + workers)
         share = costs.typical.share("forward", "backward")

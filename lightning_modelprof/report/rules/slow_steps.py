@@ -25,7 +25,7 @@ from lightning_modelprof.run.steps import SPECIAL
 _ADVICE: Final = {
     COLLECTOR: "gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
     " through what stays; or gc.disable(), and gc.collect() at the end of each epoch.",
-    MACHINE: "Give the process CPUs of its own: fewer workers and threads, or other jobs elsewhere.",
+    MACHINE: "Give this job CPUs of its own, or run the others elsewhere.",
     "dataloader": "Some batches take long: look at what they read. With workers, a larger prefetch_factor"
     " evens them out.",
     "checkpoint": "Save less often, or asynchronously.",

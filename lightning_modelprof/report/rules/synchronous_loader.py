@@ -36,11 +36,11 @@ class SynchronousLoader(ShareRule):
             return self.not_evaluated("there is no DataLoader of torch's")
         if loader.num_workers:
             return self.clean(f"num_workers is {loader.num_workers}.")
-        wait_ns = costs.typical.exposed_wait_ns
-        if wait_ns is None or not costs.typical.wall_ns:
+        wait_ns, wall_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+        if wait_ns is None or not wall_ns:
             return self.not_evaluated("the fetches of batches were not seen")
-        share = wait_ns / costs.typical.wall_ns
-        if not self.is_found(share, wait_ns, costs.typical.errors_ns.get("dataloader", 0.0)):
+        share = wait_ns / wall_ns
+        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
             return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
         if share >= self.covered:
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")

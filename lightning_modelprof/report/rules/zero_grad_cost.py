@@ -43,12 +43,13 @@ class ZeroGradCost(ShareRule):
             return self.not_evaluated(NO_SETUP)
         if setup.manual_optimization:
             return self.not_evaluated("under manual optimization it is a part of the forward")
-        cost_ns, share = costs.typical.total_ns("zero_grad"), costs.typical.share("zero_grad")
-        if cost_ns is None or share is None:
+        cost_ns, wall_ns = costs.usual_ns(costs.typical, "zero_grad"), costs.usual_wall_ns(costs.typical)
+        if cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of zero_grad was not seen")
+        share = cost_ns / wall_ns
         evidence = [duration("per step", cost_ns), ratio("share of the step", share)]
         hook = setup.module_hooks.get("optimizer_zero_grad")
-        is_slow = self.is_found(share, cost_ns, costs.typical.errors_ns.get("zero_grad", 0.0))
+        is_slow = self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "zero_grad"))
         if hook is None or not (is_slow or setup.keeps_gradients):
             return self.clean(f"Clearing gradients takes {milliseconds(cost_ns)} a step.", evidence)
         action = (
