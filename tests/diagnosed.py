@@ -52,6 +52,7 @@ def analysis_of(
     config=None,
     facts=None,
     validation=None,
+    slow=None,
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -64,6 +65,7 @@ def analysis_of(
         setup=setup,
         stacks=stacks,
         validation=validation,
+        slow=slow,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})

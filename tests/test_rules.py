@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.slow_causes import SlowFacts
+from lightning_modelprof.analysis.step_costs import trimmed_mean
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError
@@ -277,6 +281,75 @@ def test_waiting_for_a_cpu(share, status, severity):
     assert finding.saving_ns_per_step is None, "it is nobody's fault"
     assert share is not None or finding.summary == "no counts"
     assert severity is None or f"In {share:.1%}".replace("%", " %") in finding.summary
+
+
+def waited(share):
+    """The training thread was ready to run and had no CPU in this share of the loop."""
+    return SlowSteps(
+        factor=3.0, cpu_wait_share=share, why_no_cpu_wait="" if share is not None else "no counts"
+    )
+
+
+# Of 100 steps every seventh is stopped in its fetch: a mean of 1.55 ms, 13 %, where the fetch takes 0.3 ms.
+STOPPED = np.where(np.arange(100) % 7 == 3, 9.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("share", "status"), [(0.0, Status.FOUND), (0.05, Status.CLEAN), (None, Status.CLEAN)]
+)
+def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, status):
+    analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
+    finding = only(InputBound().evaluate(analysis))
+    assert finding.status is status
+    measured = evidence(finding)["wait per step"]
+    assert measured == pytest.approx(0.3 * MS if status is Status.CLEAN else STOPPED.mean() * MS)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
+    """Four workers bring four batches at once: three fetches cost nothing, the fourth 40 ms."""
+    fetches = np.where(np.arange(100) % 4 == 0, 40, 0)
+    setup = with_loader(num_workers=4)
+    analysis = analysis_of(steps_of(100, forward=10, dataloader=fetches), setup=setup, slow=waited(share))
+    finding = only(InputBound().evaluate(analysis))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, pytest.approx(10 * MS))
+
+
+def test_one_long_step_is_not_sure():
+    """Its share of the mean is 8 %, but the mean less two standard errors is nothing."""
+    fetches = np.where(np.arange(50) == 20, 45, 0.1)
+    analysis = analysis_of(steps_of(50, forward=10, dataloader=fetches), slow=waited(0.0))
+    assert only(InputBound().evaluate(analysis)).status is Status.CLEAN
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"), [(0.0, Severity.CRITICAL), (0.09, Severity.CRITICAL), (0.3, Severity.WARNING)]
+)
+def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, severity):
+    setup = replace(SETUP, num_threads=1)
+    analysis = analysis_of(steps_of(forward=20, dataloader=10), setup=setup, slow=waited(share))
+    verdict, findings = diagnose(analysis)
+    assert verdict.kind == "input_bound"
+    assert (severity is Severity.WARNING) == ("waited for a CPU in 30.0 % of the time." in verdict.summary)
+    found = {one.kind: one for one in findings if one.status is Status.FOUND}
+    assert found["input_bound"].severity is severity
+    # More threads are advised only where a CPU is free.
+    assert ("single_cpu_thread" in found) == (severity is Severity.CRITICAL)
+
+
+@given(
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=60),
+    st.integers(-2, 70),
+)
+def test_trimmed_mean(values, period):
+    """By hand: neighbours are averaged, a fifth of the averages is left out at each end."""
+    period = min(max(period, 1), len(values))
+    means = sorted(
+        sum(values[at : at + period]) / period for at in range(0, len(values) - period + 1, period)
+    )
+    cut = len(means) // 5
+    kept = means[cut : len(means) - cut]
+    assert trimmed_mean(np.array(values), period) == pytest.approx(sum(kept) / len(kept))
 
 
 def test_somebody_else_s_loader():
