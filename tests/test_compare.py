@@ -742,3 +742,18 @@ def test_the_help_tells_the_exit_codes(capsys):
 
 def test_one_tolerance():
     assert cli_arguments.DEFAULT_TOLERANCE == DEFAULT_TOLERANCE
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (1, 3), (3, 3)])
+def test_single_runs_of_a_busy_machine_cannot_tell(sides):
+    """Twice as fast, and surely so by the steps of these runs: but they may differ by the machine."""
+    quick = [compared(steps([MS] * 60)) for _ in range(sides[1])]
+    slow = [compared(steps([2 * MS] * 60)) for _ in range(sides[0])]
+    assert build_comparison(slow, quick)[1].outcome is Outcome.FASTER
+    busy = [compared(steps([2 * MS] * 60), findings=(finding("busy_cpus"),)), *slow[1:]]
+    for before, after in ((busy, quick), (quick, busy)):
+        report, result = build_comparison(before, after)
+        is_single = min(sides) == 1
+        assert (result.outcome is Outcome.CANNOT_TELL) == is_single
+        assert ("ran on a busy machine" in dict(report.facts).get("Why", "")) == is_single
+        assert report.sections["comparison"]["exit_code"] == (4 if is_single else 0 if before is busy else 3)

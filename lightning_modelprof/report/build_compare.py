@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -57,6 +57,13 @@ def build_comparison(
         per_sample=_has_other_batches(before, after),
         paired=_takes_turns(before, after),
     )
+    busy = [run for run in (*before, *after) if _busy_summary(run)]
+    if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
+        reason = (
+            f"{' and '.join(run.source for run in busy)} ran on a busy machine, which makes single runs"
+            " differ by more than their steps tell; give several runs a side that took turns"
+        )
+        result = replace(result, outcome=Outcome.CANNOT_TELL, reason=reason)
     loop = loop_of(before[0].loop)
     differences = setting_differences([run.settings for run in before], [run.settings for run in after])
     report = Report(
@@ -79,6 +86,12 @@ def build_comparison(
         },
     )
     return report, result
+
+
+def _busy_summary(run: ComparedRun) -> str:
+    """What is said of a busy machine; ``""`` where it was not."""
+    found = (one for one in run.report.findings if one.kind == BusyCpus.kind and one.status is Status.FOUND)
+    return next((one.summary for one in found), "")
 
 
 def _check_loops(runs: _Runs) -> None:
@@ -164,10 +177,9 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
                 f"a change of {_percent(result.detectable)} or more, in four of five such comparisons",
             )
         )
-    for run in (*before, *after):
-        busy = next((one for one in run.report.findings if one.kind == BusyCpus.kind), None)
-        if busy is not None and busy.status is Status.FOUND:
-            facts.append(("Busy machine", f"{run.source}: {busy.summary}"))
+    facts += [
+        ("Busy machine", f"{run.source}: {busy}") for run in (*before, *after) if (busy := _busy_summary(run))
+    ]
     for label, runs, steps in zip(("Before", "After"), (before, after), result.num_steps, strict=True):
         number = f"{len(runs)} runs, " if len(runs) > 1 else ""
         facts.append((label, f"{', '.join(run.source for run in runs)} ({number}{steps:,} clean steps)"))
