@@ -352,6 +352,22 @@ def test_trimmed_mean(values, period):
     assert trimmed_mean(np.array(values), period) == pytest.approx(sum(kept) / len(kept))
 
 
+def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
+    """64 rows at 31 us: less than a worker takes to hand a batch over. At 63 us they are work."""
+    rows = replace(SETUP.loaders[0], batch_size=64)
+    setup = replace(SETUP, loaders=(rows,))
+    for rule, loop_ms in ((InputBound(), 20), (SynchronousLoader(), 100)):
+        cheap = analysis_of(steps_of(forward=loop_ms, dataloader=2), setup=setup)
+        dear = analysis_of(steps_of(forward=loop_ms, dataloader=4), setup=setup)
+        advice = only(rule.evaluate(cheap)).action
+        assert "num_workers" not in advice
+        assert ("BatchSampler(RandomSampler(dataset), 64" in advice) == (rule.kind == "input_bound")
+        assert "num_workers" in only(rule.evaluate(dear)).action
+    whole = replace(rows, dataset=replace(PLACE, name="Reader.__getitems__"))
+    cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=replace(SETUP, loaders=(whole,)))
+    assert "BatchSampler" not in only(InputBound().evaluate(cheap)).action
+
+
 def test_somebody_else_s_loader():
     setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], kind="Stream", num_workers=None),))
     finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))

@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.hot_lines import HotLine
 from lightning_modelprof.analysis.validation_split import ValidationSplit
 from lightning_modelprof.report.exact_lines import location_at
-from lightning_modelprof.report.loader_advice import FEWER_ITEMS, places_of_batches, workers_advice
+from lightning_modelprof.report.loader_advice import FEWER_ITEMS, loader_advice, places_of_batches
 from lightning_modelprof.report.model import Evidence, Location
 from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup, TrainingSetup
@@ -127,7 +127,7 @@ def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSe
 def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
     split, loader = part.split, part.loader
     each = max(split.num_batches, 1)
-    advice, evidence = workers_advice(
+    advice, evidence = loader_advice(
         () if loader is None else (loader,), part.setup.usable_cpus, part.cost_ns / each, part.whole_ns / each
     )
     return (

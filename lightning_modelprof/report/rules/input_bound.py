@@ -8,7 +8,7 @@ from typing import ClassVar
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
-from lightning_modelprof.report.loader_advice import places_of_batches, workers_advice
+from lightning_modelprof.report.loader_advice import loader_advice, places_of_batches
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import ShareRule, duration, milliseconds, percent, ratio
 
@@ -53,7 +53,7 @@ class InputBound(ShareRule):
         setup = analysis.setup
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
-        advice, more = workers_advice(loaders, cpus, wait_ns, wall_ns)
+        advice, more = loader_advice(loaders, cpus, wait_ns, wall_ns)
         return (
             self.found(
                 f"A step of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"

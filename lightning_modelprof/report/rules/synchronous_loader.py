@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.loader_advice import is_row_by_row
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
 
@@ -42,6 +43,8 @@ class SynchronousLoader(ShareRule):
         share = wait_ns / wall_ns
         if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
             return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
+        if is_row_by_row(loader, wait_ns):
+            return self.clean("num_workers is 0, and samples are cheaper than what a worker hands over.")
         if share >= self.covered:
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
         return (
