@@ -297,6 +297,50 @@ def decorated(wait):
     inner()
 
 
+@pytest.mark.parametrize("is_on", [True, False], ids=["as usual", "turned off by the user"])
+def test_no_garbage_is_collected_while_it_looks(monkeypatch, is_on):
+    """In Python 3.11 that let the other thread go on in the middle of ``f_back``, and crashed the process.
+
+    Here every object that is made would begin a collection, were it allowed to.
+    """
+    monkeypatch.setattr(stack_look_module, "_COLLECTS_ANYWHERE", True)
+    began, in_walk = [], []
+
+    def note(when, info):
+        began.append(when)
+
+    def follow(self, frame, phase):
+        began.clear()
+        place = walk(self, frame, phase)
+        in_walk.append(tuple(began))
+        return place
+
+    walk = StackLook._follow
+    monkeypatch.setattr(StackLook, "_follow", follow)
+    usual = gc.get_threshold()
+    with Standing(plain) as standing:
+        gc.callbacks.append(note)
+        gc.set_threshold(1)
+        if not is_on:
+            gc.disable()
+        try:
+            standing.look.look(5)
+            assert gc.isenabled() is is_on
+        finally:
+            gc.enable()
+            gc.set_threshold(*usual)
+            gc.callbacks.remove(note)
+    assert in_walk == [()]
+
+
+def test_garbage_is_collected_again_after_a_look_that_failed(monkeypatch):
+    monkeypatch.setattr(stack_look_module, "_COLLECTS_ANYWHERE", True)
+    monkeypatch.setattr(StackLook, "_follow", lambda *_: 1 / 0)
+    with Standing(plain) as standing, pytest.raises(ZeroDivisionError):
+        standing.look.look(5)
+    assert gc.isenabled()
+
+
 def places(samples):
     [stack] = samples.stacks
     frames = [samples.frames[index] for index in stack.frames]

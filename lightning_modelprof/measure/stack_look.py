@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, Protocol
@@ -28,6 +30,9 @@ MOST_DEEP: Final = 80
 MOST_STACKS: Final = 5_000
 MOST_FRAMES: Final = 20_000
 MOST_LOG_CALLS: Final = 200
+
+_COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
+"""Whether making any object may collect garbage at once; later Pythons wait until a line of Python ends."""
 
 
 class LedgerState(Protocol):
@@ -79,10 +84,11 @@ class StackLook:
             return
         if phase == VALIDATION and ledger.in_validation:
             phase = len(PHASES) + ledger.validation.part
-        frame = sys._current_frames().get(self._thread)
-        if frame is None:
-            return
-        place, is_too_deep = self._follow(frame, phase)
+        with _no_collection():
+            frame = sys._current_frames().get(self._thread)
+            if frame is None:
+                return
+            place, is_too_deep = self._follow(frame, phase)
         counts = self._stacks.get(place)
         if counts is None:
             counts = self._new_stack(place)
@@ -217,3 +223,25 @@ def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> 
             places[caller.file, caller.line] = None
     calls = (log_call(file, line) for file, line in islice(places, MOST_LOG_CALLS))
     return tuple(call for call in calls if call is not None)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile, where that could crash the process.
+
+    In Python 3.11 ``f_back`` makes the caller's frame object when somebody asks for it. If making it collects
+    garbage, and a destructor gives the interpreter away, the other thread returns from that caller, and the
+    frame object points at what is there now. Python 3.10 and 3.11 before 3.11.5 can lock up in
+    ``sys._current_frames`` for the same reason (CPython issue 106883).
+
+    Caveats: the switch is one for all threads. Who turns it off in another thread during the few microseconds
+    of a look, and gets the interpreter for that, finds it on again.
+    """
+    if not (_COLLECTS_ANYWHERE and gc.isenabled()):
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
