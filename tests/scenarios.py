@@ -544,6 +544,37 @@ def slow_validation(costs: Costs, folder: Path) -> Training:
     return Training(SlowToValidate(costs, 30), rows(), val=rows(16), trainer=trainer)
 
 
+class Validated(Model):
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.loss(batch)
+
+
+class SlowValidationRows(Rows):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(16)
+        self.costs = costs
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.costs.spin(8)  # fault: slow_validation_dataset
+        return super().__getitem__(index)
+
+
+def slow_validation_dataset(costs: Costs, folder: Path) -> Training:
+    trainer = {"val_check_interval": 10, "num_sanity_val_steps": 0}
+    data = DataLoader(SlowValidationRows(costs), batch_size=4)
+    return Training(Validated(costs), rows(), val=data, trainer=trainer)
+
+
+class SlowValidationEnd(Validated):
+    def on_validation_epoch_end(self) -> None:
+        self.costs.spin(100)  # fault: slow_validation_end
+
+
+def slow_validation_end(costs: Costs, folder: Path) -> Training:
+    trainer = {"val_check_interval": 10, "num_sanity_val_steps": 0}
+    return Training(SlowValidationEnd(costs), rows(), val=rows(4), trainer=trainer)
+
+
 # The module's own code
 
 
@@ -800,6 +831,8 @@ SCENARIOS = (
     Scenario("slow_save_hook", slow_save_hook, "overhead_bound", "slow_module_hook"),
     Scenario("validation_every_step", validation_every_step, "overhead_bound", "validation_share"),
     Scenario("slow_validation", slow_validation, "overhead_bound", "validation_share"),
+    Scenario("slow_validation_dataset", slow_validation_dataset, "overhead_bound", "validation_share"),
+    Scenario("slow_validation_end", slow_validation_end, "overhead_bound", "validation_share"),
     Scenario("slow_loss", slow_loss, "host_bound", "slow_forward_outside_model"),
     Scenario("slow_loss_module", slow_loss_module, "host_bound", "slow_custom_module"),
     Scenario("row_loop", row_loop, "host_bound", "slow_forward_outside_model"),
