@@ -479,7 +479,7 @@ def test_a_checkpoint_after_the_last_step_counts():
     analysis = analysis_of(steps_of(forward=10), outside_ms={"checkpoint": 100})
     finding = only(CheckpointShare().evaluate(analysis))
     assert finding.saving_ns_per_step == 5 * MS
-    assert evidence(finding)["share"] == pytest.approx(1 / 3)
+    assert evidence(finding)["share of the loop"] == pytest.approx(1 / 3)
 
 
 def test_validation_in_few_steps_is_spread_over_all():
@@ -491,7 +491,7 @@ def test_validation_in_few_steps_is_spread_over_all():
         ValidationShare().evaluate(analysis_of(steps_of(tags=tags, forward=10, validation=validation)))
     )
     assert finding.saving_ns_per_step == 10 * MS
-    assert evidence(finding)["share"] == pytest.approx(0.5)
+    assert evidence(finding)["share of the loop"] == pytest.approx(0.5)
     assert finding.severity is Severity.CRITICAL
 
 

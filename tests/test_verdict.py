@@ -34,7 +34,10 @@ def test_input_bound_from_a_fifth(wait_ms, kind):
 
 
 def test_the_number_is_in_the_sentence():
-    assert verdict(steps_of(forward=15, dataloader=5)).summary == "25.0 % of a step is waiting for batches."
+    assert (
+        verdict(steps_of(forward=15, dataloader=5)).summary
+        == "25.0 % of a usual step is waiting for batches."
+    )
 
 
 @pytest.mark.parametrize(("logging_ms", "kind"), [(14.9, "balanced"), (15, "overhead_bound")])
@@ -63,7 +66,7 @@ def test_callbacks_outside_of_steps_bind():
     steps = steps_of(forward=10)
     assert (
         verdict(steps, callbacks=callbacks, outside_ms={"callbacks": 100}).summary
-        == "33.3 % of a step is what surrounds the model."
+        == "33.3 % of the loop is what surrounds the model."
     )
 
 
@@ -85,7 +88,7 @@ def test_a_rule_that_speaks_for_a_verdict():
         bound = "sync_bound"
 
     found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [Syncs()])
-    assert found.summary == "50.0 % of a step is waiting for the device to hand over values."
+    assert found.summary == "50.0 % of a usual step is waiting for the device to hand over values."
 
 
 # What cannot be told

@@ -185,10 +185,11 @@ def step_costs(
         )
     clean = steady.clean()
     of_steady = _means(steady, totals.without(_OURS), num_workers)
+    of_clean = _means(clean, totals.clean(), num_workers) if len(clean) else None
     return StepCosts(
         steady=of_steady,
-        inner=_means(clean, totals.clean(), num_workers) if len(clean) else None,
-        loop=_of_the_loop(of_steady, totals, outside_ns),
+        inner=of_clean,
+        loop=_of_the_loop(of_steady, of_clean or of_steady, totals, outside_ns),
         boundaries=_boundaries(steps, steady, clean, totals),
         cpu_wait_share=cpu_wait_share,
     )
@@ -211,8 +212,13 @@ def trimmed_mean(values: NDArray[np.int64], period: int = 1) -> float:
     return float(means[cut : len(means) - cut].mean())
 
 
-def _of_the_loop(steady: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str, int]) -> PhaseMeans:
-    """The steady steps, with what is not in every step as often as it is in all of them."""
+def _of_the_loop(
+    steady: PhaseMeans, typical: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str, int]
+) -> PhaseMeans:
+    """The steady steps, with what is not in every step as often as it is in all of them.
+
+    A usual step is the same one everywhere, a clean one: trimmed means are those of the typical steps.
+    """
     phases, num_steps = dict(steady.phases_ns), len(totals)
     is_measured, sums_ns = totals.measured_phases(), totals.whole("phases_ns")
     for key, ns in phases.items():
@@ -222,7 +228,13 @@ def _of_the_loop(steady: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str
         inside_ns = int(sums_ns[index]) / num_steps if key in SURROUNDINGS else ns
         phases[key] = inside_ns + outside_ns.get(key, 0) / num_steps
     known = [ns for ns in phases.values() if ns is not None]
-    return replace(steady, wall_ns=sum(known), phases_ns=phases)
+    return replace(
+        steady,
+        wall_ns=sum(known),
+        phases_ns=phases,
+        trimmed_ns=typical.trimmed_ns,
+        trimmed_wall_ns=typical.trimmed_wall_ns,
+    )
 
 
 def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMeans:

@@ -27,7 +27,7 @@ _ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 
 
 def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[Verdict, tuple[Finding, ...]]:
-    """The verdict, and what each rule says: found ones first, by time at stake.
+    """The verdict, and what each rule says: found ones first, hints last of them, by time at stake.
 
     Args:
         analysis: of a run.
@@ -52,10 +52,10 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
     return give_verdict(analysis, findings, rules, accounting), tuple(findings)
 
 
-def _rank(finding: Finding) -> tuple[int, bool, float]:
-    """Found ones first; what ended the loop before all others; then by time at stake."""
-    is_less = finding.kind != RanOutOfMemory.kind
-    return _ORDER.index(finding.status), is_less, -(finding.saving_ns_per_step or 0.0)
+def _rank(finding: Finding) -> tuple[int, bool, bool, float]:
+    """Found ones first; what ended the loop before all others; hints last; then by time at stake."""
+    is_less, is_hint = finding.kind != RanOutOfMemory.kind, finding.severity is Severity.INFO
+    return _ORDER.index(finding.status), is_less, is_hint, -(finding.saving_ns_per_step or 0.0)
 
 
 def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:

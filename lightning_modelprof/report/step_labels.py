@@ -1,8 +1,11 @@
-"""What the categories of the step time breakdown are called."""
+"""What the categories of the step time breakdown are called, and which steps shares are of."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.run.loops import loop_of
 
 STEP_LABELS: Final = {
     "kernel": "Kernel",
@@ -15,3 +18,13 @@ STEP_LABELS: Final = {
     "other": "Other",
 }
 """By keys of ``STEP_CATEGORIES``; the removed TensorBoard plugin's own words."""
+
+
+def other_shares(analysis: Analysis) -> tuple[str, ...]:
+    """That shares of all finished steps are not those of clean ones, where some are not clean."""
+    if not analysis.exclusions:
+        return ()
+    return (
+        f"Shares here are of all finished {loop_of(analysis.info.loop).steps}; the verdict, findings and Perf"
+        " Summary leave some out, and say what theirs are of.",
+    )

@@ -14,7 +14,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.device_shares import (
     DeviceShares,
     WaitShares,
@@ -69,6 +69,8 @@ LEAST_STEPS: Final = 5
 
 _MOSTLY_MODEL: Final = 0.5
 """Share of the model below which a step without findings is rather short than well balanced; words only."""
+
+_A_STEP: Final = "a step"
 
 _HOW: Final = {
     "input_bound": "waiting for batches",
@@ -156,23 +158,24 @@ def _what_limits(
     if device is not None and device.busy >= DEVICE_BUSY:
         return _device_bound(device, accounting)
     waits = wait_shares(pooled_waits(facts)) if facts else None
-    of_host = _host_shares(costs, findings, rules, waits)
-    of_device = device_bounds(_by_bound(costs.steady.wall_ns, findings, rules), device, waits)
+    of_host = _host_shares(analysis, costs, findings, rules, waits)
+    bounds = device_bounds(_by_bound(costs.steady.wall_ns, findings, rules), device, waits)
+    of_device = {kind: (share, _A_STEP) for kind, share in bounds.items()}
     over = {
-        (kind, how[kind]): share
+        (kind, how[kind], name): share
         for shares, how, least in ((of_host, _HOW, LEAST_SHARE), (of_device, _HOW_OF_DEVICE, LEAST_OF_DEVICE))
-        for kind, share in shares.items()
+        for kind, (share, name) in shares.items()
         if share >= least[kind]
     }
     if over:
-        (kind, how), share = max(over.items(), key=lambda one: one[1])
+        (kind, how, whole), share = max(over.items(), key=lambda one: one[1])
         how += _which_rank(analysis) if kind == "straggler_bound" else ""
-        return _verdict(kind, f"{percent(share)} of a step is {how}.", accounting)
+        return _verdict(kind, f"{percent(share)} of {whole} is {how}.", accounting)
     if analysis.info.device_type != "cpu" and device is None:
         reason = "No profiler window says how busy the device was, and nothing on the host stands out."
         return _verdict("cannot_tell", reason, accounting)
     are_unlike = any(one.kind == "straggler_rank" and one.status is Status.FOUND for one in findings)
-    return _verdict("balanced", _balanced(costs.steady, are_unlike=are_unlike), accounting)
+    return _verdict("balanced", _balanced(costs, are_unlike=are_unlike), accounting)
 
 
 def _which_rank(analysis: Analysis) -> str:
@@ -183,26 +186,35 @@ def _which_rank(analysis: Analysis) -> str:
 
 
 def _host_shares(
-    costs: StepCosts, findings: Sequence[Finding], rules: Sequence[Rule], waits: WaitShares | None
-) -> dict[str, float]:
-    """Share of a step of each bound that the host's clock speaks for: time at stake in its findings.
+    analysis: Analysis,
+    costs: StepCosts,
+    findings: Sequence[Finding],
+    rules: Sequence[Rule],
+    waits: WaitShares | None,
+) -> dict[str, tuple[float, str]]:
+    """Share of each bound that the host's clock speaks for, and of what: the shares that its findings say.
 
     What the host waits for the device around the model, in a logger say, is no work of its own: it is taken
     off, and what it costs is in the device's shares.
     """
     shares = dict.fromkeys(LEAST_SHARE, 0.0)
+    names: dict[str, set[str]] = {kind: set() for kind in shares}
     by_kind = {rule.kind: rule for rule in rules if not isinstance(rule, DeviceRule)}
     for finding in findings:
         rule = by_kind.get(finding.kind)
         if rule is None or rule.bound is None or finding.status is not Status.FOUND:
             continue
-        base_ns = rule.base_ns(costs)
-        if base_ns:
-            shares[rule.bound] += rule.stake_ns(finding) / base_ns
+        whole_ns, name = rule.whole(analysis, costs)
+        if whole_ns:
+            shares[rule.bound] += rule.stake_ns(finding) / whole_ns
+            names[rule.bound].add(name)
     if waits is not None:
         shares["overhead_bound"] = max(0.0, shares["overhead_bound"] - waits.around_model)
         shares["host_bound"] = max(0.0, shares["host_bound"] - waits.forward_stake)
-    return {kind: min(share, 1.0) for kind, share in shares.items()}
+    return {
+        kind: (min(share, 1.0), names[kind].pop() if len(names[kind]) == 1 else _A_STEP)
+        for kind, share in shares.items()
+    }
 
 
 def _by_bound(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
@@ -293,12 +305,14 @@ def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:
     )
 
 
-def _balanced(steady: PhaseMeans, *, are_unlike: bool) -> str:
+def _balanced(costs: StepCosts, *, are_unlike: bool) -> str:
+    """In the figures of Perf Summary, where there are clean steps."""
+    step, name = costs.typical, _A_STEP if costs.inner is None else "a clean step"
     labels = {phase.key: phase.label for phase in PHASES}
-    rest = {key: ns for key, ns in steady.phases_ns.items() if ns and key not in MODEL}
-    model = steady.share(*(key for key in MODEL if steady.phases_ns.get(key) is not None))
+    rest = {key: ns for key, ns in step.phases_ns.items() if ns and key not in MODEL}
+    model = step.share(*(key for key in MODEL if step.phases_ns.get(key) is not None))
     summary = (
-        f"Forward, backward and optimizer take {percent(model)} of a step of {milliseconds(steady.wall_ns)}"
+        f"Forward, backward and optimizer take {percent(model)} of {name} of {milliseconds(step.wall_ns)}"
     )
     if rest:
         largest = max(rest, key=lambda key: rest[key])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.charts.layers import layer_notes, split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.report.step_labels import other_shares
 from lightning_modelprof.run.loops import loop_of
 
 
@@ -21,10 +22,6 @@ def phase_shares(analysis: Analysis) -> Chart | None:
         share = sum(phase.ratio or 0 for phase in rest)
         series.append(Series(key="rest", label="Other phases", values=(share,)))
     steps = loop_of(analysis.info.loop).steps
-    has_profiler = any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases)
-    own_work = (
-        f"Of all finished {steps}, with this profiler's own work. Verdict and Perf Summary are without it.",
-    ) * has_profiler
     return Chart(
         id="phase_shares",
         title=f"Where the {steps} spend their time",
@@ -33,5 +30,5 @@ def phase_shares(analysis: Analysis) -> Chart | None:
         x=(float(analysis.num_steps),),
         unit=Unit.RATIO,
         series=tuple(series),
-        notes=(*own_work, *layer_notes(analysis.phases, rest)),
+        notes=(*other_shares(analysis), *layer_notes(analysis.phases, rest)),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
 from lightning_modelprof.run.training_setup import CodePlace
 
@@ -18,6 +18,24 @@ FLOOR_NS: Final = 300_000.0
 NO_SETUP: Final = "the run does not say how the training was set up (it was saved by an older version)"
 NO_CUDA: Final = "the run used no CUDA device"
 NOT_A_FIT: Final = "the loop does not train"
+
+
+class Whole(NamedTuple):
+    """What a share is of: its nanoseconds, and its name as a sentence ends with it."""
+
+    ns: float
+    name: str
+
+
+THE_LOOP: Final = "the loop"
+MEDIAN_STEP: Final = "the median step"
+
+
+def usual_step(costs: StepCosts, means: PhaseMeans) -> Whole:
+    """The whole of what :meth:`StepCosts.usual_ns` says: robust where the thread may have lacked a CPU."""
+    names = {id(costs.loop): THE_LOOP, id(costs.inner): "a clean step"}
+    name = names.get(id(means), "a step") if costs.had_its_cpu else "a usual step"
+    return Whole(costs.usual_wall_ns(means), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +58,9 @@ class Rule(ABC):
     rests_on_time: ClassVar[bool] = True
     """Whether how much its findings matter rests on the time of the steps."""
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002  # of subclasses
         """What the time of its findings is a share of."""
-        return costs.steady.wall_ns
+        return Whole(costs.steady.wall_ns, "a step")
 
     def stake_ns(self, finding: Finding) -> float:
         """What of a finding's time speaks for the verdict; less where another rule speaks of it, too."""

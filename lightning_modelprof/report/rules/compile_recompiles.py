@@ -64,7 +64,7 @@ class CompileRecompiles(ShareRule):
             self.found(
                 _summary(compiled, len(again), breaks)
                 + (
-                    f" That took {milliseconds(cost_ns)} a step ({percent(share)})."
+                    f" That took {milliseconds(cost_ns)} a step ({percent(share)} of the loop)."
                     if again and cost_ns
                     else ""
                 ),

@@ -66,7 +66,7 @@ class FrozenLayersComputed(ShareRule):
         return (
             self.found(
                 f"{names} and what is in it has no trainable parameter and nothing trainable before it, yet"
-                f" backward takes {milliseconds(cost_ns)} a step ({percent(share)}) there.",
+                f" backward takes {milliseconds(cost_ns)} ({percent(share)} of a clean step) there.",
                 "Do not let the model's input require gradients (requires_grad), or run these layers under"
                 " torch.no_grad().",
                 self.severity(share),
@@ -80,7 +80,7 @@ class FrozenLayersComputed(ShareRule):
                     )
                     for _, one in worst
                 ],
-                evidence=[duration("backward per step", cost_ns), ratio("share of the step", share)],
+                evidence=[duration("backward per step", cost_ns), ratio("share of a clean step", share)],
             ),
         )
 

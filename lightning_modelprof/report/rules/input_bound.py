@@ -10,7 +10,15 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.loader_advice import loader_advice, places_of_batches
 from lightning_modelprof.report.model import Finding
-from lightning_modelprof.report.rules.base import ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    ShareRule,
+    Whole,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+    usual_step,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +42,20 @@ class InputBound(ShareRule):
     warning: float = 0.05
     critical: float = 0.20
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of a usual clean step."""
-        return costs.usual_wall_ns(costs.typical)
+        return usual_step(costs, costs.typical)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where fetches were not seen."""
         costs = analysis.step_costs
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
-        wait_ns, wall_ns = costs.usual_wait_ns(), self.base_ns(costs)
+        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), self.whole(analysis, costs)
         if wait_ns is None or not wall_ns:
             return self.not_evaluated("the fetches of batches were not seen")
         share = wait_ns / wall_ns
-        evidence = [duration("wait per step", wait_ns), ratio("share of the step", share)]
+        evidence = [duration("wait per step", wait_ns), ratio(f"share of {whole}", share)]
         if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
             return self.clean(f"Batches are waited for {milliseconds(wait_ns)} a step.", evidence)
         setup = analysis.setup
@@ -56,8 +64,8 @@ class InputBound(ShareRule):
         advice, more = loader_advice(loaders, cpus, wait_ns, wall_ns)
         return (
             self.found(
-                f"A step of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
-                f" ({percent(share)}) for its batch.",
+                f"{whole[:1].upper()}{whole[1:]} of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
+                f" ({percent(share)} of it) for its batch.",
                 advice,
                 self.severity(share),
                 saving_ns=wait_ns,

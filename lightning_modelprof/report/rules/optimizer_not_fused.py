@@ -7,16 +7,19 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
     ShareRule,
+    Whole,
     count,
     duration,
     milliseconds,
     percent,
     ratio,
+    usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.training_setup import OptimizerSetup
@@ -41,6 +44,10 @@ class OptimizerNotFused(ShareRule):
 
     least_tensors: int = 32
 
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of a usual clean step."""
+        return usual_step(costs, costs.typical)
+
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without a fit."""
         costs, setup = analysis.step_costs, analysis.setup
@@ -50,7 +57,7 @@ class OptimizerNotFused(ShareRule):
             return self.not_evaluated(costs.reason)
         if setup is None:
             return self.not_evaluated(NO_SETUP)
-        cost_ns, wall_ns = costs.usual_ns(costs.typical, "optimizer"), costs.usual_wall_ns(costs.typical)
+        cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "optimizer"), self.whole(analysis, costs)
         if cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of the optimizer was not seen")
         on_cuda = analysis.info.device_type == "cuda"
@@ -60,14 +67,14 @@ class OptimizerNotFused(ShareRule):
             if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cuda)
         ]
         share = cost_ns / wall_ns
-        evidence = [duration("optimizer per step", cost_ns), ratio("share of the step", share)]
+        evidence = [duration("optimizer per step", cost_ns), ratio(f"share of {whole}", share)]
         if not slow or not self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "optimizer")):
             return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
         one = slow[0]
         return (
             self.found(
-                f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)} a step"
-                f" ({percent(share)}).",
+                f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)}"
+                f" ({percent(share)} of {whole}).",
                 f"{one.kind}(..., {'fused=True' if one.has_fused else 'foreach=True'}): foreach is"
                 f" {one.foreach}, fused is {one.fused} now. Measure it.",
                 self.severity(share) if on_cuda else Severity.INFO,

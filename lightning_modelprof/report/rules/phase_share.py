@@ -10,7 +10,17 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding
-from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    THE_LOOP,
+    ShareRule,
+    Whole,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+    usual_step,
+)
 from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
 
 
@@ -32,7 +42,7 @@ class PhaseShareRule(ShareRule):
             return self.not_evaluated(costs.reason)
         if setup is None:
             return self.not_evaluated(NO_SETUP)
-        means, wall_ns = self.means(costs), self.base_ns(costs)
+        means, (wall_ns, whole) = self.means(costs), self.whole(analysis, costs)
         cost_ns = least_ns = means.phases_ns.get(self.phase)
         if self.is_in_every_step and cost_ns is not None:
             cost_ns = costs.usual_ns(means, self.phase) or 0.0
@@ -40,12 +50,12 @@ class PhaseShareRule(ShareRule):
         if cost_ns is None or not wall_ns:
             return self.not_evaluated(f"the time of {self.what.lower()} was not seen")
         share = cost_ns / wall_ns
-        evidence = [duration("per step", cost_ns), ratio("share", share)]
+        evidence = [duration("per step", cost_ns), ratio(f"share of {whole}", share)]
         if not self.is_found(share, cost_ns, least_ns):
             return self.clean(f"{self.what} takes {milliseconds(cost_ns)} a step.", evidence)
         return (
             self.found(
-                f"{self.what} takes {milliseconds(cost_ns)} a step ({percent(share)}).",
+                f"{self.what} takes {milliseconds(cost_ns)} a step ({percent(share)} of {whole}).",
                 self.action(setup),
                 self.severity(share),
                 saving_ns=cost_ns,
@@ -56,12 +66,13 @@ class PhaseShareRule(ShareRule):
 
     def means(self, costs: StepCosts) -> PhaseMeans:
         """The steps that the share is of: for what surrounds the model the whole loop."""
-        return costs.loop if self.phase in SURROUNDINGS else costs.steady
+        return costs.loop if self.phase in SURROUNDINGS else costs.typical
 
-    def base_ns(self, costs: StepCosts) -> float:
-        """What its time is a share of."""
-        means = self.means(costs)
-        return costs.usual_wall_ns(means) if self.is_in_every_step else means.wall_ns
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """What its time is a share of; what is not in every step is always in the loop."""
+        if not self.is_in_every_step:
+            return Whole(costs.loop.wall_ns, THE_LOOP)
+        return usual_step(costs, self.means(costs))
 
     @abstractmethod
     def action(self, setup: TrainingSetup) -> str:

@@ -10,7 +10,9 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
+    THE_LOOP,
     ShareRule,
+    Whole,
     count,
     duration,
     location_of,
@@ -59,9 +61,9 @@ class SlowCallback(ShareRule):
                 found.append(self._one(analysis, name, times, per_step_ns, share))
         return tuple(found) or self.clean(f"The slowest callback takes {milliseconds(slowest_ns)} a step.")
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of the whole loop, as hooks run where no step is."""
-        return costs.loop.wall_ns
+        return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def _one(
         self, analysis: Analysis, name: str, times: list[CallbackTime], per_step_ns: float, share: float

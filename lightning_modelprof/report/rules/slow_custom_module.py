@@ -12,7 +12,15 @@ from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.line_advice import advice_for
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.module_pace import module_pace
-from lightning_modelprof.report.rules.base import ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    MEDIAN_STEP,
+    ShareRule,
+    Whole,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
 from lightning_modelprof.run.training_setup import CodePlace
 
 
@@ -38,9 +46,9 @@ class SlowCustomModule(ShareRule):
     warning: float = 0.10
     critical: float = 0.20
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of the median step."""
-        return costs.typical.median_wall_ns
+        return Whole(costs.typical.median_wall_ns, MEDIAN_STEP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each such module, clean, or not evaluated where modules were not timed."""
@@ -75,14 +83,14 @@ class SlowCustomModule(ShareRule):
     ) -> Finding:
         return self.found(
             f"{module.path} ({module.type_name}) has no parameters and multiplies no matrices, and its"
-            f" forward takes {milliseconds(took_ns)} a step ({percent(share)}).",
+            f" forward takes {milliseconds(took_ns)} ({percent(share)} of {MEDIAN_STEP}).",
             advice_for(analysis, place.file, place.line, "it")
             + " Perhaps a module of torch's own does the same.",
             self.severity(share),
             title=f"{module.type_name} takes long, without a parameter",
             saving_ns=took_ns,
             places=[Location(file=place.file, line=place.line, function=place.name, module=module.path)],
-            evidence=[duration("forward per step", took_ns), ratio("share of the step", share)],
+            evidence=[duration("forward per step", took_ns), ratio(f"share of {MEDIAN_STEP}", share)],
         )
 
 

@@ -13,7 +13,16 @@ from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.line_advice import advice_for
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.module_pace import module_pace
-from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    MEDIAN_STEP,
+    NO_SETUP,
+    ShareRule,
+    Whole,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.training_setup import CodePlace
 
@@ -48,9 +57,9 @@ class SlowForwardOutsideModel(ShareRule):
     warning: float = 0.10
     critical: float = 0.20
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of the median step."""
-        return costs.typical.median_wall_ns
+        return Whole(costs.typical.median_wall_ns, MEDIAN_STEP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where modules were not timed."""
@@ -78,7 +87,7 @@ class SlowForwardOutsideModel(ShareRule):
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [
             duration("outside of the modules", rest_ns),
-            ratio("share of the step", share),
+            ratio(f"share of {MEDIAN_STEP}", share),
             duration("forward", forward_ns),
             duration("in the modules", model_ns),
             *([duration("in logging calls", logging_ns)] if logging_ns else ()),
@@ -93,8 +102,8 @@ class SlowForwardOutsideModel(ShareRule):
         return (
             self.found(
                 f"{name} takes {milliseconds(forward_ns)}, of which the model's modules take"
-                f" {milliseconds(model_ns)}: {milliseconds(rest_ns)} a step ({percent(share)}) are in its own"
-                " code, such as the loss.",
+                f" {milliseconds(model_ns)}: {milliseconds(rest_ns)} ({percent(share)} of {MEDIAN_STEP}) are"
+                " in its own code, such as the loss.",
                 advice_for(
                     analysis,
                     None if place is None else place.file,

@@ -12,7 +12,16 @@ from lightning_modelprof.analysis.source_lines import SourceLine
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.line_advice import MANY_OPERATORS
 from lightning_modelprof.report.model import Finding, Location
-from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    THE_LOOP,
+    ShareRule,
+    Whole,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
 from lightning_modelprof.run.training_setup import CodePlace
 
 _LEAST_OWN: Final = 0.25
@@ -45,9 +54,9 @@ class SlowLineInModule(ShareRule):
     critical: float = 0.20
     least_samples: int = 10
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of the whole loop, as samples are of all of it."""
-        return costs.loop.wall_ns
+        return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each such line, clean, or not evaluated without samples or an inspected step."""

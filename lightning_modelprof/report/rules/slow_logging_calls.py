@@ -21,7 +21,16 @@ from lightning_modelprof.analysis.logging_calls import (
 )
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Location
-from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    THE_LOOP,
+    ShareRule,
+    Whole,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
 from lightning_modelprof.run.loops import loop_of
 
 _IN_STEP: Final = "in the step's own phases"
@@ -68,9 +77,9 @@ class SlowLoggingCalls(ShareRule):
     critical: float = 0.20
     least_samples: int = 10
 
-    def base_ns(self, costs: StepCosts) -> float:
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of the whole loop, as samples are of all of it."""
-        return costs.loop.wall_ns
+        return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def stake_ns(self, finding: Finding) -> float:
         """Only what is in the step's own phases."""

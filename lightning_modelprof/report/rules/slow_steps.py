@@ -60,7 +60,7 @@ class SlowStepsCost(ShareRule):
         evidence = [
             count("slow steps", record.count),
             duration("beyond the median, by clean step", cost_ns),
-            ratio("share of the clean steps", share),
+            ratio("share of a clean step", share),
         ]
         if not record.count or not self.is_found(share, cost_ns):
             return self.clean(f"{record.count} clean steps were slow.", evidence)
@@ -77,8 +77,8 @@ class SlowStepsCost(ShareRule):
         return (
             self.found(
                 f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
-                f" median: {milliseconds(cost_ns)} by step ({percent(share)}). Mostly {said}; the worst is"
-                f" step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
+                f" median: {milliseconds(cost_ns)} by step ({percent(share)} of a clean step). Mostly {said};"
+                f" the worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                 _ADVICE.get(cause, _USUAL_ADVICE),
                 Severity.WARNING if is_ours_alone else Severity.INFO,
                 saving_ns=cost_ns if is_ours_alone else None,

@@ -8,11 +8,20 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, RankSkew
+from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.analysis.straggler import OPTIMIZER, Straggler
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.loader_advice import places_of_batches
 from lightning_modelprof.report.model import Evidence, Finding, Severity
-from lightning_modelprof.report.rules.base import ShareRule, count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    ShareRule,
+    Whole,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.rank_files import rank_file
 
@@ -51,6 +60,11 @@ class StragglerRank(ShareRule):
     title: ClassVar[str] = "The ranks wait for one of them"
     bound: ClassVar[str | None] = "straggler_bound"
     takes_time_there: ClassVar[bool] = False  # it does on the late rank, whose lines only itself has seen
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:
+        """Of the mean step of all ranks."""
+        skew = analysis.rank_skew
+        return super().whole(analysis, costs) if isinstance(skew, Absent) else Whole(skew.step_ns, "a step")
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without the steps of other ranks."""

@@ -9,7 +9,15 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.loader_advice import is_row_by_row
 from lightning_modelprof.report.model import Finding, Severity
-from lightning_modelprof.report.rules.base import NO_SETUP, ShareRule, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    ShareRule,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+    usual_step,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +45,7 @@ class SynchronousLoader(ShareRule):
             return self.not_evaluated("there is no DataLoader of torch's")
         if loader.num_workers:
             return self.clean(f"num_workers is {loader.num_workers}.")
-        wait_ns, wall_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), usual_step(costs, costs.typical)
         if wait_ns is None or not wall_ns:
             return self.not_evaluated("the fetches of batches were not seen")
         share = wait_ns / wall_ns
@@ -49,11 +57,11 @@ class SynchronousLoader(ShareRule):
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
         return (
             self.found(
-                f"num_workers is 0: the step stands still for {milliseconds(wait_ns)} ({percent(share)})"
+                f"num_workers is 0: {whole} stands still for {milliseconds(wait_ns)} ({percent(share)} of it)"
                 " while its batch is made.",
                 f"{loader.kind}(num_workers=1 or more): 0 now.",
                 Severity.INFO,
                 places=[loader.dataset],
-                evidence=[duration("wait per step", wait_ns), ratio("share of the step", share)],
+                evidence=[duration("wait per step", wait_ns), ratio(f"share of {whole}", share)],
             ),
         )

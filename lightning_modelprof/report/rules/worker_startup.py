@@ -7,10 +7,13 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
+    THE_LOOP,
     ShareRule,
+    Whole,
     count,
     duration,
     milliseconds,
@@ -34,6 +37,10 @@ class WorkerStartup(ShareRule):
     title: ClassVar[str] = "Workers are started anew with each epoch"
     bound: ClassVar[str | None] = "input_bound"
 
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop, as it is spread over all of it."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated within a single epoch."""
         costs, setup = analysis.step_costs, analysis.setup
@@ -52,7 +59,7 @@ class WorkerStartup(ShareRule):
         share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
             duration("per step", total_ns),
-            ratio("share of the steps", share),
+            ratio("share of the loop", share),
             duration("per epoch", each_ns),
             count("epochs begun", bounds.num_all),
         ]
@@ -61,7 +68,7 @@ class WorkerStartup(ShareRule):
         return (
             self.found(
                 f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
-                f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)}).",
+                f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop).",
                 f"{loader.kind}(persistent_workers=True): False now.",
                 self.severity(share),
                 saving_ns=total_ns,

@@ -7,15 +7,18 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
     ShareRule,
+    Whole,
     duration,
     milliseconds,
     percent,
     ratio,
+    usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
 
@@ -32,6 +35,10 @@ class ZeroGradCost(ShareRule):
     title: ClassVar[str] = "Clearing gradients takes long"
     bound: ClassVar[str | None] = "overhead_bound"
 
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of a usual clean step."""
+        return usual_step(costs, costs.typical)
+
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated under manual optimization."""
         costs, setup = analysis.step_costs, analysis.setup
@@ -43,11 +50,11 @@ class ZeroGradCost(ShareRule):
             return self.not_evaluated(NO_SETUP)
         if setup.manual_optimization:
             return self.not_evaluated("under manual optimization it is a part of the forward")
-        cost_ns, wall_ns = costs.usual_ns(costs.typical, "zero_grad"), costs.usual_wall_ns(costs.typical)
+        cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "zero_grad"), self.whole(analysis, costs)
         if cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of zero_grad was not seen")
         share = cost_ns / wall_ns
-        evidence = [duration("per step", cost_ns), ratio("share of the step", share)]
+        evidence = [duration("per step", cost_ns), ratio(f"share of {whole}", share)]
         hook = setup.module_hooks.get("optimizer_zero_grad")
         is_slow = self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "zero_grad"))
         if hook is None or not (is_slow or setup.keeps_gradients):
@@ -59,7 +66,7 @@ class ZeroGradCost(ShareRule):
         )
         return (
             self.found(
-                f"Clearing gradients takes {milliseconds(cost_ns)} a step ({percent(share)})"
+                f"Clearing gradients takes {milliseconds(cost_ns)} ({percent(share)} of {whole})"
                 + ("; they are filled with zeros, not dropped." if setup.keeps_gradients else "."),
                 action,
                 self.severity(share) if is_slow else Severity.INFO,

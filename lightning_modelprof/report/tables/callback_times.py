@@ -36,7 +36,8 @@ def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, .
     whole = "fit" if loop.is_fit else f"{loop.name} loop"
     note = (
         f"Time inside the hook with all it calls but other callbacks' hooks, over the whole {whole}. Ratio:"
-        f" to the whole {whole}'s time, in finished {loop.steps} or not."
+        f" to the whole {whole}'s time, in finished {loop.steps} or not; a finding leaves out what this"
+        " profiler takes."
     )
     return (
         Table(

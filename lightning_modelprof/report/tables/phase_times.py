@@ -7,6 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.step_labels import other_shares
 from lightning_modelprof.run.loops import loop_of
 
 _COLUMNS: Final = (
@@ -32,7 +33,9 @@ def phase_times_table(analysis: Analysis, options: ReportOptions) -> tuple[Table
     rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in analysis.phases)
     thread = "training thread" if loop.is_fit else "thread of the loop"
     notes = [
-        f"Self time on the {thread} over all finished {loop.steps}, clean or not; it sums to their wall time."
+        f"Self time on the {thread} over all finished {loop.steps}, clean or not; it sums to their wall"
+        " time.",
+        *other_shares(analysis),
     ]
     if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
         notes.append(

@@ -10,6 +10,7 @@ from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.slow_words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.slow_steps import SlowStep
 from lightning_modelprof.run.steps import SPECIAL
 
 
@@ -43,8 +44,13 @@ def _row(one: SlowCause) -> tuple[Cell, ...]:
         one.phase_excess_ns,
         slow.collector_ns,
         slow.major_faults,
-        slow.cpu_wait_ns,
+        _cpu_wait(slow),
     )
+
+
+def _cpu_wait(slow: SlowStep) -> float | None:
+    """Share of the time over which the waiting was counted."""
+    return None if slow.cpu_wait_ns is None or not slow.watched_ns else slow.cpu_wait_ns / slow.watched_ns
 
 
 def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
@@ -56,7 +62,8 @@ def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     all_of = "" if shown == record.count + record.num_special else f" The slowest {shown} are shown."
     notes = (
         f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}",
-        f"Faults and CPU wait are sums over the {steps} that were looked at together, this one among them.",
+        f"Faults and CPU wait are of all {steps} that were looked at together, this one among them: the sum"
+        " of the faults, and the share of their time in which the training thread was ready and had no CPU.",
     )
     if not record.why_no_cpu_wait:
         return notes
@@ -76,7 +83,7 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
             Column("phase_excess_ns", "Beyond by", Unit.DURATION_NS),
             Column("collector_ns", "Collector", Unit.DURATION_NS),
             Column("major_faults", "Faults", Unit.COUNT),
-            Column("cpu_wait_ns", "CPU wait", Unit.DURATION_NS),
+            Column("cpu_wait", "CPU wait", Unit.RATIO),
         ),
         rows=rows,
         notes=notes,
@@ -86,7 +93,7 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
 
 
 def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for phase in PHASES:
         typical_ns = facts.medians_ns.get(phase.key)
         worst_ns = worst.slow.phases_ns.get(phase.key, 0)
@@ -94,19 +101,31 @@ def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
             continue
         more_ns = None if typical_ns is None else worst_ns - typical_ns
         rows.append((phase.label, typical_ns, worst_ns, more_ns))
+    units = [Unit.DURATION_NS] * len(rows)
+    usual, wait = facts.record.usual_cpu_wait, _cpu_wait(worst.slow)
+    of_wait: tuple[str, ...] = ()
+    if wait is not None:
+        rows.append(("CPU wait", usual, wait, None if usual is None else wait - usual))
+        units.append(Unit.RATIO)
+        of_wait = (
+            "CPU wait: share of the time, typically while no clean one was slow, and at the worst of all"
+            " that were looked at together with it.",
+        )
     is_special = " with a validation or an epoch's start" if worst.slow.tags & SPECIAL else ""
     return Table(
         id="worst_step",
         title=f"A typical {step} and the worst",
         columns=(
             Column("label", "Phase"),
-            Column("typical_ns", "Typical", Unit.DURATION_NS),
-            Column("worst_ns", "Worst", Unit.DURATION_NS),
-            Column("more_ns", "More", Unit.DURATION_NS),
+            Column("typical", "Typical", Unit.BY_ROW),
+            Column("worst", "Worst", Unit.BY_ROW),
+            Column("more", "More", Unit.BY_ROW),
         ),
         rows=tuple(rows),
+        row_units=tuple(units),
         notes=(
             f"Worst: {step} {worst.slow.step}{is_special}; cause: {cause_words(worst)}. Typical: medians over"
             " the clean ones.",
+            *of_wait,
         ),
     )
