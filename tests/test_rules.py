@@ -532,6 +532,17 @@ def test_forward_in_the_modules_or_in_few_steps():
     assert only(rule.evaluate(analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
 
 
+@pytest.mark.parametrize(
+    ("loop_ms", "status"), [(0.2, Status.FOUND), (0.5, Status.FOUND), (0.6, Status.CLEAN)]
+)
+def test_on_short_steps_the_forward_s_rest_must_be_more_than_lightning_s_own_loop(loop_ms, status):
+    """One line of a model: 0.5 ms of Forward are in no module; the loop tells how slow that is here."""
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 0.4, 0))
+    steps = steps_of(forward=0.9, backward=0.3, other=loop_ms)
+    finding = only(SlowForwardOutsideModel().evaluate(analysis_of(steps, cost=cost)))
+    assert finding.status is status
+
+
 def optimizer(**changes):
     one = OptimizerSetup(
         kind="Adam", foreach=None, fused=None, has_foreach=True, has_fused=True, num_tensors=300

@@ -42,6 +42,9 @@ class SlowForwardOutsideModel(ShareRule):
     say must be enough, too. What samples find below ``self.log`` and metrics is taken off, and in doubt two
     standard errors more: that is a cause of its own (``slow_logging_calls``).
 
+    Some of Forward is Lightning's own code around the step method, which slows down with the machine like its
+    loop does: what is less than the median of the phase Loop is not told apart from it.
+
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
@@ -96,7 +99,9 @@ class SlowForwardOutsideModel(ShareRule):
         sure_ns = rest_ns - spread_ns - 2 * logging_error * forward_ns
         least_ns = min(sure_ns, _most_by_samples(analysis.hot_lines, place, forward_ns))
         if share is None or not (
-            self.is_found(share, rest_ns) and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
+            self.is_found(share, rest_ns)
+            and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
+            and least_ns >= costs.typical.medians_ns.get("other", 0.0)
         ):
             return self.clean(f"The step's own code takes {milliseconds(rest_ns)} a step.", evidence)
         return (
