@@ -9,6 +9,7 @@ import pytest
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
 from lightning_modelprof.report.exact_lines import at_exact_lines
+from lightning_modelprof.report.loader_advice import sampler_advice
 from lightning_modelprof.report.model import Finding, Location, Status
 from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
 
@@ -180,6 +181,63 @@ def test_a_finding_names_the_line_that_takes_the_time_first():
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset, collate))
     found = at_exact_lines(finding, hot_of(("dataloader", "step:12", 5, 500)), outside_modules=False)
     assert [(one.line, one.is_exact) for one in found.locations] == [(12, True), (99, False)]
+
+
+def lines_of(found):
+    return [(one.line, one.share) for one in found]
+
+
+def test_time_spread_over_statements_names_the_fewest_with_half_of_it():
+    """40, 35 and 25 % of the function: the first alone has less than half, two have more."""
+    hot = hot_of(("forward", "step:12", 4, 40), ("forward", "step:13", 7, 35), ("forward", "step:14", 9, 25))
+    assert lines_of(hot.statements("train.py", FIRST_LINES["step"])) == [(12, 0.4), (13, 0.35)]
+    assert hot.statements("train.py", FIRST_LINES["loss"]) == ()
+
+
+def test_any_line_of_the_user_s_may_be_the_place_in_a_phase():
+    """A scheduler of the user's and a function that a library calls: 60 and 10 of 100 ns."""
+    hot = hot_of(
+        ("lr_scheduler", "torch.step:3 loss:22 row:33", 6, 60),
+        ("lr_scheduler", "torch.step:3 again:42", 1, 10),
+        ("lr_scheduler", "torch.step:3", 3, 30),
+        ("forward", "step:12", 9, 900),
+    )
+    [line] = hot.statements_in(["lr_scheduler"])
+    assert (line.line, line.share, line.inner.line) == (22, 0.6, 33)
+
+
+def test_no_place_in_a_phase_that_is_mostly_a_library_s():
+    hot = hot_of(("transfer", "torch.to:3", 6, 60), ("transfer", "torch.to:3 loss:22", 4, 40))
+    assert hot.statements_in(["transfer"]) == ()
+    assert hot.statements_in(["clip"]) == ()
+
+
+def test_below_a_library_s_function_the_user_s_line_is_the_place():
+    """A callback of Lightning's calls the user's logger, another one works by itself."""
+    hot = hot_of(
+        ("callbacks", "lightning.monitor:3 lightning.log:9 loss:22", 6, 60),
+        ("callbacks", "lightning.stats:3 torch.stats:4", 6, 60),
+    )
+    monitor, stats = Location(function="monitor"), Location(function="stats")
+    finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(monitor, stats))
+    line, name = at_exact_lines(finding, hot, outside_modules=False).locations
+    assert (line.file, line.line, line.is_exact) == ("train.py", 22, True)
+    assert name == stats
+
+
+def test_of_a_phase_only_what_takes_the_time_is_named():
+    """The sampler takes the time of the fetches; the data set, which the setup names, next to nothing."""
+    hot = hot_of(
+        ("dataloader", "torch.utils.data.dataloader._next_index:5 again:42", 9, 90),
+        ("dataloader", "torch.fetch:5 loss:22", 1, 10),
+    )
+    dataset = Location(file="train.py", line=FIRST_LINES["loss"], function="Rows.__getitem__")
+    finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset,))
+    [place] = at_exact_lines(finding, hot, outside_modules=False, phases=["dataloader"]).locations
+    assert (place.line, place.is_exact) == (42, True)
+    assert hot.share_in("dataloader", "torch.utils.data.dataloader", "_next_index") == 0.9
+    assert "sampler cheaper" in sampler_advice(hot)[0]
+    assert sampler_advice(hot_of(("dataloader", "torch.fetch:5 loss:22", 9, 90))) is None
 
 
 def test_the_lines_at_the_top():

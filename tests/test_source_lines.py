@@ -218,8 +218,13 @@ def test_the_statement_and_the_line_that_it_leads_to():
     assert (location.inner.file, location.inner.line, location.inner.function) == (LOSS, 7, "rows_loss")
 
 
-def test_too_few_samples_leave_the_function():
-    [location] = finding_of(slow_step(("forward", (STEP_35,), 2))).locations
+def test_a_single_sample_tells_the_statement():
+    [location] = finding_of(slow_step(("forward", (STEP_35,), 1))).locations
+    assert (location.line, location.is_exact, location.inner) == (35, True, None)
+
+
+def test_no_sample_of_the_function_leaves_its_def():
+    [location] = finding_of(slow_step(("other", (LOSS_7,), 9))).locations
     assert (location.line, location.is_exact, location.inner) == (30, False, None)
 
 

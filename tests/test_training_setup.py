@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,6 +188,30 @@ def test_recompilations_of_a_real_torch_compile(tmp_path):
     assert finding.locations[0].file == __file__
     seconds = sum(one.seconds for one in compiled.compilations if one.attempt)
     assert finding.saving_ns_per_step == pytest.approx(1e9 * seconds / 16)
+
+
+def test_a_module_that_is_compiled_again_is_placed_at_the_line_that_calls_it(tmp_path):
+    """torch.compile(module) compiles a function of torch's own, which is nobody's to change."""
+
+    class Compiled(Net):
+        def __init__(self):
+            super().__init__()
+            self.compiled = torch.compile(self.layers, backend="eager", dynamic=False)
+
+        def training_step(self, batch, batch_idx):
+            inputs, _ = batch
+            return self.compiled(inputs[: 1 + batch_idx % 3]).mean()  # @compiled
+
+    torch._dynamo.reset()
+    callback = run_fit(tmp_path, module=Compiled(), data=loader(batch_size=4), active=0, skip_first=4)
+    [finding] = [one for one in callback.report.findings if one.kind == "compile_recompiles"]
+    [place] = finding.locations
+    text = Path(__file__).read_text().split("\n")
+    if hasattr(torch._dynamo.utils.CompilationMetrics, "stack_trace"):
+        assert (place.file, place.is_exact) == (__file__, True)
+        assert text[place.line - 1].endswith("# @compiled")
+    else:
+        assert place.file is None or place.file == __file__
 
 
 def test_findings_in_report_json(tmp_path):

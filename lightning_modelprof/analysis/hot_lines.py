@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 _MIN_SAMPLES: Final = 3
 """On a line, or nothing is said of it."""
+_MOST_STATEMENTS: Final = 5
+"""That are named for one function or phase."""
 _MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
 _NOT_SAMPLED: Final = Absent("not measured (sampling=True looks at the lines that run)")
@@ -154,6 +156,68 @@ class HotLines:
         ]
         function = _sum(at.tally for at in calls)
         return _hottest(_grouped((at.frame.line, at) for at in calls), function)
+
+    def statements(
+        self, file: str, function_line: int, *, outside_modules: bool = False
+    ) -> tuple[HotLine, ...]:
+        """The fewest lines of one function that together hold half of its time, the most expensive first.
+
+        Arguments as of :meth:`inside`. Unlike there, a single sample tells as much as it can.
+        """
+        calls = [
+            at
+            for stack in self._stacks(None)
+            if (at := self._find(stack, file, function_line)) is not None
+            and not (outside_modules and (at.is_in_module or at.is_logging))
+        ]
+        return _fewest(calls, _sum(at.tally for at in calls))
+
+    def statements_below(self, function: str) -> tuple[HotLine, ...]:
+        """The fewest lines of the user's that hold half of the time of a library's function.
+
+        Args:
+            function: its qualified name.
+
+        Returns:
+            Nothing where the library itself takes more than half.
+        """
+        paths = []
+        for stack in self.samples.stacks:
+            path = [self.samples.frames[number] for number in stack.frames]
+            begin = next((n for n, one in enumerate(path) if one.function == function), None)
+            if begin is not None and not path[begin].is_users:
+                paths.append((path[begin + 1 :], _Count(stack.samples, stack.time_ns)))
+        return _fewest(_outermost(paths), _sum(tally for _, tally in paths))
+
+    def statements_in(self, phases: Collection[str]) -> tuple[HotLine, ...]:
+        """The fewest lines of the user's that hold half of the time of some phases, in whatever function.
+
+        Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
+
+        Args:
+            phases: their keys.
+
+        Returns:
+            Nothing where libraries alone take more than half.
+        """
+        paths = [
+            (
+                [self.samples.frames[number] for number in stack.frames],
+                _Count(stack.samples, stack.time_ns),
+            )
+            for stack in self._stacks(phases)
+        ]
+        return _fewest(_outermost(paths), _sum(tally for _, tally in paths))
+
+    def share_in(self, phase: str, module: str, function: str) -> float:
+        """Share of the time of a phase in which a library's function was running, with all that it calls."""
+        below_ns = whole_ns = 0
+        for stack in self._stacks((phase,)):
+            frames = (self.samples.frames[number] for number in stack.frames)
+            whole_ns += stack.time_ns
+            if any(one.module == module and one.function.rpartition(".")[2] == function for one in frames):
+                below_ns += stack.time_ns
+        return below_ns / whole_ns if whole_ns else 0.0
 
     def in_part(self, part: str) -> HotLine | None:
         """The line of the user's that most time of one part of the validations inside a fit is spent at.
@@ -338,6 +402,34 @@ def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
     if count.samples < _MIN_SAMPLES or not is_most:
         return None
     return _hot_line(hottest[0].frame, count, whole, _innermost(hottest, count))
+
+
+def _outermost(paths: Iterable[tuple[Sequence[StackFrame], _Count]]) -> list[_At]:
+    """Of each stack its outermost line of the user's; those without one are left out."""
+    found = []
+    for path, tally in paths:
+        first = next((number for number, frame in enumerate(path) if frame.is_users), None)
+        if first is not None:
+            found.append(_At(path[first], path[first + 1 :], tally))
+    return found
+
+
+def _fewest(calls: Sequence[_At], whole: _Count) -> tuple[HotLine, ...]:
+    """The lines with most time until they hold half of the whole; nothing if all of them do not."""
+    lines = [(ats, _sum(at.tally for at in ats)) for ats in _grouped((_line_of(at), at) for at in calls)]
+    lines.sort(key=lambda line: -line[1].time_ns)
+    found: list[HotLine] = []
+    left_ns = whole.time_ns / 2
+    for ats, count in lines:
+        if left_ns <= 0 or not count.time_ns:
+            break
+        found.append(_hot_line(ats[0].frame, count, whole, _innermost(ats, count)))
+        left_ns -= count.time_ns
+    return tuple(found[:_MOST_STATEMENTS]) if left_ns <= 0 else ()
+
+
+def _line_of(at: _At) -> tuple[str, int]:
+    return at.frame.file, at.frame.line
 
 
 def _innermost(hottest: Sequence[_At], count: _Count) -> HotLine | None:

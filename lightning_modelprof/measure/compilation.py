@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
-from lightning_modelprof.measure.user_code import is_library
+from lightning_modelprof.measure.user_code import absolute_file, is_library
 from lightning_modelprof.run.training_setup import CodePlace, Compilation, CompileSetup
 
+_FRAME: Final = re.compile(r"Line: (?P<line>\d+), Name: (?P<name>.*?), Filename: (?P<file>.+)")
 _MAX_GUARDS: Final = 5
 """Reasons kept for each function."""
 
@@ -52,7 +55,17 @@ def _compilation(metrics: Any) -> Compilation:
         function=CodePlace(name=str(metrics.co_name), file=file, line=line, is_library=is_library(file)),
         attempt=int(attempt) if attempt.isdecimal() else 0,
         seconds=metrics.entire_frame_compile_time_s,
+        caller=_caller(getattr(metrics, "stack_trace", None) or ()),
     )
+
+
+def _caller(stack: Sequence[str]) -> CodePlace | None:
+    """The user's innermost statement on a stack in torch's words, the last of which is what was compiled."""
+    for text in reversed(stack[:-1]):
+        match = _FRAME.fullmatch(text)
+        if match is not None and not is_library(match["file"]):
+            return CodePlace(name=match["name"], file=absolute_file(match["file"]), line=int(match["line"]))
+    return None
 
 
 def _first_line(text: object) -> str:

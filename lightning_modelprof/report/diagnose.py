@@ -85,7 +85,12 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
         if not rule.takes_time_there:
             return findings
         return tuple(
-            at_exact_lines(finding, analysis.hot_lines, outside_modules=rule.outside_modules)
+            at_exact_lines(
+                finding,
+                analysis.hot_lines,
+                outside_modules=rule.outside_modules,
+                phases=rule.sampled_phases,
+            )
             for finding in findings
         )
     except Exception as error:

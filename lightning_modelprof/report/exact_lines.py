@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.hot_lines import HotLine, HotLines
-from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.model import Finding, Location, Status
 
 
-def at_exact_lines(finding: Finding, hot: HotLines | Absent, *, outside_modules: bool) -> Finding:
+def at_exact_lines(
+    finding: Finding, hot: HotLines | Absent, *, outside_modules: bool, phases: Collection[str] = ()
+) -> Finding:
     """The same finding, its locations at the lines that take the time, functions without such a line last.
 
     Args:
         finding: whose locations are functions that take the time at stake.
         hot: what samples of the training thread say.
         outside_modules: whether time in the model's modules is not what it is about.
+        phases: whose time it is about, if that is all of theirs: where lines of the user's hold most of it,
+            they are the places, in whatever function they are.
     """
-    if isinstance(hot, Absent):
+    if isinstance(hot, Absent) or finding.status is not Status.FOUND:
         return finding
-    locations = [_at_line(location, hot, outside_modules) for location in finding.locations]
-    return replace(finding, locations=tuple(sorted(locations, key=lambda one: not one.is_exact)))
+    names = {(one.file, one.line): one.function for one in finding.locations}
+    lines = hot.statements_in(phases) if phases else ()
+    if lines:
+        return replace(finding, locations=tuple(_location(line, names) for line in lines))
+    exact: list[tuple[float, Location]] = []
+    others: list[Location] = []
+    for location in finding.locations:
+        lines = _lines_of(location, hot, outside_modules)
+        exact += [(line.time_ns, replace(_location(line, names), module=location.module)) for line in lines]
+        if location.is_exact:
+            exact.append((math.inf, location))
+        elif not lines:
+            others.append(location)
+    exact.sort(key=lambda one: -one[0])
+    return replace(finding, locations=(*dict.fromkeys(one for _, one in exact), *others))
 
 
-def _at_line(location: Location, hot: HotLines, outside_modules: bool) -> Location:
-    if location.is_exact or location.file is None or location.line is None:
-        return location
-    line = hot.inside(location.file, location.line, outside_modules=outside_modules)
-    if line is None:
-        return location
-    return replace(location_at(line), function=location.function, module=location.module)
+def _lines_of(location: Location, hot: HotLines, outside_modules: bool) -> tuple[HotLine, ...]:
+    if location.is_exact:
+        return ()
+    if location.file is None or location.line is None:  # a library's, as far as there is anything
+        return hot.statements_below(location.function) if location.function else ()
+    return hot.statements(location.file, location.line, outside_modules=outside_modules)
+
+
+def _location(line: HotLine, names: Mapping[tuple[str | None, int | None], str | None]) -> Location:
+    """With the function's name as the finding says it: samples of Python 3.10 do not have its class."""
+    location = location_at(line)
+    return replace(location, function=names.get((line.file, line.function_line)) or location.function)
 
 
 def location_at(line: HotLine) -> Location:

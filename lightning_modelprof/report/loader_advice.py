@@ -6,12 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.report.model import Evidence
-from lightning_modelprof.report.rules.base import count, duration, milliseconds, text
+from lightning_modelprof.report.rules.base import count, duration, milliseconds, ratio, text
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup
 
 FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."
 """For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
+
+_NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
+"""Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
+_MOSTLY: Final = 0.5
 
 CHEAP_SAMPLE_NS: Final = 50_000
 """A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
@@ -57,6 +63,18 @@ def loader_advice(
         " drop_last=False)), where dataset[indices] slices its tensors, or a __getitems__ that does. A worker"
         " would take longer to hand a batch over.",
         [count("batch_size", size), duration("one sample", sample_ns)],
+    )
+
+
+def sampler_advice(hot: HotLines | Absent) -> tuple[str, list[Evidence]] | None:
+    """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
+    share = 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
+    if share < _MOSTLY:
+        return None
+    return (
+        "Make the sampler cheaper: it chooses the indices in the training process, whatever num_workers is."
+        " Compute the order of a whole epoch at once, with operations on arrays, or ahead of the training.",
+        [ratio("of it in the sampler", share)],
     )
 
 

@@ -143,11 +143,13 @@ class Compilation:
         function: what was compiled.
         attempt: 0 for the first compilation of it, 1 for the second, ...
         seconds: that it took; ``None`` if torch does not say.
+        caller: the user's statement that ran it; ``None`` if torch does not say.
     """
 
     function: CodePlace
     attempt: Count
     seconds: Real | None = None
+    caller: CodePlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,9 @@ class Rule(ABC):
     outside_modules: ClassVar[bool] = False
     """Whether the time of its findings is none of the model's modules'."""
 
+    sampled_phases: ClassVar[tuple[str, ...]] = ()
+    """Phases whose time is that of its findings, so that any line of the user's in them may be the place."""
+
     rests_on_time: ClassVar[bool] = True
     """Whether how much its findings matter rests on the time of the steps."""
 
@@ -149,7 +152,9 @@ class ShareRule(Rule):
 
 
 def location_of(place: CodePlace) -> Location:
-    """The same place in the words of a report."""
+    """The same place in the words of a report; a library's is named, as no line of it is the user's."""
+    if place.is_library:
+        return Location(function=place.name)
     return Location(file=place.file, line=place.line, function=place.name)
 
 

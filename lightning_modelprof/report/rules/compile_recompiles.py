@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NO_SETUP,
     ShareRule,
     count,
     duration,
+    location_of,
     milliseconds,
     percent,
     ratio,
 )
-from lightning_modelprof.run.training_setup import CompileSetup
+from lightning_modelprof.run.training_setup import Compilation, CompileSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class CompileRecompiles(ShareRule):
         cost_ns = 1e9 * sum(known_s) / analysis.num_steps if len(known_s) == len(again) else None
         share = None if cost_ns is None or not costs.loop.wall_ns else cost_ns / costs.loop.wall_ns
         is_slow = cost_ns is not None and self.is_found(share, cost_ns)
-        places = {one.function.name: one.function for one in again}
+        places = dict.fromkeys(_place(one) for one in again)
         return (
             self.found(
                 _summary(compiled, len(again), breaks)
@@ -72,7 +73,7 @@ class CompileRecompiles(ShareRule):
                 " recompilations; fullgraph=True shows where graphs break.",
                 self.severity(share) if is_slow and share is not None else Severity.INFO,
                 saving_ns=cost_ns if again else None,
-                places=places.values(),
+                places=places,
                 evidence=[
                     count("recompilations", len(again)),
                     count("graph breaks", breaks),
@@ -81,6 +82,13 @@ class CompileRecompiles(ShareRule):
                 ],
             ),
         )
+
+
+def _place(one: Compilation) -> Location:
+    """The function; of what torch has put around a module the user's statement that ran it."""
+    if not one.function.is_library or one.caller is None:
+        return location_of(one.function)
+    return replace(location_of(one.caller), is_exact=True)
 
 
 def _summary(compiled: CompileSetup, again: int, breaks: int) -> str:

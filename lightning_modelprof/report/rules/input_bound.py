@@ -8,7 +8,7 @@ from typing import ClassVar
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
-from lightning_modelprof.report.loader_advice import loader_advice, places_of_batches
+from lightning_modelprof.report.loader_advice import loader_advice, places_of_batches, sampler_advice
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import (
     ShareRule,
@@ -38,6 +38,7 @@ class InputBound(ShareRule):
     kind: ClassVar[str] = "input_bound"
     title: ClassVar[str] = "The loop waits for its batches"
     bound: ClassVar[str | None] = "input_bound"
+    sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
 
     warning: float = 0.05
     critical: float = 0.20
@@ -61,7 +62,7 @@ class InputBound(ShareRule):
         setup = analysis.setup
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
-        advice, more = loader_advice(loaders, cpus, wait_ns, wall_ns)
+        advice, more = sampler_advice(analysis.hot_lines) or loader_advice(loaders, cpus, wait_ns, wall_ns)
         return (
             self.found(
                 f"{whole[:1].upper()}{whole[1:]} of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"

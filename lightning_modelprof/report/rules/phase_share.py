@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.analysis.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding
 from lightning_modelprof.report.rules.base import (
@@ -34,6 +35,14 @@ class PhaseShareRule(ShareRule):
     is_in_every_step: ClassVar[bool] = True
     """Whether it is work of every step; a few long ones are then an accident of the machine."""
     bound: ClassVar[str | None] = "overhead_bound"
+    less: ClassVar[str] = ""
+    """What to do where samples name the user's functions, ``{names}``; ``""`` where that changes nothing."""
+
+    def __init_subclass__(cls) -> None:
+        """All the time of its phase is that of its findings."""
+        super().__init_subclass__()
+        if hasattr(cls, "phase"):
+            cls.sampled_phases = (cls.phase,)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where the phase was not seen."""
@@ -56,13 +65,18 @@ class PhaseShareRule(ShareRule):
         return (
             self.found(
                 f"{self.what} takes {milliseconds(cost_ns)} a step ({percent(share)} of {whole}).",
-                self.action(setup),
+                self._less(analysis.hot_lines) or self.action(setup),
                 self.severity(share),
                 saving_ns=cost_ns,
                 places=self.places(setup),
                 evidence=[*evidence, *self.more(setup)],
             ),
         )
+
+    def _less(self, hot: HotLines | Absent) -> str:
+        lines = () if isinstance(hot, Absent) or not self.less else hot.statements_in(self.sampled_phases)
+        names = ", ".join(dict.fromkeys(line.function for line in lines))
+        return self.less.format(names=names) if names else ""
 
     def means(self, costs: StepCosts) -> PhaseMeans:
         """The steps that the share is of: for what surrounds the model the whole loop."""

@@ -90,6 +90,8 @@ class SlowCallback(ShareRule):
             "Draw the progress bar less often: RichProgressBar(refresh_rate=20), or none:"
             " Trainer(enable_progress_bar=False)."
             if is_bar
+            else f"Let {name} run in fewer steps, or leave it out: it is a library's."
+            if worst[0].hook in places and places[worst[0].hook].is_library
             else f"Do less in {name}.{worst[0].hook}, or do it in fewer steps.",
             Severity.INFO if is_bar else self.severity(share),
             title=f"The callback {name} takes long",

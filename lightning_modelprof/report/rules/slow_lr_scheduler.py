@@ -17,6 +17,7 @@ class SlowLearningRateScheduler(PhaseShareRule):
     title: ClassVar[str] = "Stepping the learning rate takes long"
     phase: ClassVar[str] = "lr_scheduler"
     what: ClassVar[str] = "Stepping learning-rate schedulers"
+    less: ClassVar[str] = "Do less in {names}, or step less often (interval='epoch' or frequency=...)."
 
     def action(self, setup: TrainingSetup) -> str:
         """Step less often."""

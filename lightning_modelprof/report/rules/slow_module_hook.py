@@ -18,6 +18,7 @@ class SlowModuleHook(PhaseShareRule):
     phase: ClassVar[str] = "module_hooks"
     what: ClassVar[str] = "The time in hooks of the module"
     is_in_every_step: ClassVar[bool] = False
+    less: ClassVar[str] = "Do less in {names}, or do it in fewer steps."
 
     def action(self, setup: TrainingSetup) -> str:
         """Do less there."""

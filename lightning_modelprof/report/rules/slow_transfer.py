@@ -20,15 +20,12 @@ class SlowTransfer(PhaseShareRule):
     title: ClassVar[str] = "Moving batches to the device takes long"
     phase: ClassVar[str] = "transfer"
     what: ClassVar[str] = "Moving the batch to the device"
+    less: ClassVar[str] = "Do less in {names}: it runs in the step, work on samples belongs to the workers."
 
     def action(self, setup: TrainingSetup) -> str:
         """Pin, and do less in the hooks."""
         hooks = ", ".join(one.name for one in self.places(setup))
-        parts = (
-            [f"Do less in {hooks}: it runs in the step, work on samples belongs to the workers."]
-            if hooks
-            else []
-        )
+        parts = [self.less.format(names=hooks)] if hooks else []
         if setup.cuda is not None and any(one.pin_memory is False for one in setup.loaders):
             parts.append(
                 "DataLoader(pin_memory=True): False now; copies from pageable memory block the host."

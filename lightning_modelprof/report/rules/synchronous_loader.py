@@ -30,6 +30,8 @@ class SynchronousLoader(ShareRule):
     kind: ClassVar[str] = "synchronous_loader"
     title: ClassVar[str] = "Batches are made in the training process"
 
+    sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
+
     warning: float = 0.01
     covered: float = 0.05
 
