@@ -177,3 +177,28 @@ def test_lists_of_numbers_and_text_cost_nothing():
     assert len(sizes._known) == 2
     assert sum(map(len, map(repr, sizes._known))) < 1_000
     assert sizes([[1, ones(5), 2], 3]) != sizes([[1, ones(6), 2], 3])
+
+
+def test_of_a_long_list_of_objects_a_few_stand_for_all():
+    """However long it is; of samples that are alike they say exactly what all of them would."""
+    looked_at = set()
+
+    class Sample:
+        def __init__(self, width):
+            self.x, self.label = ones(width, 2), 3
+
+        def __getattribute__(self, name):
+            looked_at.add(id(self))
+            return super().__getattribute__(name)
+
+    sizes = BatchShapes()
+    first = [Sample(3) for _ in range(1_000)]
+    assert sizes(first) == sizes([Sample(3) for _ in range(1_000)]) == 1
+    assert sizes.shapes(1) == ((1_000, 6_000, 3, 2),)
+    looked_at.clear()
+    assert sizes(first) == 1
+    assert 0 < len(looked_at) <= 64
+    assert sizes([Sample(3) for _ in range(999)]) == 2
+    assert sizes([Sample(4) for _ in range(1_000)]) == 3
+    assert shapes_of({"samples": first}) == sizes.shapes(1)
+    assert shapes_of([ones(n) for n in range(1, 1_001)]) == ((1_000, 500_500, 1_000),), "tensors, all of them"

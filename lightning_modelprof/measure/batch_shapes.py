@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Hashable, Iterable, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
@@ -25,6 +26,10 @@ MAX_SIZES: Final = 4_096
 
 _FEW: Final = 8
 """A list of more tensors than these is one of samples that were not stacked: it is summed up."""
+
+_MOST_LOOKED_AT: Final = 64
+"""Elements of a list of objects, dictionaries or lists: of a longer one so many, spread evenly, stand for all.
+A list of nothing but tensors is looked at whole, as their shapes cost next to nothing."""
 
 _MOST_PARTS: Final = 1_024
 _MAX_DEPTH: Final = 8
@@ -61,7 +66,7 @@ class BatchShapes:
         try:
             if self._is_plain:
                 kind = batch.__class__
-                if kind is list or kind is tuple:
+                if (kind is list or kind is tuple) and len(batch) <= _FEW:
                     key: Hashable = tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in batch])
                 else:
                     key = batch.shape if kind is _TENSOR else _key(batch)
@@ -173,30 +178,46 @@ def _walk(part: Any, depth: int, left: list[int]) -> Iterable[tuple[int, ...]]:
     inner = [list(_walk(one, depth + 1, left)) for one in _children(part)]
     is_long = len(inner) > _FEW and isinstance(part, (list, tuple))
     if is_long or _is_list_of_fields(part):
-        yield from _summed(inner)
+        yield from _summed(inner, len(part))
         return
     for shapes in inner:
         yield from shapes
 
 
-def _summed(inner: list[list[tuple[int, ...]]]) -> Iterable[tuple[int, ...]]:
-    """Samples that were not stacked, one entry for each place in a sample."""
+def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[int, ...]]:
+    """Samples that were not stacked, one entry for each place in a sample.
+
+    Args:
+        inner: shapes of each sample, or of some that stand for all.
+        length: how many samples there are.
+    """
+    share = Fraction(length, max(len(inner), 1))
     for place in range(max(map(len, inner), default=0)):
         shapes = [one[place] for one in inner if len(one) > place]
         rank = max(map(len, shapes))
         whole = [(*shape, *(1,) * (rank - len(shape))) for shape in shapes]
         elements = sum(int(np.prod(shape, dtype=object)) for shape in shapes)
-        yield (len(shapes), elements, *map(max, zip(*whole, strict=True)))
+        yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*whole, strict=True)))
 
 
 def _is_list_of_fields(part: Any) -> bool:
-    return isinstance(part, (list, tuple)) and bool(part) and all(isinstance(one, dict) for one in part)
+    if not isinstance(part, (list, tuple)) or not part:
+        return False
+    return all(isinstance(one, dict) for one in _some_of(part))
+
+
+def _some_of(part: Sequence[Any]) -> Sequence[Any]:
+    """The elements of a list, or some that stand for them."""
+    if len(part) <= _MOST_LOOKED_AT or all(one.__class__ is _TENSOR for one in part):
+        return part
+    last = len(part) - 1
+    return [part[place * last // (_MOST_LOOKED_AT - 1)] for place in range(_MOST_LOOKED_AT)]
 
 
 def _children(part: Any) -> Iterable[Any]:
     """What a container or an object holds, without calling anything of it."""
     if isinstance(part, (list, tuple)):
-        return () if _is_of_numbers(part) else part[:_MOST_PARTS]
+        return () if _is_of_numbers(part) else _some_of(part)[:_MOST_PARTS]
     if isinstance(part, (dict, UserDict)):
         return list(islice(dict.values(part) if isinstance(part, dict) else part.data.values(), _MOST_PARTS))
     if isinstance(part, _LEAVES):
@@ -239,7 +260,9 @@ def _key(part: Any) -> Hashable:
     if part.__class__ is list or part.__class__ is tuple:
         if _is_of_numbers(part):
             return None
-        return tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in part])
+        some = _some_of(part)
+        shapes = [p.shape if p.__class__ is _TENSOR else _key(p) for p in some]
+        return tuple(shapes) if some is part else (len(part), *shapes)
     return None if isinstance(part, _LEAVES) else tuple(_walk(part, 1, [_MOST_PARTS]))
 
 

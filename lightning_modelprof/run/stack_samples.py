@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_modelprof.run.logging_code import logging_kind
-from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.run.ranges import Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +90,10 @@ class StackSamples:
     frames: tuple[StackFrame, ...] = ()
     stacks: tuple[SampledStack, ...] = ()
     samples: Count = 0
-    first_interval_ns: Whole = 0
-    last_interval_ns: Whole = 0
+    first_interval_ns: Count = 0
+    last_interval_ns: Count = 0
     dropped: Count = 0
-    cost_ns: Whole = 0
+    cost_ns: Count = 0
     log_calls: tuple[LogCall, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -38,10 +38,10 @@ def validation_table(analysis: Analysis, options: ReportOptions) -> tuple[Table,
     columns = (*_COLUMNS, _DEVICE_COLUMN) if has_device else _COLUMNS
     rows = tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts)
     reason = None if rows else "the validations took no time that could be measured"
-    return (_table(rows, columns, notes=_notes(split, has_device=has_device), absent_reason=reason),)
+    return (_table(rows, columns, notes=_notes(analysis, split, has_device=has_device), absent_reason=reason),)
 
 
-def _notes(split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
+def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
     runs = "1 validation" if split.num_runs == 1 else f"{split.num_runs:,} validations"
     batches = "1 batch" if split.num_batches == 1 else f"{split.num_batches:,} batches"
     notes = [
@@ -49,9 +49,11 @@ def _notes(split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
         " the whole fit."
     ]
     if split.first_wait_ns:
+        loaders = () if analysis.setup is None else analysis.setup.val_loaders
+        why = ", mostly for workers that start" if any(one.num_workers for one in loaders) else ""
         notes.append(
             f"In Dataloader, {milliseconds(split.first_wait_ns)} are what first batches were waited for"
-            " longer than others, mostly for workers that start."
+            f" longer than others{why}."
         )
     if split.callbacks_ns:
         notes.append(
