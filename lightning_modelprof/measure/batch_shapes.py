@@ -28,8 +28,8 @@ _FEW: Final = 8
 """A list of more tensors than these is one of samples that were not stacked: it is summed up."""
 
 _MOST_LOOKED_AT: Final = 64
-"""Elements of a list of objects, dictionaries or lists: of a longer one so many, spread evenly, stand for all.
-A list of nothing but tensors is looked at whole, as their shapes cost next to nothing."""
+"""Elements of a list of objects, dictionaries or lists: of a longer one so many, spread evenly, stand for
+all. A list of nothing but tensors is looked at whole, as their shapes cost next to nothing."""
 
 _MOST_PARTS: Final = 1_024
 _MAX_DEPTH: Final = 8

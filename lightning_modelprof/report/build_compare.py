@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.compare import (
     Outcome,
     compare,
 )
-from lightning_modelprof.analysis.run_settings import setting_differences
+from lightning_modelprof.analysis.run_settings import UNKNOWN, setting_differences
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.compare_tables import (
     changed_tables,
@@ -226,7 +226,10 @@ def _other_things(before: _Runs, after: _Runs) -> list[str]:
     """What makes the sides different things, besides what was changed on purpose."""
     notes = []
     for label, key in (("models", "model"), ("devices", "device"), ("world sizes", "world size")):
-        sides = [" | ".join(dict.fromkeys(run.settings[key] for run in runs)) for runs in (before, after)]
+        sides = [
+            " | ".join(dict.fromkeys(run.settings.get(key, UNKNOWN) for run in runs))
+            for runs in (before, after)
+        ]
         if sides[0] != sides[1]:
             notes.append(
                 f"Different {label}: {sides[0]} before, {sides[1]} after. The change holds for both together."

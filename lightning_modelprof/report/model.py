@@ -110,6 +110,8 @@ class Table:
         for label, extra in (("depths", self.depths), ("row_units", self.row_units)):
             if extra and len(extra) != len(self.rows):
                 raise ValueError(f"table {self.id!r}: expected {len(self.rows)} {label}, got {len(extra)}")
+        if self.rows and not self.row_units and any(one.unit is Unit.BY_ROW for one in self.columns):
+            raise ValueError(f"table {self.id!r}: expected {len(self.rows)} row_units, got none")
         if not self.rows and self.absent_reason is None:
             raise ValueError(f"table {self.id!r}: a table without rows needs an absent_reason")
 
@@ -233,6 +235,9 @@ class Chart:
         unit: of the values.
         series: one or more.
         notes: as under a table.
+
+    Raises:
+        ValueError: when a series has not one value for each point.
     """
 
     id: str
@@ -243,6 +248,13 @@ class Chart:
     unit: Unit
     series: tuple[Series, ...]
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for one in self.series:
+            if len(one.values) != len(self.x):
+                raise ValueError(
+                    f"chart {self.id!r}: expected {len(self.x)} values of {one.key!r}, got {len(one.values)}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

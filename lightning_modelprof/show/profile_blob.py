@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from lightning_modelprof.errors import ArchiveError, without_surrogates
+from lightning_modelprof.errors import ArchiveError, told, without_surrogates
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile, ProfileKind
 from lightning_modelprof.show.columns import inflate
@@ -77,6 +77,62 @@ class StoredProfile:
     columns: tuple[ColumnsBlob, ...]
 
 
+class _Statistics(msgspec.Struct):
+    avg: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+
+
+class _Rate(msgspec.Struct):
+    unit: str
+    avg: float | None = None
+
+
+class _Benchmark(msgspec.Struct):
+    steps: int = 0
+    batch_cost_ns: _Statistics | None = None
+    reader_cost_ns: _Statistics | None = None
+    ips: _Rate | None = None
+    samples_per_s: _Rate | None = None
+    reader_ratio: float | None = None
+
+
+class _Flops(msgspec.Struct):
+    flops_per_s: float | None = None
+    mfu: float | None = None
+
+
+class _RunSection(msgspec.Struct):
+    loop: str = ""
+    num_steps: int | None = None
+    sample_unit: str = ""
+    world_size: int = 1
+    created: str = ""
+    status: str = ""
+
+
+class _WindowSection(msgspec.Struct):
+    index: int | None = None
+    trace_file: str | None = None
+
+
+class _TraceSection(msgspec.Struct):
+    source: str
+    tables_suffix: str
+    steps: tuple[int, ...]
+
+
+class _Sections(msgspec.Struct):
+    """What is shown of ``Report.sections``; the rest is passed on as it is."""
+
+    run: _RunSection | msgspec.UnsetType = msgspec.UNSET
+    settings: dict[str, str] | None = None
+    benchmark: _Benchmark | None = None
+    flops: _Flops | None = None
+    windows: tuple[_WindowSection, ...] = ()
+    traces: tuple[_TraceSection, ...] = ()
+
+
 def _head(profile: Profile) -> ProfileHead:
     return ProfileHead(
         schema_version=PROFILE_SCHEMA_VERSION,
@@ -129,7 +185,13 @@ def unpack_profile(packed: bytes) -> StoredProfile:
     except ValueError as error:
         raise ArchiveError(f"expected a profile of lightning-modelprof, got {error}.") from error
     _check_version(raw, "profile")
-    return _decode(raw, StoredProfile)
+    stored = _decode(raw, StoredProfile)
+    try:
+        for report in (stored.report, *stored.rank_reports.values()):
+            msgspec.convert(report.sections, _Sections)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _refusal(error) from error
+    return stored
 
 
 class _Versioned(msgspec.Struct):
@@ -154,7 +216,11 @@ def _decode(raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ArchiveError(f"expected a profile of lightning-modelprof, got: {error}.") from error
+        raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> ArchiveError:
+    return ArchiveError(f"expected a profile of lightning-modelprof, got: {told(error)}.")
 
 
 def _encode(value: Any) -> bytes:

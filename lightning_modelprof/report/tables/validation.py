@@ -38,7 +38,9 @@ def validation_table(analysis: Analysis, options: ReportOptions) -> tuple[Table,
     columns = (*_COLUMNS, _DEVICE_COLUMN) if has_device else _COLUMNS
     rows = tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts)
     reason = None if rows else "the validations took no time that could be measured"
-    return (_table(rows, columns, notes=_notes(analysis, split, has_device=has_device), absent_reason=reason),)
+    return (
+        _table(rows, columns, notes=_notes(analysis, split, has_device=has_device), absent_reason=reason),
+    )
 
 
 def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
