@@ -60,6 +60,16 @@ def is_whole(folder: Path) -> bool:
 # The folder stays where it was claimed
 
 
+def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(work)
+    run_fit(tmp_path, dirpath="~/out", active=0)
+    assert is_whole(home / "out")
+    assert not list(work.iterdir())
+
+
 @pytest.mark.parametrize("dirpath", ["out", "a/b/out", "../work/out", Path("out")])
 def test_a_training_that_changes_its_working_folder(tmp_path, monkeypatch, dirpath):
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere" / "work"

@@ -41,7 +41,7 @@ def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str
         return None, ""
     if config.dirpath is None:
         return _beside_the_run(trainer)
-    folder = Path(config.dirpath)
+    folder = Path(os.path.expanduser(config.dirpath))  # noqa: PTH111 - without a home it stays as it is
     check_writeable(folder)
     return folder.absolute(), ""
 
