@@ -38,6 +38,23 @@ def found(findings):
     return {kind: one.severity for kind, one in findings.items() if one.status is Status.FOUND}
 
 
+@pytest.mark.parametrize(("num_kernels", "is_told"), [(2, False), (4, False), (5, True)])
+def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
+    """Ten launches, as while a graph is captured: no verdict where most kernels are lost."""
+    events = [event("user_annotation", "ProfilerStep#1", 0, 1000)]
+    for number in range(10):
+        begin = 10 + 90 * number
+        events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
+        if number < num_kernels:
+            events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 1))
+    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    lost = f"{10 - num_kernels} of 10 kernel launches have no kernel in the trace"
+    assert verdict.summary.startswith(lost) is not is_told
+    assert verdict.kind == "cannot_tell" or is_told
+    evaluated = [one.kind for one in findings if one.status is not Status.NOT_EVALUATED]
+    assert bool(evaluated) is is_told
+
+
 @real
 def test_input_bound_without_workers():
     """Beside the fetches the host is late for 8 % of a step, and copies of the batch from pageable memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -111,6 +112,14 @@ def test_graph_launch_counts_once():
         {0: summarize_launches(timeline_of(call(0, 4, 1), kernel(4, 9, 1)))}, DEFAULT_OPTIONS
     )
     assert any("enlarge batches or use graphs." in note for note in plain.notes)
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (4, 0)])
+def test_a_graph_is_compared_with_its_launch_as_a_whole(size, count):
+    """A launch of 10 us of three kernels, each of which is shorter than that."""
+    kernels = [kernel(begin, begin + size, 1) for begin in (11, 20, 30)]
+    fact = summarize_launches(timeline_of(call(0, 10, 1, name="cudaGraphLaunch"), *kernels))
+    assert (fact.shorter.count, fact.shorter_ratio) == (count, count / 3)
 
 
 def test_without_launches():
@@ -285,7 +294,11 @@ def test_against_the_oracle(recording):
         check(spread, [size for _, size, _ in kernels if size <= limit])
     check(fact.linked, [size for *_, size in linked])
     check(fact.unlinked, [size for _, size, number in kernels if not 0 <= number < len(calls)])
-    check(fact.shorter, [size for _, duration, _, size in linked if size < duration])
+    work = Counter()
+    for _, size, number in kernels:
+        work[number] += size
+    known = [(size, number) for _, size, number in kernels if 0 <= number < len(calls)]
+    check(fact.shorter, [size for size, number in known if work[number] < calls[number][1]])
     launching = [number for *_, number in kernels if 0 <= number < len(calls)]
     check(fact.calls, [calls[number][1] for number in set(launching)])
     assert fact.num_graph_calls == sum(launching.count(number) > 1 for number in set(launching))

@@ -252,6 +252,7 @@ def test_every_fact_of_a_trace_has_its_table():
     """And the other way round; what is no fact describes the trace itself."""
     facts = {field.name for field in fields(TraceFacts) if "Absent" in str(field.type)}
     described = {"source", "rank", "world_size", "begin_ns", "end_ns", "num_events", "step_numbers", "checks"}
+    described.add("launch_count")
     assert {field.name for field in fields(TraceFacts)} == facts | described
     assert {entry.fact for entry in tables.TRACE_TABLES} == facts
 

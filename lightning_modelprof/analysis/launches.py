@@ -58,7 +58,8 @@ class KernelLaunches:
         short: time of the kernels of at most 5 and of at most 10 microseconds, one each.
         linked: time of the kernels whose launching runtime call is known.
         unlinked: time of the others.
-        shorter: time of the linked kernels that took less time than their launching call.
+        shorter: time of the linked kernels whose launching call took longer than all that it launched: one
+            kernel, or those of a graph together.
         calls: time on the host of the calls that launched kernels; a call that launched several kernels
             (a graph) counts once.
         num_graph_calls: those that launched several.
@@ -79,7 +80,7 @@ class KernelLaunches:
 
     @property
     def shorter_ratio(self) -> float | None:
-        """Share of the linked kernels that took less time than their launching call."""
+        """Share of the linked kernels whose launching call took longer than all that it launched."""
         return share(self.shorter.count, self.linked.count)
 
 
@@ -130,12 +131,15 @@ def summarize_launches(timeline: Timeline) -> KernelLaunches | Absent:
     linked_ns, linked_call = kernel_ns[is_linked], call_of[is_linked]
     delay_ns = trace.begin_ns[rows[is_linked]] - trace.end_ns[linked_call]
     calls, call = distinct(linked_call, len(trace))
+    launched_ns = np.zeros(len(calls), np.int64)
+    np.add.at(launched_ns, call, linked_ns)
+    is_shorter = launched_ns[call] < trace.duration_ns[linked_call]
     return KernelLaunches(
         kernels=_spread(kernel_ns),
         short=tuple(_spread(kernel_ns[kernel_ns <= limit_ns]) for limit_ns in SHORT_NS),
         linked=_spread(linked_ns),
         unlinked=_spread(kernel_ns[~is_linked]),
-        shorter=_spread(linked_ns[linked_ns < trace.duration_ns[linked_call]]),
+        shorter=_spread(linked_ns[is_shorter]),
         calls=_spread(trace.duration_ns[calls]),
         num_graph_calls=int(np.count_nonzero(np.bincount(call) > 1)),
         delay=_spread(delay_ns),

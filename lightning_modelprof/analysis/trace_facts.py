@@ -27,7 +27,11 @@ from lightning_modelprof.analysis.operators import Operators, summarize_operator
 from lightning_modelprof.analysis.overview import Overview, summarize_overview
 from lightning_modelprof.analysis.step_breakdown import StepBreakdown, summarize_step_breakdown
 from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_checks import check_trace
+from lightning_modelprof.analysis.trace_checks import (
+    KernelLaunchCount,
+    check_trace,
+    count_kernel_launches,
+)
 from lightning_modelprof.analysis.user_ranges import UserRanges, summarize_user_ranges
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.trace import Trace
@@ -46,6 +50,7 @@ class TraceFacts:
         num_events: events that were read.
         step_numbers: the steps it holds.
         checks: sentences on what speaks against believing it.
+        launch_count: calls that launch a kernel, and those whose kernel the trace lacks.
     """
 
     source: str
@@ -56,6 +61,7 @@ class TraceFacts:
     num_events: int
     step_numbers: tuple[int, ...]
     checks: tuple[str, ...]
+    launch_count: KernelLaunchCount
     device_usage: DeviceUsage | Absent
     overview: Overview | Absent
     model_summary: ModelSummary | Absent
@@ -86,6 +92,7 @@ def analyze_trace(trace: Trace) -> TraceFacts:
         num_events=len(trace),
         step_numbers=() if timeline.steps is None else timeline.steps.numbers,
         checks=check_trace(timeline),
+        launch_count=count_kernel_launches(timeline),
         device_usage=summarize_device_usage(timeline),
         overview=summarize_overview(timeline),
         model_summary=summarize_model(timeline),

@@ -37,6 +37,9 @@ _DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
     LaunchBound(),
     CommunicationExposed(),
 )
+_MOST_LOST: Final = 0.5
+"""With more launches than this whose kernel is not in the trace, the device's side says nothing."""
+
 _ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 
 
@@ -54,20 +57,44 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
     shares, host = device_shares(breakdowns), host_shares(breakdowns)
     waits = pooled_waits(traces)
     circumstances = Circumstances(step_ns=None if shares is None else shares.step_ns)
-    of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge(traces, circumstances)]
-    findings = [*_input_bound(traces, shares or host), *of_device]
+    lost = _lost_kernels(traces)
+    of_device = [
+        finding
+        for rule in _DEVICE_RULES
+        for finding in (rule.not_evaluated(lost) if lost else rule.judge(traces, circumstances))
+    ]
+    findings = [*_input_bound(traces, shares or host, lost if shares else ""), *of_device]
     findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
     if waits == NO_STEP_RANGES:
         reason = f"{NO_STEP_RANGES.reason[:1].upper()}{NO_STEP_RANGES.reason[1:]}."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None), tuple(findings)
     if host is not None:
         return verdict_of_host_traces(host.fetch), tuple(findings)
+    if lost:
+        summary = f"{lost[:1].upper()}{lost[1:]}."
+        return Verdict(kind="cannot_tell", summary=summary, accounted_ratio=None), tuple(findings)
     return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES), tuple(findings)
 
 
-def _input_bound(traces: tuple[TraceFacts, ...], shares: DeviceShares | None) -> tuple[Finding, ...]:
+def _lost_kernels(traces: tuple[TraceFacts, ...]) -> str:
+    """Why nothing can be said of the device; ``""`` if most launches have their kernel."""
+    counts = [facts.launch_count for facts in traces]
+    launches, lost = sum(one.launches for one in counts), sum(one.lost for one in counts)
+    if lost <= _MOST_LOST * launches:
+        return ""
+    return (
+        f"{lost:,} of {launches:,} kernel launches have no kernel in the trace: they were captured into a"
+        " CUDA graph and did not run, or the profiler lost the device's events"
+    )
+
+
+def _input_bound(
+    traces: tuple[TraceFacts, ...], shares: DeviceShares | None, lost: str
+) -> tuple[Finding, ...]:
     if shares is None:
         return _RULE.not_evaluated("the traces have no steps")
+    if lost:
+        return _RULE.not_evaluated(lost)
     if all(facts.host_waits == NO_STEP_RANGES for facts in traces):
         return _RULE.not_evaluated(NO_STEP_RANGES.reason)
     loading = {
