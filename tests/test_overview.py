@@ -38,6 +38,19 @@ def times(types):
     return {one.key: (one.calls, one.total_ns // US) for one in types}
 
 
+def test_a_range_around_all_steps_is_none_of_them():
+    """It filled them by 100 %, with 0 calls."""
+    found = summarize(
+        event("user_annotation", "whole job", 0, 500),
+        step(0, 10, 100),
+        event("user_annotation", "my range", 20, 50),
+        step(1, 100, 200),
+        event("user_annotation", "until later", 150, 300),
+        event("cpu_op", "aten::mm", 20, 40),
+    )
+    assert times(found.host)["user_defined"] == (2, 30 + 50)
+
+
 def test_each_type():
     found = summarize(
         step(0, 0, 100),

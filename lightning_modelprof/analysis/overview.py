@@ -240,6 +240,11 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
     phases = rows_named(
         trace, annotations, lambda name: name.startswith((OPTIMIZER_PREFIX, ZERO_GRAD_PREFIX))
     )
+    defined = rows_named(trace, annotations, lambda name: not is_shown_elsewhere(name))
+    if timeline.steps is not None:  # what is around all steps fills them whatever happens in them
+        first_ns, end_ns = timeline.steps.intervals[0, 0], timeline.steps.intervals[-1, 1]
+        is_around = (trace.begin_ns[defined] < first_ns) & (trace.end_ns[defined] >= end_ns)
+        defined = defined[~is_around]
     is_left = np.ones(len(trace), np.bool_)
     for special in (communication, backward, fetch, phases):
         is_left[special] = False
@@ -249,10 +254,7 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
         ("runtime", np.flatnonzero(trace.category == Category.RUNTIME)),
         ("dataloader", _outermost(trace, fetch)),
         ("communication", communication),
-        (
-            "user_defined",
-            rows_named(trace, annotations[is_left[annotations]], lambda name: not is_shown_elsewhere(name)),
-        ),
+        ("user_defined", defined[is_left[defined]]),
         ("python_function", np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)),
         ("overhead", np.flatnonzero(trace.category == Category.OVERHEAD)),
     ]
