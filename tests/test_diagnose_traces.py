@@ -55,6 +55,17 @@ def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
     assert bool(evaluated) is is_told
 
 
+def test_kernels_that_are_only_not_linked_are_not_lost():
+    """As of a runtime whose calls have other numbers than their kernels."""
+    events = [event("user_annotation", "ProfilerStep#1", 0, 1000)]
+    for number in range(10):
+        begin = 10 + 90 * number
+        events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
+        events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 100))
+    verdict, _ = diagnose_traces([analyze_trace(make_trace(events))])
+    assert "have no kernel" not in verdict.summary
+
+
 @real
 def test_input_bound_without_workers():
     """Beside the fetches the host is late for 8 % of a step, and copies of the batch from pageable memory

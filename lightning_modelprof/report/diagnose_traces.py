@@ -37,9 +37,6 @@ _DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
     LaunchBound(),
     CommunicationExposed(),
 )
-_MOST_LOST: Final = 0.5
-"""With more launches than this whose kernel is not in the trace, the device's side says nothing."""
-
 _ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 
 
@@ -77,10 +74,14 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
 
 
 def _lost_kernels(traces: tuple[TraceFacts, ...]) -> str:
-    """Why nothing can be said of the device; ``""`` if most launches have their kernel."""
+    """Why nothing can be said of the device: more launches lack their kernel than kernels are there.
+
+    Where as many kernels are there, it may be the links that are lost, or two calls stand for one launch.
+    """
     counts = [facts.launch_count for facts in traces]
     launches, lost = sum(one.launches for one in counts), sum(one.lost for one in counts)
-    if lost <= _MOST_LOST * launches:
+    summaries = [facts.kernel_launches for facts in traces]
+    if lost <= sum(one.kernels.count for one in summaries if not isinstance(one, Absent)):
         return ""
     return (
         f"{lost:,} of {launches:,} kernel launches have no kernel in the trace: they were captured into a"
