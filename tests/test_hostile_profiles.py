@@ -108,6 +108,17 @@ def test_mutated_documents_are_shown_or_refused(good, answers, tag):
     assert min(outcomes.values()) > NUM_MUTATIONS // 10, outcomes
 
 
+def test_numbers_that_cannot_be_drawn_are_refused(good, answers):
+    head, [document, *columns] = good["run"]
+    content = json.loads(zlib.decompress(document))
+    for chart in content["report"]["charts"]:
+        chart["x"] = [-1e308] * len(chart["x"])
+        for one in chart["series"]:
+            one["values"] = [-1e308 if number % 2 else 1e308 for number in range(len(one["values"]))]
+    bad = zlib.compress(as_text(content))
+    answers({**good, "run": (head, [bad, *columns])})  # refused or shown, and no other error
+
+
 @pytest.mark.parametrize("tag", ["run", "window"])
 def test_mutated_columns_are_shown_or_refused(good, answers, tag):
     head, [document, *columns] = good[tag]

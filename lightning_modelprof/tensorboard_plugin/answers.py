@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning_modelprof.errors import ArchiveError, one_line
+from lightning_modelprof.errors import ArchiveError, one_line, told
 from lightning_modelprof.report.step_columns import timings_of
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
@@ -67,7 +67,7 @@ class Answers:
         columns = selection.columns(view.columns) if view.columns else []
         return {
             "title": view.title,
-            "html": render(view, selection),
+            "html": _shown(lambda: render(view, selection)),
             "empty": view.empty,
             "columns": [{"tag": tag, "kind": blob.kind, "rank": blob.rank} for tag, blob in columns],
             "words": _words(selection),
@@ -79,10 +79,10 @@ class Answers:
             name.removeprefix(_BEFORE): value for name, value in arguments.items() if name.startswith(_BEFORE)
         }
         sides = [self._side(context, experiment, chosen) for chosen in (before, arguments)]
-        reports = compare_sides(*sides)
+        html = _shown(lambda: "".join(render_comparison(report) for report in compare_sides(*sides)))
         return {
             "title": "Compare",
-            "html": "".join(render_comparison(report) for report in reports),
+            "html": html,
             "empty": _NOTHING_TO_COMPARE,
         }
 
@@ -119,6 +119,23 @@ class Answers:
 
     def _read(self, context: Any, experiment: str, run: str, tag: str) -> StoredProfile | None:
         return self._profiles.read(context, experiment, run, tag) if tag else None
+
+
+def _shown(make: Callable[[], str]) -> str:
+    """What is made of profiles whose numbers may be anything, though their types are right.
+
+    Raises:
+        ArchiveError: when it cannot be made.
+    """
+    try:
+        return make()
+    except ArchiveError:
+        raise
+    except Exception as error:
+        raise ArchiveError(
+            f"this cannot be shown ({told(error)}): a profile is damaged, or the fault is"
+            " lightning-modelprof's."
+        ) from error
 
 
 def _rank(arguments: Mapping[str, str]) -> int | None:
