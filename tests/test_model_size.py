@@ -432,6 +432,13 @@ def test_packed_weights_that_do_not_tell_are_named(monkeypatch):
     assert size.notes[-1].endswith("are in no row: 0._packed_params")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_not_quantised():
+    size = model_size(torch.jit.script(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))))
+    assert rows(size) == {(TRAINABLE, "float32"): (4, 161, 644)}
+    assert not any("packed" in note for note in size.notes)
+
+
 def test_weight_only_int8_is_buffers():
     model = nn.Module()
     model.register_buffer("weight", torch.zeros(8, 4, dtype=torch.int8))

@@ -60,6 +60,17 @@ def is_whole(folder: Path) -> bool:
 # The folder stays where it was claimed
 
 
+def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
+    """All of the run is measured and saved, as its paths are absolute."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    callback = run_fit(tmp_path, dirpath=tmp_path / "out", active=2, sampling=True, trainer={"logger": False})
+    assert is_whole(tmp_path / "out")
+    assert callback.run.ranks[0].stacks is not None
+
+
 def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
     home, work = tmp_path / "home", tmp_path / "work"
     work.mkdir()

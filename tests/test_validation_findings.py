@@ -356,6 +356,15 @@ def test_what_the_first_fetches_wait_longer_is_the_workers_start():
     assert found(times, num_workers=0).title.endswith("in Dataloader")
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_only_workers_are_said_to_start(num_workers):
+    times = replace(times_of(dataloader=260, forward=80), num_first_fetches=2, first_fetch_ns=200 * MS)
+    setup = replace(SETUP, val_loaders=(replace(VAL_LOADER, num_workers=num_workers),))
+    [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times, setup=setup)
+    [note] = [one for one in table.notes if "longer than others" in one]
+    assert ("workers that start" in note) is (num_workers > 0)
+
+
 def test_what_the_training_thread_does_at_the_start_is_not_the_workers():
     """Making the dataloader takes 200 ms; then its workers' start, of which 50 and 250 ms are waited for."""
     stacks = stacks_of(("dataloader_init", "Net.val_dataloader", 20))
@@ -417,7 +426,7 @@ def test_the_line_is_one_of_the_part_and_not_of_another():
 def test_a_device_that_was_never_read_or_no_run_at_all_is_no_error():
     for times in (times_of(forward=400, device_ms={}), times_of(num_runs=0, forward=400)):
         assert found(times).action
-        [table] = tables_of(steps_of(forward=10, validation=20), validation=times)
+        [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times)
         assert table.rows
 
 

@@ -18,8 +18,12 @@ class PackedTensor(NamedTuple):
 
 
 def packed_objects(module: nn.Module) -> list[Any]:
-    """What a module itself keeps packed, without its children."""
-    return [value for value in vars(module).values() if isinstance(value, torch.ScriptObject)]
+    """What a module itself keeps packed, without its children; a scripted module is no packed weight."""
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, torch.ScriptObject) and not isinstance(value, torch._C.ScriptModule)
+    ]
 
 
 def packed_tensors(packed: Any) -> list[PackedTensor] | None:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_modelprof.measure.ledger import PROFILER, VALIDATION
 from lightning_modelprof.measure.log_calls import log_call
-from lightning_modelprof.measure.user_code import UserCode, is_loop
+from lightning_modelprof.measure.user_code import UserCode, is_loop, working_folder
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.stack_samples import (
     LogCall,
@@ -67,7 +67,7 @@ class StackLook:
         self._ledger = ledger
         self._user_code = user_code
         self._thread = threading.get_ident()
-        self._folder = os.getcwd()  # noqa: PTH109 - what relative file names are relative to
+        self._folder = working_folder()  # what relative file names are relative to
         self._known: dict[int, _Known] = {}
         self._lines: set[tuple[int, int]] = set()
         # (phase, or behind all phases a part of validation; id of code, line, id of code, line, ...),

@@ -77,10 +77,10 @@ class UserCode:
 
     def is_users_file(self, file: str) -> bool:
         """Whether a file is the user's, by its path."""
-        path = os.path.abspath(file)  # noqa: PTH100 - pathlib would need a line more
+        path = absolute_file(file)
         if any(_is_below(path, root) for root in self._own):
             return True
-        for name in {path, os.path.realpath(path)}:
+        for name in {path, os.path.realpath(path) if os.path.isabs(path) else path}:  # noqa: PTH117
             if any(_is_below(name, root) for root in self._foreign):
                 return False
             if any(part in _INSTALLED or part.startswith("torchinductor_") for part in Path(name).parts):
@@ -148,10 +148,23 @@ def loop_codes() -> frozenset[CodeType]:
 
 
 def absolute_file(file: str) -> str:
-    """The path of a source file wherever the user goes meanwhile; what is no file keeps its name."""
-    return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100 - as written, not resolved
+    """The path of a source file wherever the user goes meanwhile; what is no file keeps its name.
+
+    As written, not resolved. Relative where the working folder is gone.
+    """
+    if file.startswith("<"):
+        return file
+    return os.path.normpath(os.path.join(working_folder(), file))  # noqa: PTH118
 
 
 def is_library(file: str | None) -> bool:
     """Whether a file is not the user's, or is none at all."""
     return file is None or file.startswith("<frozen") or not UserCode().is_users_file(file)
+
+
+def working_folder() -> str:
+    """The working folder; ``""`` when it is gone."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return ""

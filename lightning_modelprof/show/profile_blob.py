@@ -117,9 +117,9 @@ class _WindowSection(msgspec.Struct):
 
 
 class _TraceSection(msgspec.Struct):
-    source: str
-    tables_suffix: str
-    steps: tuple[int, ...]
+    source: str = ""
+    tables_suffix: str = ""
+    steps: tuple[int, ...] = ()
 
 
 class _Sections(msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +36,13 @@ _FIRST_OF: Final = ("first of an epoch", "first of a dataloader")
 """What the benchmark calls the first tag, in a fit and in evaluation loops."""
 
 _DELTAS: Final = frozenset({"step"})
+
+
+class _StepMeta(msgspec.Struct):
+    """What Python reads of the description."""
+
+    phases: tuple[tuple[str, str], ...]
+    exclusions: tuple[str, ...]
 
 
 def pack_steps(columns: StepColumns) -> bytes:
@@ -73,9 +81,10 @@ def unpack_steps(packed: bytes) -> StepColumns:
     Raises:
         ValueError: when the bytes are nothing that it made.
     """
-    meta, columns = unpack_columns(packed)
+    plain, columns = unpack_columns(packed)
     try:
-        phases = tuple((key, label) for key, label in meta["phases"])
+        meta = msgspec.convert(plain, _StepMeta)
+        phases = meta.phases
         times = [columns[f"phase_{place}"] for place in range(len(phases))]
         return StepColumns(
             step=columns["step"],
@@ -83,11 +92,11 @@ def unpack_steps(packed: bytes) -> StepColumns:
             samples=columns["samples"],
             tags=columns["tags"],
             exclusion=columns["exclusion"],
-            exclusions=tuple(meta["exclusions"]),
+            exclusions=meta.exclusions,
             phases=phases,
             phases_ns=np.stack(times, axis=1) if times else np.zeros((len(columns["step"]), 0), np.int64),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"these columns hold no steps: {error}") from error
 
 

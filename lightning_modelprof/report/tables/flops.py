@@ -255,7 +255,7 @@ def _operators(facts: ModelFlops | Absent) -> Table:
         rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in facts.uncounted]
         notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
         if facts.mean is not None:
-            notes += (f"Batches vary in size: these are of step {facts.count.step} alone.",)
+            notes += (f"Steps differ in their FLOPs: these are of step {facts.count.step} alone.",)
     return Table(
         id="flops_by_operator",
         title="FLOPs by operator",

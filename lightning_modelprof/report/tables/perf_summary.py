@@ -64,10 +64,18 @@ def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...
         notes.append(f"{unit}/s is not known: {reason}.")
     elif note:
         notes.append(f"{unit}/s: {note}.")
-    if analysis.num_not_stepping and loop.is_fit:
+    num_loaders = 0 if analysis.setup is None or not loop.is_fit else len(analysis.setup.loaders)
+    is_ours = not analysis.info.config.get("samples_fn")
+    if figures.samples_per_s is not None and num_loaders > 1 and is_ours:
         notes.append(
-            f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step"
-            " (gradient accumulation); a step is one batch."
+            f"{unit}/s: a step has a batch of each of {num_loaders} dataloaders and counts as one of them;"
+            " pass samples_fn to count them all."
+        )
+    if analysis.num_not_stepping and loop.is_fit:
+        why = " (gradient accumulation)" if (analysis.info.accumulate_grad_batches or 1) > 1 else ""
+        notes.append(
+            f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step{why};"
+            " a step is one batch."
         )
     cost = analysis.own_cost
     if not isinstance(cost, Absent) and cost.share is not None:
