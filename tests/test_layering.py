@@ -117,6 +117,7 @@ LIBRARIES = {
         "run.trace_text",
         "show.json",
         "show.profile_blob",
+        "show.step_columns",
     ),
     "isal": ("run.archive", "run.trace_text"),
     "psutil": ("measure.cpu_usage", "measure.memory"),
