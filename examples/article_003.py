@@ -190,7 +190,12 @@ def train(stage: int, options: argparse.Namespace) -> Report:
         drop_last=True,
     )
     callback = ModelProfCallback(
-        active=5, wait=8, terminal=False, progress_bar=False, dirpath=options.out / f"stage_{stage}"
+        active=5,
+        wait=8,
+        flops=True,
+        terminal=False,
+        progress_bar=False,
+        dirpath=options.out / f"stage_{stage}",
     )
     trainer = Trainer(
         accelerator=options.accelerator,

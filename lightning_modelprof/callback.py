@@ -17,9 +17,12 @@ class ModelProfCallback(ProfilingHooks, Callback):
     """Shows where the time of a training run goes, at about the cost of an empty callback.
 
     ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
+    Loops of fewer than 20 batches, and fits of fewer than 5 steps, get none unless ``steps``, ``active`` or
+    ``flops`` ask for it: they are summed up in one archive, and in one line when the program ends.
 
     Args:
-        active: steps that each torch.profiler window records; 0 means timing only.
+        active: steps that each torch.profiler window records; 0 means timing only. None means 10, once a
+            window takes less than 5 % of the time that the loop has run so far.
         wait: steps before each window's warm-up, in which nothing is recorded.
         warmup: steps before each window in which torch.profiler runs and its results are thrown away.
         repeat: number of windows; 0 means windows until training ends.
@@ -55,7 +58,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
         sampling: look every few milliseconds, and ever less often, at the line that the training thread is at
             and at the memory in use, from a thread of its own.
         flops: count the FLOPs of one step while it runs and time the modules in three more, all of which the
-            benchmark leaves out. A compiled model is counted on a copy without data.
+            benchmark leaves out. A compiled model is counted on a copy without data. None means that as well,
+            once it takes less than 5 % of the time that the loop has run so far, or 0.1 s in all.
         flop_formulas: formulas for operators that have none, or better ones: operator, or its name such as
             "mylib::mm", → formula(*args, **kwargs, out_val=result), which returns FLOPs.
         peak_flops_per_s: what the device can do, in FLOP/s, or such by dtype; None means the published
@@ -99,7 +103,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
     def __init__(
         self,
         *,
-        active: int = DEFAULTS.active,
+        active: int | None = DEFAULTS.active,
         wait: int = DEFAULTS.wait,
         warmup: int = DEFAULTS.warmup,
         repeat: int = DEFAULTS.repeat,
@@ -120,7 +124,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
         samples_fn: Callable[[Any], int] | None = DEFAULTS.samples_fn,
         unit: str = DEFAULTS.unit,
         sampling: bool = DEFAULTS.sampling,
-        flops: bool = DEFAULTS.flops,
+        flops: bool | None = DEFAULTS.flops,
         flop_formulas: Mapping[Any, Callable[..., int]] | None = DEFAULTS.flop_formulas,
         peak_flops_per_s: float | dict[str, float] | None = None,
         fvcore: bool = DEFAULTS.fvcore,

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report = read_report(options.path, lambda saved: report_options(options, saved))
         else:
             max_bytes = int(options.max_gib * 2**30)
-            report = analyze_files(options.paths, report_options(options), max_bytes)
+            report = analyze_files(options.paths, report_options(options), max_bytes, options.step_range)
         doing = "write the output"
         html = getattr(options, "html", None)  # compare has none
         if html is not None:

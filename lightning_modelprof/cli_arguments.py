@@ -18,6 +18,7 @@ from lightning_modelprof.report.options import (
     ReportOptions,
     parse_row_limit,
     parse_sort_key,
+    parse_step_range,
     parse_time_unit,
     parse_views,
     parse_whole_number,
@@ -55,6 +56,13 @@ def make_parser() -> argparse.ArgumentParser:
         "paths", nargs="+", metavar="TRACE", help="a trace file, or a folder of them"
     )
     _add_max_gib(analyze_command)
+    analyze_command.add_argument(
+        "--step-range",
+        type=_checked(parse_step_range),
+        metavar="REGEX",
+        help="the steps are the ranges (record_function) whose names match, such as execute_model (default:"
+        " those of profiler.step(), else a guess)",
+    )
     _add_compare(commands)
     _add_tensorboard(commands)
     _add_module_options(report)

@@ -19,6 +19,9 @@ from lightning_modelprof.report.options import (
 
 ALL_RANKS: Final = "all"
 
+DEFAULT_ACTIVE: Final = 10
+"""Steps that a window records where nobody asks for a number."""
+
 WHERE: Final = "ModelProfCallback"
 """What a message begins with where nothing better is known."""
 
@@ -29,7 +32,7 @@ T = TypeVar("T")
 class ProfileConfig:
     """Every behaviour of the callback; the meaning of each field is documented on ``ModelProfCallback``."""
 
-    active: int = 10
+    active: int | None = None
     wait: int = 1
     warmup: int = 1
     repeat: int = 1
@@ -50,7 +53,7 @@ class ProfileConfig:
     samples_fn: Callable[[Any], int] | None = None
     unit: str = "samples"
     sampling: bool = True
-    flops: bool = True
+    flops: bool | None = None
     flop_formulas: Mapping[Any, Callable[..., int]] | None = None
     peak_flops_per_s: float | Mapping[str, float] | None = None
     fvcore: bool = False
@@ -78,9 +81,26 @@ class ProfileConfig:
             skip_first=self.skip_first,
             wait=self.wait,
             warmup=self.warmup,
-            active=self.active,
+            active=DEFAULT_ACTIVE if self.active is None else self.active,
             repeat=self.repeat,
         )
+
+    @property
+    def wants_flops(self) -> bool:
+        """Whether FLOPs are counted, be it that there is time for it."""
+        return self.flops is not False
+
+    @property
+    def asks_for_window(self) -> bool:
+        """Whether a window is asked for by name: which steps, what is recorded, or to end after it."""
+        return any(getattr(self, name) != getattr(DEFAULTS, name) for name in _OF_WINDOWS)
+
+    def asks_for_steps(self, num_steps: int) -> bool:
+        """Whether a loop of so many steps has one that something is asked of by name."""
+        if self.flops:
+            return True
+        window = self.schedule.window(0) if self.asks_for_window else None
+        return window is not None and window.first < num_steps
 
     @property
     def report_options(self) -> ReportOptions:
@@ -124,6 +144,11 @@ class ProfileConfig:
         plain["sorted_by"], plain["time_unit"] = options.sorted_by, options.time_unit
         return plain
 
+
+_OF_WINDOWS: Final = (
+    *("active", "wait", "warmup", "repeat", "steps", "activities", "record_shapes", "with_stack"),
+    *("profile_memory", "ranks", "stop_after_profile"),
+)
 
 DEFAULTS: Final = ProfileConfig()
 FIELDS: Final = tuple(field.name for field in fields(ProfileConfig))

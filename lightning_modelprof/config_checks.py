@@ -42,8 +42,12 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
     Raises:
         ConfigError: with the argument, what was expected, what came and what to do.
     """
-    for name, least in (("active", 0), ("wait", 0), ("warmup", 0), ("repeat", 0), ("skip_first", 0)):
-        _check_int(where, name, getattr(config, name), least)
+    if config.active is not None:
+        _check_int(where, "active", config.active, 0)
+    for name in ("wait", "warmup", "repeat", "skip_first"):
+        _check_int(where, name, getattr(config, name), 0)
+    if config.flops is not None and not isinstance(config.flops, bool):
+        raise _refusal(where, "flops", "true or false", config.flops)
     if config.log_every_n_steps is not None:
         _check_int(where, "log_every_n_steps", config.log_every_n_steps, 0)
     for name in _BOOLEANS:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError, given_path, nearest, quoted
 
 SWITCH: Final = "LIGHTNING_MODELPROF"
-"""Environment variable that switches the callback off."""
+"""Environment variable that switches the callback off, or asks for one."""
 
 _MAX_BYTES: Final = 2**16
 _MAX_VALUES: Final = 10_000
@@ -33,8 +34,8 @@ _IN_OTHER_PROFILERS: Final = {
     "schedule": "torch.profiler's schedule is wait, warmup, active, repeat and skip_first",
     "scheduler": "Paddle's scheduler=(start, end) is steps=(start, end)",
     "on_trace_ready": "traces are saved in dirpath",
-    "with_flops": "FLOPs are counted on a real step by flops=True, the default",
-    "with_modules": "modules are timed by flops=True, the default",
+    "with_flops": "FLOPs are counted on a real step by flops=True",
+    "with_modules": "modules are timed by flops=True",
     "timer_only": "Paddle's timer_only=True is active=0",
     "targets": "Paddle's targets are activities",
     "filename": "files go to dirpath",
@@ -67,6 +68,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: expected YAML, got: {' '.join(str(error).split())}") from error
+    return _checked_arguments(raw, where)
+
+
+def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
+    """The callback's arguments in what YAML was read as.
+
+    Raises:
+        ConfigError: when it is no mapping, or holds an argument that is unknown or cannot be meant.
+    """
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
@@ -143,21 +153,48 @@ def _number(value: Any) -> Any:
         return value
 
 
+def arguments_in_environment() -> dict[str, Any] | None:
+    """The arguments that the environment asks for a callback with; ``None`` where it asks for none.
+
+    ``LIGHTNING_MODELPROF`` is a word that says yes or no, arguments such as ``active=10,dirpath=out``, or the
+    path of a YAML file.
+
+    Raises:
+        ConfigError: when it is none of these, or asks for something that cannot be meant.
+    """
+    value = os.environ.get(SWITCH, "").strip()
+    where = f"environment variable {SWITCH}"
+    if value.lower() in _SWITCHED_OFF or not value:
+        return None
+    if value.lower() in _SWITCHED_ON:
+        return {}
+    if value.lower().endswith((".yaml", ".yml")):
+        return read_yaml(value)
+    if "=" not in value:
+        off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
+        raise ConfigError(
+            f"{where}: expected one of {on}, one of {off}, arguments such as active=10,dirpath=out, or the"
+            f" path of a YAML file, got {quoted(value)}. Correct it, or unset it."
+        )
+    # Between arguments stand commas, as within lists: a new argument begins with a name and an equals sign.
+    pairs = [part.split("=", 1) for part in re.split(r",\s*(?=\w+\s*=)", value)]
+    try:
+        text = "\n".join(f"{name.strip()}: {given}" for name, given in pairs)
+        return _checked_arguments(_parse_yaml(text, where), where)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: expected arguments such as active=10,dirpath=out, got {quoted(value)}. Correct it, or"
+            " give the path of a YAML file."
+        ) from error
+
+
 def is_switched_off() -> bool:
     """Whether the environment says that nothing is to be measured.
 
     Raises:
-        ConfigError: when the variable says neither yes nor no.
+        ConfigError: as of :func:`arguments_in_environment`.
     """
-    value = os.environ.get(SWITCH, "")
-    word = value.strip().lower()
-    if word not in (*_SWITCHED_OFF, *_SWITCHED_ON):
-        off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
-        raise ConfigError(
-            f"environment variable {SWITCH}: expected one of {off} to switch {WHERE} off, or one of {on} to"
-            f" leave it on, got {quoted(value)}. Set it to one of them, or unset it."
-        )
-    return word in _SWITCHED_OFF
+    return bool(os.environ.get(SWITCH, "").strip()) and arguments_in_environment() is None
 
 
 def check_names(names: Iterable[Any], where: str) -> None:

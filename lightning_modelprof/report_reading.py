@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze as analyze_run
+from lightning_modelprof.analysis.step_ranges import nearest_ranges, steps_asked_for
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, TraceError, given_path
+from lightning_modelprof.errors import ArchiveError, ConfigError, TraceError, given_path, quoted
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions, saved_options
+from lightning_modelprof.report.options import (
+    DEFAULT_OPTIONS,
+    ReportOptions,
+    parse_step_range,
+    saved_options,
+)
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.archive import find_run, load_run, told_choice
 from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
 from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Run
+from lightning_modelprof.run.trace import Trace
 from lightning_modelprof.trace_reading import read_with_progress, trace_files, window_traces
 
 
-def analyze(*paths: str | os.PathLike[str]) -> Report:
+def analyze(*paths: str | os.PathLike[str], step_range: str | None = None) -> Report:
     """The report of traces that anybody recorded with torch.profiler, such as a loop of Fabric's.
 
     What ``lightning-modelprof analyze`` shows; ``print_report`` prints it.
 
     Args:
         paths: Chrome traces, packed or not, or folders with some; those of several ranks go together.
+        step_range: regular expression for the names of the ranges that are the steps; without it those of
+            ``profiler.step()``, else a guess, which the report tells of.
 
     Raises:
-        TraceError: when a file is no trace or is too large, or a folder holds none.
+        ConfigError: when ``step_range`` is no regular expression.
+        TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
     """
-    return analyze_files(paths)
+    try:
+        wanted = None if step_range is None else parse_step_range(step_range)
+    except ValueError as error:
+        raise ConfigError(f"step_range: {error}") from None
+    return analyze_files(paths, step_range=wanted)
 
 
 def read_report(
@@ -64,6 +79,7 @@ def analyze_files(
     paths: Sequence[str | os.PathLike[str]],
     options: ReportOptions = DEFAULT_OPTIONS,
     max_bytes: int = MAX_TRACE_BYTES,
+    step_range: re.Pattern[str] | None = None,
 ) -> Report:
     """The report of trace files that anybody recorded.
 
@@ -71,9 +87,10 @@ def analyze_files(
         paths: Chrome traces of torch.profiler, or folders with some.
         options: how the tables are cut and sorted.
         max_bytes: largest uncompressed trace to read.
+        step_range: for the names of the ranges that are the steps.
 
     Raises:
-        TraceError: when a file is no trace or is too large, or a folder holds none.
+        TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
     """
     traces: list[TraceFacts] = []
     skipped: list[str] = []
@@ -88,7 +105,9 @@ def analyze_files(
                 continue
             seen.add(place)
             try:
-                traces.append(analyze_trace(read_with_progress(file, max_bytes)))
+                trace = read_with_progress(file, max_bytes)
+                _check_step_range(trace, file, step_range)
+                traces.append(analyze_trace(trace, step_range))
                 found = True
             except TraceError as error:
                 if file == path:  # it was asked for by its name
@@ -97,6 +116,17 @@ def analyze_files(
         if not found:
             raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
     return build_trace_report(traces, options, skipped)
+
+
+def _check_step_range(trace: Trace, file: Path, step_range: re.Pattern[str] | None) -> None:
+    if step_range is None or steps_asked_for(trace, step_range) is not None:
+        return
+    names = nearest_ranges(trace, step_range)
+    known = f"The nearest: {', '.join(map(quoted, names))}." if names else "It has no ranges with names."
+    raise TraceError(
+        f"{file}: expected ranges whose names match the step range {quoted(step_range.pattern)}, got none."
+        f" {known}"
+    )
 
 
 def load_run_with_ranks(path: str | Path) -> Run:

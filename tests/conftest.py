@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from lightning_modelprof.fit import allowance, process_loops
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
 from tests.chromium import start_chromium
 
 OURS = "lightning_modelprof"
@@ -28,6 +30,30 @@ def _warnings_are_errors(request, caplog):
     if request.node.get_closest_marker("logs_warnings") is None:
         said = [one.getMessage() for one in caplog.get_records("call") if one.name.startswith(OURS)]
         assert said == []
+
+
+# Fits of tests are short. Where a test is not about that, they are looked at as closely as longer ones.
+_SHORT = {
+    (module, name): getattr(module, name)
+    for module, name in (
+        (process_loops, "SHORT_FIT"),
+        (process_loops, "SHORT_EVALUATION"),
+        (allowance, "LEAST_NS"),
+    )
+}
+process_loops.SHORT_FIT = process_loops.SHORT_EVALUATION = 0
+allowance.LEAST_NS = 10**18
+
+
+@pytest.fixture(autouse=True)
+def _a_process_of_its_own(request, monkeypatch):
+    """Loops of one process know of each other, those of different tests do not."""
+    if request.node.get_closest_marker("short") is not None:
+        for (module, name), value in _SHORT.items():
+            monkeypatch.setattr(module, name, value)
+    PROCESS_LOOPS.forget()
+    yield
+    PROCESS_LOOPS.forget()
 
 
 @pytest.fixture(scope="session")

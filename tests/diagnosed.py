@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 
 from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, ModuleTime, ModuleTimes
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
@@ -53,6 +55,7 @@ def analysis_of(
     facts=None,
     validation=None,
     slow=None,
+    cpu=None,
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -66,6 +69,7 @@ def analysis_of(
         stacks=stacks,
         validation=validation,
         slow=slow,
+        cpu=cpu,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})
@@ -98,3 +102,21 @@ def only(findings):
     """The one finding of a rule."""
     [finding] = findings
     return finding
+
+
+def found_in(report):
+    return [one for one in report.findings if one.status is Status.FOUND]
+
+
+def shares_by_name(report):
+    """Name of a share → its figures on the page, in verdict, findings, tables and charts."""
+    shares = {}
+    for one in found_in(report):
+        for evidence in one.evidence:
+            if evidence.label.startswith("share of"):
+                shares.setdefault((one.kind, evidence.label), set()).add(f"{evidence.value:.3f}")
+        for number, whole in re.findall(r"\(([\d.]+) % of ([a-z ]+)\)", one.summary):
+            subject = re.search(r"[Aa] (?:usual|clean) step", one.summary)
+            of = subject[0].lower() if whole == "it" else whole
+            shares.setdefault((one.kind, f"share of {of}"), set()).add(f"{float(number) / 100:.3f}")
+    return shares

@@ -353,8 +353,8 @@ class Products(nn.Module):
 
 def products():
     # Two matrix-vector products, a scalar product, an 8 x 16 x 8 and a 16 x 8 x 16 product;
-    # the bilinear layer's 16 rows in 4 outputs sum over 8 x 16 pairs, one multiply-add a pair.
-    forward = 2 * 8 * 16 + 16 + 8 * 16 * 8 + 16 * 8 * 16 + 16 * 4 * 8 * 16
+    # the bilinear layer multiplies, for each of 4 outputs, 16 x 8 by 8 x 16, and its rows by 16 rows of 16.
+    forward = 2 * 8 * 16 + 16 + 8 * 16 * 8 + 16 * 8 * 16 + 4 * (16 * 8 * 16 + 16 * 16)
     return case(Products(), torch.randn(8, 16), torch.randn(16), forward=forward)
 
 

@@ -106,10 +106,13 @@ class Scenario:
         verdict: its kind.
         finding: the kind that has to be the most expensive one; ``None`` if nothing may be a warning.
         saving: whether the cost is known, so that the time at stake has to be that cost.
+        is_estimated: whether there is a time at stake, though what it costs is not known.
         fault: what the line is marked with; by default the name of the scenario.
         severe: whether it has to be a warning or worse; otherwise it must be none.
         exact: whether the line is that of the statement; otherwise a function's ``def``.
         placed: whether there is a line at all.
+        sampled: whether the time at stake is a share of samples alone, few of which there are in so short a
+            fit: its size is held by runs made by hand.
     """
 
     name: str
@@ -117,9 +120,11 @@ class Scenario:
     verdict: str
     finding: str | None = None
     saving: bool = True
+    is_estimated: bool = False
     severe: bool = True
     exact: bool = True
     placed: bool = True
+    sampled: bool = False
 
     @property
     def line(self) -> int:
@@ -491,7 +496,7 @@ class MetricEachStep(Model):
 
 
 def metrics_each_step(costs: Costs, folder: Path) -> Training:
-    return Training(MetricEachStep(costs), rows(4 * 150))  # so many that chance in the samples is small
+    return Training(MetricEachStep(costs), rows(4 * 300))  # so many that chance in the samples is small
 
 
 class SlowFile(TorchCheckpointIO):
@@ -612,6 +617,39 @@ class WithLossModule(Model):
 
 def slow_loss_module(costs: Costs, folder: Path) -> Training:
     return Training(WithLossModule(costs), rows())
+
+
+def slow_layer_hooks(costs: Costs, folder: Path) -> Training:
+    model = Model()
+
+    def watch(layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        costs.spin(5)  # fault: slow_layer_hooks
+
+    for layer in [one for one in model.layers.modules() if isinstance(one, nn.Linear)][:2]:
+        layer.register_forward_hook(watch)
+    return Training(model, rows())
+
+
+class SteppedByHand(Model):
+    """A recurrent cell in a loop over time steps, where torch has a layer for the whole sequence."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.cell = nn.GRUCell(SIZE, SIZE)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with self.costs.measured():
+            state = torch.zeros_like(inputs)
+            for _ in range(60):
+                state = self.cell(inputs, state)  # fault: stepped_by_hand
+        return state
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.layers(self(batch)).square().mean()
+
+
+def stepped_by_hand(costs: Costs, folder: Path) -> Training:
+    return Training(SteppedByHand(costs), rows())
 
 
 class RowLoop(Model):
@@ -763,6 +801,32 @@ def unfused_optimizer(costs: Costs, folder: Path) -> Training:
     return Training(ManyParameters(), rows())
 
 
+class OwnOptimizer(torch.optim.SGD):
+    """Torch's, and a loop in Python after it."""
+
+    def __init__(self, parameters: Any, costs: Costs) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.costs = costs
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.costs.spin(10)  # fault: own_optimizer
+        return loss
+
+
+class SteppedByOwn(Model):
+    def configure_optimizers(self) -> Any:
+        return OwnOptimizer(self.parameters(), self.costs)
+
+
+def own_optimizer(costs: Costs, folder: Path) -> Training:
+    return Training(SteppedByOwn(costs), rows())
+
+
+def anomaly_detection(costs: Costs, folder: Path) -> Training:
+    return Training(Model(), rows(), trainer={"detect_anomaly": True})
+
+
 class ManyThreads(Callback):
     """As if OMP_NUM_THREADS had been set for another machine."""
 
@@ -835,6 +899,17 @@ SCENARIOS = (
     Scenario("slow_validation_end", slow_validation_end, "overhead_bound", "validation_share"),
     Scenario("slow_loss", slow_loss, "host_bound", "slow_forward_outside_model"),
     Scenario("slow_loss_module", slow_loss_module, "host_bound", "slow_custom_module"),
+    Scenario(
+        "anomaly_detection",
+        anomaly_detection,
+        "host_bound",
+        "anomaly_detection",
+        is_estimated=True,
+        placed=False,
+    ),
+    Scenario("own_optimizer", own_optimizer, "optimizer_bound", "slow_optimizer", sampled=True),
+    Scenario("slow_layer_hooks", slow_layer_hooks, "host_bound", "slow_layer_hooks", sampled=True),
+    Scenario("stepped_by_hand", stepped_by_hand, "host_bound", "slow_line_in_module", sampled=True),
     Scenario("row_loop", row_loop, "host_bound", "slow_forward_outside_model"),
     Scenario("tensor_made_on_the_host", tensor_made_on_the_host, "host_bound", "slow_forward_outside_model"),
     Scenario("custom_loop", custom_loop, "host_bound", "slow_forward_outside_model"),
@@ -849,10 +924,9 @@ SCENARIOS = (
     Scenario(
         "unfused_optimizer",
         unfused_optimizer,
-        "balanced",
+        "optimizer_bound",
         "optimizer_not_fused",
-        saving=False,
-        severe=False,
+        is_estimated=True,
         exact=False,
     ),
     Scenario(

@@ -150,6 +150,22 @@ def test_categories_of_every_version(cat, category):
     assert parse_trace(file_of(event(cat=cat)), "x").category.tolist() == [category]
 
 
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("dma_request", Category.MEMCPY),
+        ("event_wait", Category.DEVICE_SYNC),
+        ("event_record", Category.DEVICE_SYNC),
+        ("fc-dtype_Float", Category.KERNEL),
+    ],
+)
+def test_names_tell_what_an_event_of_mtia_is(name, category):
+    """And only there: another device's kernel may have any name."""
+    one, other = event(cat="mtia_ccp_events", name=name), event(cat="kernel", name=name)
+    assert parse_trace(file_of(one), "x").category.tolist() == [category]
+    assert parse_trace(file_of(other), "x").category.tolist() == [Category.KERNEL]
+
+
 def test_unusable_events_are_counted():
     raw = file_of(
         event("5"),

@@ -121,11 +121,18 @@ WHOLE = pack_columns(
 @settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
 def test_damaged_bytes_are_refused(place, change):
-    """A changed byte of the zlib container; its checksum tells."""
+    """A changed byte: the checksum tells, unless the change is in the bits that fill the last one."""
     damaged = bytearray(WHOLE)
     damaged[place] ^= change
-    with pytest.raises(ValueError):  # noqa: PT011 - any
-        unpack_columns(bytes(damaged))
+    try:
+        meta, columns = unpack_columns(bytes(damaged))
+    except ValueError:
+        return
+    whole_meta, whole = unpack_columns(WHOLE)
+    assert meta == whole_meta
+    assert {name: one.tolist() for name, one in columns.items()} == {
+        name: one.tolist() for name, one in whole.items()
+    }
 
 
 @given(st.integers(0, len(WHOLE) - 1))

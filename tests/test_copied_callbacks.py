@@ -54,7 +54,7 @@ def test_a_copy_has_nothing_of_the_fit_and_measures_another(tmp_path: Path, make
     assert (made.report, made.run) == (None, None)
     fit_quietly(make_trainer(tmp_path, made), Net(), loader(20))
     assert (len(callback.run.ranks[0].steps), len(made.run.ranks[0].steps)) == (12, 10)
-    runs = [load_run(tmp_path / name) for name in ("modelprof", "modelprof_1")]
+    runs = [load_run(tmp_path / name) for name in ("modelprof", "modelprof/fit_2")]
     assert [len(run.ranks[0].steps) for run in runs] == [12, 10]
 
 

@@ -79,6 +79,25 @@ def notes(fact):
     return " ".join(copies_table(fact if isinstance(fact, dict) else {0: fact}, DEFAULT_OPTIONS).notes)
 
 
+def test_copies_of_mtia():
+    """They are told by their names, and have their bytes under another one. A kernel's size is no memory."""
+    events = [
+        on_device("mtia_ccp_events", "dma_request", 10 * n, 3 + n, size=100 * n, direction="HOST_TO_DEVICE")
+        for n in range(5)
+    ]
+    events += [
+        on_device("mtia_ccp_events", "fc-dtype_Float", 60, 40, size=7),
+        on_device("mtia_ccp_events", "event_wait", 0, 90, wait_on_stream=4),  # no work
+    ]
+    copies = [one for one in events if one["name"] == "dma_request"]
+    fact = summary(*events)
+    (kind,) = fact.kinds
+    assert (kind.name, kind.tally.calls) == ("dma_request", len(copies))
+    assert kind.tally.total_ns == sum(one["dur"] for one in copies) * US
+    assert kind.size_bytes == sum(one["args"]["size"] for one in copies)
+    assert fact.device_total_ns == kind.tally.total_ns + 40 * US
+
+
 def test_figures_of_a_kind():
     fact = summary(
         host("cpu_op", "aten::to", 0, 100),

@@ -30,13 +30,16 @@ STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
 def fit(root, version=0):
     """A fit with two windows, logged by TensorBoard's logger."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
+    from lightning_modelprof.fit.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
     logger = TensorBoardLogger(root, name="net", version=version)
     callback = ModelProfCallback(
         active=2, wait=4, repeat=2, skip_first=4, terminal=False, sampling=False, profile_memory=True
     )
     trainer = make_trainer(root, callback, logger=logger)
+    PROCESS_LOOPS.forget()  # each loop as if it were alone in its process
     fit_quietly(trainer, Net(), loader())
+    PROCESS_LOOPS.forget()
     trainer.validate(trainer.model, loader(16), verbose=False)
     return callback
 

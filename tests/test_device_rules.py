@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.analyze import WindowFacts
 from lightning_modelprof.analysis.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
+from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
 from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.diagnose import diagnose
@@ -81,6 +82,8 @@ def wait(stake, operators=ITEM, phase="forward", kind="device_to_host", wait_ms=
 def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
     """Facts of a trace with one step of 100 ms."""
     facts = HostWaits(
+        covered_ns=100 * MS,
+        covered_idle_ns=100 * MS,
         num_steps=1,
         steps_ns=100 * MS,
         idle_ns=100 * MS,
@@ -96,7 +99,9 @@ def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
         distributed=distributed,
         kernel_launches=NOTHING,
         step_breakdown=NOTHING,
+        device_usage=NOTHING,
         checks=(),
+        launch_count=KernelLaunchCount(launches=0, lost=0, kernels=0),
     )
 
 

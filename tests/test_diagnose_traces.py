@@ -141,20 +141,20 @@ def test_a_toy_model_on_another_maker_s_device():
 
 
 def shares(**given):
-    parts = dict.fromkeys(("busy", "communication", "fetch", "host", "other"), 0.0) | given
+    parts = dict.fromkeys(("computing", "communication", "fetch", "host", "other"), 0.0) | given
     assert sum(parts.values()) == pytest.approx(1)
-    return DeviceShares(step_ns=1e7, **parts)
+    return DeviceShares(step_ns=1e7, busy=parts["computing"] + parts["communication"], **parts)
 
 
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        ({"busy": 0.85, "fetch": 0.15}, "device_bound"),
-        ({"busy": 0.80, "fetch": 0.20}, "input_bound"),
-        ({"busy": 0.81, "fetch": 0.19}, "balanced"),
-        ({"busy": 0.5, "communication": 0.15, "host": 0.35}, "communication_bound"),
-        ({"busy": 0.5, "host": 0.5}, "host_bound"),
-        ({"busy": 0.89, "other": 0.11}, "cannot_tell"),
+        ({"computing": 0.85, "fetch": 0.15}, "device_bound"),
+        ({"computing": 0.80, "fetch": 0.20}, "input_bound"),
+        ({"computing": 0.81, "fetch": 0.19}, "balanced"),
+        ({"computing": 0.5, "communication": 0.15, "host": 0.35}, "communication_bound"),
+        ({"computing": 0.5, "host": 0.5}, "host_bound"),
+        ({"computing": 0.89, "other": 0.11}, "cannot_tell"),
     ],
 )
 def test_thresholds(given, kind):
@@ -163,7 +163,7 @@ def test_thresholds(given, kind):
 
 def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
     """11 % of the steps is in no event; of the device's idle time 10 or 11 % have no cause."""
-    given = shares(busy=0.89, other=0.11)
+    given = shares(computing=0.89, other=0.11)
     for unexplained, kind in ((0.10, "device_bound"), (0.11, "cannot_tell"), (0.2, "cannot_tell")):
         waits = WaitShares(late=0.0, around_model=0.0, forward_stake=0.0, unexplained=unexplained)
         verdict = verdict_of_traces(given, waits)
@@ -175,14 +175,14 @@ def test_rules_and_shares_together():
     """40 % busy; the host is late for 35 %, of which launches of the model are 31."""
     rule = LaunchBound()
     finding = rule.found("", "", Severity.WARNING, saving_ns=0.31 * 1e7)
-    given = shares(busy=0.4, host=0.6)
+    given = shares(computing=0.4, host=0.6)
     waits = WaitShares(late=0.35, around_model=0.0, forward_stake=0.0)
     assert verdict_of_traces(given, waits, [finding], [rule]).summary.startswith("31.0 % of a step")
     assert verdict_of_traces(given, waits).kind == "balanced"
     assert (
         verdict_of_traces(given, WaitShares(late=0.5, around_model=0, forward_stake=0)).kind == "host_bound"
     )
-    more = shares(busy=0.3, host=0.38, fetch=0.32)
+    more = shares(computing=0.3, host=0.38, fetch=0.32)
     assert verdict_of_traces(more, waits, [finding], [rule]).kind == "input_bound"
 
 

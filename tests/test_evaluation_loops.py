@@ -669,14 +669,18 @@ def test_the_next_loop_gets_a_folder_of_its_own(tmp_path):
     fit_quietly(trainer, Real(), loader(), loader(4))
     for key in KEYS:
         run_quietly(trainer, key)
-    found = {path.parent.name: load_run(path).info.loop for path in tmp_path.rglob("run.json")}
+    run_quietly(trainer, "validate")
+    found = {
+        str(path.parent.relative_to(tmp_path)): load_run(path).info.loop
+        for path in tmp_path.rglob("run.json")
+    }
     assert found == {
         "modelprof": "fit",
-        "modelprof_1": "validate",
-        "modelprof_2": "test",
-        "modelprof_3": "predict",
+        "modelprof/validate": "validate",
+        "modelprof/test": "test",
+        "modelprof/predict": "predict",
+        "modelprof/validate_2": "validate",
     }
-    assert not (tmp_path / "modelprof" / "modelprof").exists()
 
 
 def test_terminal_and_step_info(tmp_path, capsys):

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_modelprof.analysis import trace_facts
 from lightning_modelprof.analysis.benchmark import all_ranks
 from lightning_modelprof.fit import live, loop_parts, outputs, session, windows
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.measure.capture import Capture
 from lightning_modelprof.measure.phases import PhaseProfiler
@@ -73,6 +74,7 @@ def harmless(tmp_path, weights, monkeypatch):
         assert type(made.profiler).__name__ == "PassThroughProfiler"
         assert not is_profiling()
         monkeypatch.undo()
+        PROCESS_LOOPS.forget()  # which would write now what could not be written then
         with our_warnings() as later:  # what was broken does not reach the next fit
             train(tmp_path / "again", again := make_callback(tmp_path / "again", steps=(3, 6)))
         assert later == []

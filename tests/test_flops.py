@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import lightning
 import pytest
@@ -13,6 +14,7 @@ from torch import library, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from lightning_modelprof.errors import ModelProfError
@@ -63,6 +65,25 @@ def test_inference_mode_arrives_undecomposed():
         product = count_flops(Wrapped(lambda x: torch.matmul(x, x)), torch.ones(5, 4, 4))
     assert count.macs == {"forward": 3 * 8 * 4}
     assert product.macs == {"forward": 5 * 4 * 4 * 4}
+
+
+@pytest.mark.parametrize("sizes", [(3, 8, 16, 4), (1, 8, 5, 4), (2, 1, 3, 2), (5, 3, 1, 1), (4, 6, 7, 1)])
+def test_a_bilinear_layer_is_the_matrix_products_that_torch_makes_of_it(sizes):
+    """Forward and gradients, against the bmm that torch's own profiler sees below the operator."""
+    batch, first, second, outputs = sizes
+    layer = nn.Bilinear(first, second, outputs)
+    arguments = [torch.randn(batch, width, requires_grad=True) for width in (first, second)]
+    truth = []
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as forward:
+        loss = layer(*arguments).sum()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as backward:
+        loss.backward()
+    for one in (forward, backward):
+        shapes = [event.input_shapes for event in one.events() if event.name == "aten::bmm"]
+        truth.append(sum(prod(a) * b[-1] for a, b, *_ in shapes))
+    assert truth[0] == batch * outputs * second * (first + 1)  # by hand: x1 @ weight, then with x2
+    counted = count_flops(layer, *arguments, loss_fn=total)
+    assert [counted.macs[phase] for phase in ("forward", "backward")] == truth
 
 
 def test_fourier_transforms_stand_apart():

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from lightning_modelprof.analysis.compare import _times_as_fast
 from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build_profile import run_profile, window_profile
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.show.columns import pack_columns, unpack_columns
-from lightning_modelprof.show.profile_blob import pack_head, pack_profile
+from lightning_modelprof.show.html_chart import chart_view
+from lightning_modelprof.show.profile_blob import pack_head, pack_profile, unpack_profile
 from lightning_modelprof.tensorboard_plugin import answers as answers_module
 from lightning_modelprof.tensorboard_plugin.answers import Answers
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
@@ -127,6 +129,108 @@ def test_mutated_steps_are_shown_or_refused(good, answers):
         if bad is not None:
             outcomes["refused" if answers({**good, "run": (head, [document, bad])}) else "shown"] += 1
     assert min(outcomes.values()) > NUM_MUTATIONS // 10, outcomes
+
+
+@pytest.mark.parametrize(
+    ("column", "number", "reason"),
+    [
+        ("duration", -1, "duration_ns holds less than 0"),
+        ("phase_0", -2, "phases_ns holds less than -1"),
+        ("phase_0", 2**50, "a phase takes longer than its step"),
+        ("exclusion", 99, "exclusion holds what is not"),
+        ("step", 0, "the steps are not in order"),
+        ("samples", -2, "samples holds less than -1"),
+    ],
+)
+def test_numbers_that_no_step_has_do_not_reach_the_browser(good, column, number, reason):
+    head, [document, steps] = good["run"]
+    meta, columns = unpack_columns(steps)
+    columns[column][-1] = number
+    provider = Provider()
+    provider.put("bad", "run", head, [document, pack_columns(meta, columns)])
+    arguments = {"run": "bad", "tag": "run", "kind": "steps"}
+    with pytest.raises(ArchiveError, match=reason):
+        Answers(provider).columns(None, "", arguments)
+    provider.put("bad", "run", head, [document, steps])
+    assert Answers(provider).columns(None, "", arguments) == steps
+
+
+@pytest.mark.parametrize(
+    ("column", "number", "reason"),
+    [
+        ("duration", -1, "slice_duration_ns holds less than 0"),
+        ("begin", -1, "slice_begin_ns holds less than 0"),
+        ("name", 2**40, "name holds"),
+        ("name", -1, "name holds"),
+        ("category", 2**40, "category holds"),
+        ("detail", -2, "detail holds less than -1"),
+        ("launch", 2**40, "launch holds"),
+        ("counter_0_time", 0, "the points of a counter are not in order"),
+        ("steps", [[1, 20, 10]], "ends before it begins"),
+        ("steps", [[1, "soon", 10]], "no timeline"),
+        ("end_ns", -(2**40), "ends before it begins"),
+        ("begin_ns", "soon", "no timeline"),
+        ("lanes", [], "lane holds"),
+        ("rows", "deep", "depth holds"),
+        ("rows", "other", "their lengths"),
+    ],
+)
+def test_numbers_that_no_trace_has_do_not_reach_the_browser(good, column, number, reason):
+    head, [document, timeline, *_] = good["window"]
+    meta, columns = unpack_columns(timeline)
+    if column == "rows":
+        meta["rows"][-1][1 if number == "deep" else 2] += 2**20
+    elif column in meta:
+        meta[column] = number
+    else:
+        columns[column][-1] = number
+    provider = Provider()
+    provider.put("bad", "window", head, [document, pack_columns(meta, columns)])
+    arguments = {"run": "bad", "tag": "window", "kind": "timeline", "rank": "0"}
+    with pytest.raises(ArchiveError, match=reason):
+        Answers(provider).columns(None, "", arguments)
+    provider.put("bad", "window", head, [document, timeline])
+    assert Answers(provider).columns(None, "", arguments) == timeline
+
+
+@pytest.mark.parametrize("tag", ["run", "window"])
+def test_cut_columns_do_not_reach_the_browser(good, tag):
+    head, [document, whole, *_] = good[tag]
+    raw = zlib.decompress(whole)
+    arguments = {"run": "bad", "tag": tag, "kind": "steps" if tag == "run" else "timeline"}
+    if tag == "window":
+        arguments["rank"] = "0"
+    provider = Provider()
+    provider.put("bad", tag, head, [document, whole])
+    assert Answers(provider).columns(None, "", arguments) == whole
+    for bad in (b"", b"\xff", whole[:-9], *(zlib.compress(raw[:end]) for end in (0, 4, 6, 8, 50, -1))):
+        provider.put("bad", tag, head, [document, bad])
+        with pytest.raises(ArchiveError, match="cannot be read"):
+            Answers(provider).columns(None, "", arguments)
+
+
+@pytest.mark.parametrize("points", [(1.0, 1.0), (2.0, 1.0)])
+def test_a_chart_whose_points_are_not_in_order_is_refused(good, points):
+    content = json.loads(zlib.decompress(good["run"][1][0]))
+    chart = next(one for one in content["report"]["charts"] if len(one["x"]) > 1)
+    chart["x"][:2] = points
+    with pytest.raises(ArchiveError, match="are not in order"):
+        unpack_profile(zlib.compress(as_text(content)))
+
+
+def test_a_chart_below_zero_is_drawn(good):
+    content = json.loads(zlib.decompress(good["run"][1][0]))
+    chart = next(one for one in content["report"]["charts"] if len(one["x"]) > 1)
+    for series in chart["series"]:
+        series["values"] = [-1.0] * len(chart["x"])
+    report = unpack_profile(zlib.compress(as_text(content))).report
+    view = chart_view(next(one for one in report.charts if one.id == chart["id"]))
+    assert view.y_ticks[0].label == "0"
+
+
+@pytest.mark.parametrize(("change", "speed"), [(-1.0, None), (-0.5, 2.0), (1.0, 0.5), (None, None)])
+def test_a_time_that_is_gone_but_for_rounding_has_no_speed(change, speed):
+    assert _times_as_fast(change) == speed
 
 
 def packed(content):

@@ -236,8 +236,10 @@ def test_of_a_phase_only_what_takes_the_time_is_named():
     [place] = at_exact_lines(finding, hot, outside_modules=False, phases=["dataloader"]).locations
     assert (place.line, place.is_exact) == (42, True)
     assert hot.share_in("dataloader", "torch.utils.data.dataloader", "_next_index") == 0.9
-    assert "sampler cheaper" in sampler_advice(hot)[0]
-    assert sampler_advice(hot_of(("dataloader", "torch.fetch:5 loss:22", 9, 90))) is None
+    advice = sampler_advice(hot, 10.0)
+    assert "sampler cheaper" in advice.action
+    assert advice.saving_ns == 9.0, "the rest of the wait stays"
+    assert sampler_advice(hot_of(("dataloader", "torch.fetch:5 loss:22", 9, 90)), 10.0) is None
 
 
 def test_the_lines_at_the_top():

@@ -94,7 +94,7 @@ def test_unknown_launch():
     assert (microseconds(device.other), device.num_unknown) == ((2, 7), 2)
     table = idle_table({0: fact}, DEFAULT_OPTIONS)
     assert table.notes[-1].endswith("was not recorded: 2.")
-    assert len(table.notes) == 4
+    assert len(table.notes) == 5
 
 
 def test_launch_known_by_its_operator():
@@ -153,7 +153,7 @@ def test_events_of_length_zero():
     nothing = one_device(work(4, 4))
     assert (nothing.span_ns, nothing.busy_ns, nothing.idle.calls) == (0, 0, 0)
     rows = idle_table({0: fact_of(work(4, 4))}, DEFAULT_OPTIONS).rows
-    assert rows[0] == ("Busy", None, 0, None, None, None)
+    assert rows[0] == ("Busy", None, 0, None, None, None, 0, None)
 
 
 def test_no_gaps():
@@ -176,7 +176,7 @@ def test_table():
     fact = fact_of(work(0, 10), launch(20, 1), work(25, 30, 1), launch(21, 2), work(40, 50, 2))
     table = idle_table({0: fact}, DEFAULT_OPTIONS)
     # Busy 25 of 50; the host is late by 15, and 10 lie between queued kernels.
-    assert table.rows == (
+    assert tuple(row[:6] for row in table.rows) == (
         ("Busy", None, 25 * US, None, None, 0.5),
         ("Idle", 2, 25 * US, 12.5 * US, 15 * US, 0.5),
         ("Host wait", 1, 15 * US, 15 * US, 15 * US, 0.3),
@@ -186,6 +186,22 @@ def test_table():
         ("Other", 0, 0, None, None, 0.0),
     )
     assert table.depths == (0, 0, 1, 2, 2, 1, 1)
+
+
+def test_in_the_steps():
+    """A step from 20 to 60: busy 5 + 10; late until 25; a kernel gap of 10; 10 behind the last event."""
+    step = event("user_annotation", "ProfilerStep#1", 20, 60)
+    fact = fact_of(step, work(0, 10), launch(20, 1), work(25, 30, 1), launch(29, 2), work(40, 50, 2))
+    rows = {row[0]: row[6:] for row in idle_table({0: fact}, DEFAULT_OPTIONS).rows}
+    assert rows == {
+        "Busy": (15 * US, 15 / 40),
+        "Idle": (25 * US, 25 / 40),
+        "Host wait": (5 * US, 5 / 40),
+        "Dataloader": (0, 0),
+        "Host": (5 * US, 5 / 40),
+        "Kernel gap": (10 * US, 10 / 40),
+        "Other": (10 * US, 10 / 40),
+    }
 
 
 def test_devices_and_ranks_have_rows_of_their_own():

@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import MeanSquaredError, MetricCollection
 
 from lightning_modelprof.analysis.absent import Absent
@@ -22,7 +25,7 @@ from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
-from lightning_modelprof.run.logging_code import logging_kind
+from lightning_modelprof.run.logging_code import LOGGER, logging_kind
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.stack_samples import LogCall
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
@@ -47,6 +50,13 @@ REDUCE = library("torch.distributed.distributed_c10d", "all_reduce")
 FUNCTIONAL = library("torchmetrics.functional.regression.mse", "mean_squared_error")
 OWN_UPDATE = frame(NET, 70, "MyMetric.update", 68)
 VALIDATES = frame(NET, 50, "Net.validation_step", 48)
+RANK_ZERO = library("lightning_utilities.core.rank_zero", "rank_zero_only.<locals>.wrapped_fn")
+WRITES = library("lightning.fabric.loggers.tensorboard", "TensorBoardLogger.log_metrics")
+ADDS = library("torch.utils.tensorboard.writer", "SummaryWriter.add_scalar")
+OWN_LOGGER = replace(frame("/home/me/log.py", 7, "MyLogger.log_metrics", 5), is_loggers=True)
+OTHERS_LOGGER = replace(library("someones.logger", "TheirLogger.log_metrics"), is_loggers=True)
+CONNECTOR = library("lightning.pytorch.trainer.connectors.logger_connector.logger_connector", "log_metrics")
+CALLBACK = frame("/home/me/callback.py", 9, "Mine.on_train_batch_end", 8)
 HELPER = frame("/home/me/helper.py", 5, "log_all", 3)
 
 
@@ -69,6 +79,19 @@ def of(*stacks, **changes):
         ((STEP_33, LOGS, REDUCE), RANKS, 33),
         ((STEP_33, HELPER, LOGS), LOG, 5),
         ((VALIDATES, UPDATES, OWN_UPDATE), UPDATE, 50),
+        ((STEP_33, RANK_ZERO, WRITES, ADDS), LOGGER, 33),
+        ((STEP_33, ADDS), LOGGER, 33),
+        ((STEP_33, library("wandb.sdk.wandb_run", "Run.log")), LOGGER, 33),
+        ((STEP_33, HELPER, RANK_ZERO, OWN_LOGGER), LOGGER, 5),
+        ((STEP_33, OWN_LOGGER, HELPER, WRITES), LOGGER, 33),
+        ((STEP_33, OTHERS_LOGGER), LOGGER, 33),
+        ((CALLBACK, WRITES), LOGGER, 9),
+        ((STEP_33, WRITES, REDUCE), RANKS, 33),
+        ((CONNECTOR, RANK_ZERO, WRITES), None, None),  # Lightning's own, after the batch
+        ((CONNECTOR, RANK_ZERO, OWN_LOGGER), None, None),
+        ((CONNECTOR, OWN_LOGGER, WRITES, ADDS), None, None),  # one derived from Lightning's
+        ((CONNECTOR, OWN_LOGGER, HELPER, ADDS), None, None),
+        ((STEP_33, library("wandbox.toys", "play")), None, None),
         ((STEP_33, FUNCTIONAL), None, None),
         ((STEP_33, RESULTS), None, None),
         ((STEP_33, CALL, LAYER), None, None),
@@ -162,6 +185,20 @@ def test_what_helps_hangs_on_the_call(frames, advice):
     found = only(SlowLoggingCalls().evaluate(logged(frames=frames)))
     assert advice in found.action
     assert "global_step" not in found.action
+
+
+def test_a_logger_that_is_called_itself_is_called_less_often():
+    """It writes whatever ``log_every_n_steps`` says; 50 where the loggers write every step."""
+    call = LogCall(file=NET, line=33, names=("self.logger.experiment.add_scalar",), is_repeated=True)
+    for every, told in ((20, "every 20 steps (if self.global_step % 20 == 0)"), (1, "every 50 steps")):
+        analysis = logged(
+            frames=(STEP_33, ADDS), calls=(call,), setup=replace(SETUP, log_every_n_steps=every)
+        )
+        found = only(SlowLoggingCalls().evaluate(analysis))
+        assert "line 33 (self.logger.experiment.add_scalar in a loop: 40.0 %)" in found.summary
+        assert told in found.action
+        assert "one dict" in found.action
+        assert "Each self.log" not in found.action
 
 
 def test_keys_built_in_a_loop_are_said_to_be():
@@ -286,6 +323,9 @@ def test_the_source_says_which_keys_and_options(tmp_path):
         "for mean in self.means:\n"
         "    mean(batch.mean())\n"
         "total = float(self.errors['a'](batch.mean()).sum())\n"
+        "self.logger.log_metrics({'a': self.error.compute()})\n"
+        "for n in range(3): self.loggers[0].experiment.add_scalar('a', self.error(n), float(n))\n"
+        "wandb_run.log({'b': 1})\n"
     )
     file = str(source)
 
@@ -304,6 +344,9 @@ def test_the_source_says_which_keys_and_options(tmp_path):
     assert told(14) is None
     assert told(16) == (("mean",), True, ())
     assert told(17) == (("self.errors['a']",), False, ())
+    assert told(18) == (("self.logger.log_metrics",), False, ())
+    assert told(19) == (("self.loggers[0].experiment.add_scalar",), True, ())
+    assert told(20) == (("b",), False, ())
     assert log_call(str(tmp_path / "gone.py"), 1) is None
     broken = tmp_path / "broken.py"
     broken.write_text("def broken(:\n    self.log('loss', 1)\n")
@@ -320,6 +363,8 @@ def test_lightning_and_torchmetrics_still_name_their_functions_so():
         assert logging_kind(bound.__globals__["__name__"], code.co_name) == "wrapped_func"
     assert logging_kind(type(metric).forward.__module__, "forward") == FORWARD
     assert logging_kind(MetricCollection.update.__module__, "MetricCollection.update") == UPDATE
+    for function in (TensorBoardLogger.log_metrics, CSVLogger.log_metrics, SummaryWriter.add_scalar):
+        assert logging_kind(function.__module__, function.__name__) == LOGGER
 
 
 class Ledger:
@@ -363,6 +408,57 @@ def test_a_real_fit_is_seen_below_its_metrics(tmp_path):
     assert found.share == 1
     assert (line.kind, line.function.rpartition(".")[2]) == (UPDATE, "training_step")
     assert line.call.names == ("self.errors.update",)
+
+
+class LooksWhenItLogs(Logger):
+    """Of the user's own; the look is taken in a function that it calls."""
+
+    name, version = "own", 1
+    look = None
+
+    @property
+    def experiment(self):
+        self.look.look(5 * MS)
+        return self
+
+    @rank_zero_only
+    def log_metrics(self, metrics, step=None):
+        if self.look is not None:
+            _write(self)
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+def _write(logger):
+    logger.look.look(5 * MS)
+
+
+class CallsItsLogger(Net):
+    """Line by line: the logger's own method, its property, and nothing of it."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        look = self.logger.look or StackLook(Ledger(), UserCode((type(self),)))
+        self.logger.look = look
+        self.logger.log_metrics({"a": 1.0}, step=batch_idx)
+        self.logger.experiment.finalize("")
+        look.look(5 * MS)
+        return loss
+
+
+def test_an_own_logger_is_known_by_its_base_class(tmp_path):
+    """Three looks a step, two of them in the logger; and those that Lightning asks for after the batch."""
+    model, logger = CallsItsLogger(), LooksWhenItLogs()
+    fit_quietly(make_trainer(tmp_path, logger=logger, limit_train_batches=10), model, loader())
+    samples = logger.look.samples()
+    found = logging_calls(hot_lines(samples))
+    assert [(one.kind, one.samples) for one in found.lines] == [(LOGGER, 10), (LOGGER, 10)]
+    assert {one.call.names for one in found.lines} == {
+        ("self.logger.log_metrics",),
+        ("self.logger.experiment.finalize",),
+    }
+    assert samples.samples > 30  # Lightning logs every fifth step
 
 
 def test_operators_of_self_log_in_the_inspected_step_of_a_fit(tmp_path):

@@ -223,7 +223,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import session, session_keeper
+from lightning_modelprof.fit import process_loops, session
 from lightning_modelprof.fit.meeting import Meeting
 from lightning_modelprof.measure.capture import Capture
 from tests.fits import *
@@ -319,7 +319,7 @@ def run(case, *arguments):
     elif case == "breaks":
         rank, name = arguments
         here = sys.modules[Meeting.__module__]
-        owner = {"claim_directory": session_keeper, "pack_rank_steps": session, "_store": here}
+        owner = {"claim_directory": process_loops, "pack_rank_steps": session, "_store": here}
         breaks_on(int(rank), owner.get(name, Meeting), name)
         fit(callback_of(stop_after_profile=True, **WINDOWS))
     elif case == "dies":

@@ -17,7 +17,8 @@ import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.memory_use import grown, memory_use, theil_sen
+from lightning_modelprof.analysis.memory_use import grown, memory_use
+from lightning_modelprof.analysis.theil_sen import theil_sen
 from lightning_modelprof.measure import memory as measured
 from lightning_modelprof.measure.memory import (
     MOST_POINTS,
@@ -355,6 +356,66 @@ def test_a_sawtooth_is_no_leak_and_a_rising_one_is():
     assert only(evaluate(teeth + 0.2 * MIB * step)).status is Status.FOUND
 
 
+def in_epochs(sizes, length, kind="anonymous_bytes"):
+    """What the rule says of a curve with a point a step, in epochs of so many steps."""
+    steps = steps_of(len(sizes), [0, *(int(n % length == 0) for n in range(1, len(sizes)))], forward=100)
+    return MemoryCreep().evaluate(
+        analyze(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps), {}, {})
+    )
+
+
+@pytest.mark.parametrize("num_epochs", [2, 3, 5, 12])
+@pytest.mark.parametrize("kind", ["anonymous_bytes", "allocated_bytes"])
+def test_what_an_epoch_collects_and_clears_is_found(num_epochs, kind):
+    """2 MiB a step are kept for the 60 steps of an epoch, among noise of 1 MiB."""
+    step = np.arange(60 * num_epochs)
+    noise = np.random.default_rng(num_epochs).normal(0, MIB, len(step))
+    finding = only(in_epochs(500 * MIB + step % 60 * 2 * MIB + noise, 60, kind))
+    assert (finding.status, finding.severity) == (Status.FOUND, Severity.WARNING)
+    values = {one.label: one.value for one in finding.evidence}
+    assert values["growth a step"] == pytest.approx(2 * MIB, rel=0.05)
+    # From the first to the last group of neighbours: an epoch without its first step, at most.
+    assert 0.75 * 118 * MIB < finding.evidence[0].value < 118 * MIB
+    assert values["fall after it"] == pytest.approx(finding.evidence[0].value, rel=0.1)
+    assert values["epochs"] == num_epochs
+    assert "within an epoch and falls by" in finding.summary
+    assert "detach" in finding.action
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_growth_within_epochs(seed):
+    """Noise; what fills up early in each epoch and then stays; 0.1 MiB a step, which is 6 MiB an epoch."""
+    step = np.arange(300)
+    level = 500 * MIB + np.random.default_rng(seed).normal(0, MIB, 300)
+    for more in (0 * step, np.minimum(step % 60, 20) * 3 * MIB, step % 60 * 0.1 * MIB):
+        assert only(in_epochs(level + more, 60)).status is Status.CLEAN
+
+
+def test_a_leak_is_a_leak_in_epochs_too():
+    """What stays when epochs end keeps growing, with what is cleared beside it (half as much) or without."""
+    step = np.arange(600)
+    for cleared in (0, 0.5):
+        finding = only(in_epochs(500 * MIB + step * MIB + cleared * (step % 60) * MIB, 60))
+        assert "in 1,000 steps" in finding.summary
+        assert finding.evidence[0].value == pytest.approx(1000 * MIB, rel=0.5 if cleared else 0.1)
+
+
+def test_interval_of_strata_holds_the_slope():
+    """Of 200 noisy sawteeth the 95 % interval has the true slope in at least 180."""
+    generator = np.random.default_rng(2)
+    x, strata = np.arange(40.0), np.arange(40) // 8
+    noisy = (2 * (x % 8) + generator.normal(0, 10, 40) for _ in range(200))
+    intervals = [theil_sen(x, y, strata)[1:] for y in noisy]
+    assert sum(low <= 2 <= high for low, high in intervals) >= 180
+
+
+def test_slopes_of_strata_by_hand():
+    """(0, 0), (1, 1) | (2, 0), (3, 3), (4, 4): slopes 1 and 3, 1, 2, with no pair across the bar."""
+    strata = np.array([0, 0, 1, 1, 1])
+    slope, low, high = theil_sen(np.arange(5.0), np.array([0.0, 1, 0, 3, 4]), strata)
+    assert (slope, low, high) == (1.5, 1, 3)
+
+
 def test_too_little_growth_is_no_leak():
     """10 MiB in 1,000 steps; 100 MiB, which is less than 1 % of 20 GiB; 20 MiB, of which 2 MiB were seen."""
     assert only(evaluate(sizes(0.01 * MIB, noise=0))).status is Status.CLEAN
@@ -595,3 +656,33 @@ def test_a_leak_in_a_fit_is_found(tmp_path):
     assert found[0].evidence[0].value == pytest.approx(1000 * MIB, rel=0.15)
     healthy = run_fit(tmp_path / "healthy", module=Net(lambda batch_idx: time.sleep(0.005)), **arguments)
     assert only([one for one in healthy.report.findings if one.kind == "memory_creep"]).status is Status.CLEAN
+
+
+def test_outputs_kept_until_an_epoch_s_end_in_a_fit(tmp_path):
+    """1 MiB is kept in each of 50 steps and let go at its end; freed CPU tensors may stay in the process."""
+
+    class Collects(Net):
+        def on_train_epoch_end(self):
+            blocks.clear()
+
+    def kept(batch_idx):
+        block = mmap.mmap(-1, MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block.write(bytes([1]) * MIB)
+        blocks.append(block)
+        time.sleep(0.005)
+
+    blocks = []
+    callback = run_fit(
+        tmp_path,
+        module=Collects(kept),
+        data=loader(100),
+        log_every_n_steps=1,
+        active=0,
+        trainer={"max_epochs": 3},
+    )
+    finding = only([one for one in callback.report.findings if one.kind == "memory_creep"])
+    assert finding.status is Status.FOUND
+    assert "within an epoch" in finding.summary
+    values = {one.label: one.value for one in finding.evidence}
+    assert values["growth a step"] == pytest.approx(MIB, rel=0.15)
+    assert values["epochs"] == 3

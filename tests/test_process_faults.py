@@ -593,7 +593,7 @@ class Inside(Callback):
 
 @pytest.mark.parametrize("which", ["none", "another", "the same"])
 def test_a_fit_inside_a_fit(tmp_path: Path, which: str) -> None:
-    """With the same callback the inner fit is the one that is measured."""
+    """With the same callback each has a run of its own; the outer one's is the callback's in the end."""
     states = []
     for is_measured in (False, True):
         seed_everything(11, verbose=False)
@@ -611,10 +611,11 @@ def test_a_fit_inside_a_fit(tmp_path: Path, which: str) -> None:
         nothing_stays()
     assert_same(*states)
     run = load_run(folder / "modelprof")
-    if which != "the same":
-        assert (run.info.status, len(run.ranks[0].steps)) == ("finished", NUM_STEPS)
-    else:
-        assert (run.info.status, len(run.ranks[0].steps)) == ("running", 7)  # as far as it was measured
+    assert (run.info.status, len(run.ranks[0].steps)) == ("finished", NUM_STEPS)
+    if which == "the same":
+        assert ours[0].run.info == run.info
+        inner = load_run(folder / "modelprof" / "fit_2")
+        assert (inner.info.status, len(inner.ranks[0].steps)) == ("finished", 6)
 
 
 def test_fit_is_called_again_after_an_exception(tmp_path: Path) -> None:
@@ -633,7 +634,7 @@ def test_fit_is_called_again_after_an_exception(tmp_path: Path) -> None:
         states.append((first, state_of(trainer, module)))
         nothing_stays()
     assert_same(*states)
-    runs = [load_run(folder / name) for name in ("modelprof", "modelprof_1")]
+    runs = [load_run(folder / name) for name in ("modelprof", "modelprof/fit_2")]
     assert [run.info.status for run in runs] == ["failed", "finished"]
 
 

@@ -173,7 +173,8 @@ def two():
     turns = {"a": {"wait": 0, "warmup": 1, "active": 4, "repeat": 1},
              "b": {"wait": 2, "warmup": 1, "active": 2, "repeat": 2}}
     def at_batch(batch_idx):
-        if batch_idx in (3, 6):  # in step, so that the windows overlap and the second one of b does not
+        # In step, so that a is first, the windows overlap, and the second one of b does not.
+        if batch_idx in (1, 3, 6):
             meet.wait(60)
     threads = [threading.Thread(target=fit, args=(name, at_batch), kwargs=turns[name]) for name in turns]
     for thread in threads:

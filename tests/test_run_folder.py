@@ -180,9 +180,43 @@ def test_a_link_to_nowhere_above_the_folder_ends(tmp_path):
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     with pytest.raises(OSError, match="File exists"):
         claim_directory(tmp_path / "nowhere" / "modelprof")
+
+
+@pytest.mark.parametrize("dirpath", ["nowhere", "nowhere/out"])
+def test_a_link_to_nowhere_is_refused_before_training(tmp_path, dirpath):
+    """Files would go to ``nowhere_1``, where nobody looks for them."""
+    (tmp_path / "nowhere").symlink_to("missing")
+    with pytest.raises(ConfigError, match="nowhere is a link to missing, which does not exist"):
+        run_fit(tmp_path, active=0, dirpath=tmp_path / dirpath)
+    assert [place.name for place in tmp_path.iterdir()] == ["nowhere"]
+    (tmp_path / "missing").mkdir()
+    run_fit(tmp_path, active=0, dirpath=tmp_path / dirpath)
+    assert is_whole((tmp_path / dirpath).resolve())
+
+
+@pytest.mark.parametrize(
+    "what", ["a link to missing, which does not exist", "a link to itself", "a file", ""]
+)
+def test_what_is_in_the_way_beside_the_logger_is_named(tmp_path, what):
+    """Without a ``dirpath`` files go to ``modelprof_1``, and a line says why; not so beside a run."""
+    logger = CSVLogger(tmp_path, version=0)
+    folder = Path(logger.log_dir, "modelprof")
+    folder.parent.mkdir(parents=True)
+    if what == "a file":
+        folder.write_bytes(EARLIER)
+    elif what:
+        folder.symlink_to(folder if "itself" in what else "missing")
+    else:
+        put_earlier_run(folder)
     with our_warnings() as messages:
-        assert run_fit(tmp_path, active=0, dirpath=tmp_path / "nowhere" / "out").report is not None
-    assert len(messages) == 1
+        callback = run_fit(tmp_path, active=0, dirpath=None, trainer={"logger": logger})
+    other = folder.with_name("modelprof_1")
+    assert is_whole(other)
+    expected = f"{folder} is {what.replace('itself', str(folder))}"
+    notes = [note for note in callback.run.ranks[0].notes if str(folder) in note]
+    assert [message for message in messages if expected in message] == (messages if what else [])
+    assert len(messages) == len(notes) == bool(what)
+    assert all(expected in note and str(other) in note for note in notes)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.utilities import CombinedLoader
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, default_collate
 from transformers import BatchEncoding
 
 from lightning_modelprof.measure.samples import MAX_COUNT, SampleCounter, check_count, count_samples
@@ -254,9 +255,9 @@ def test_later_batches_cost_one_look_up(monkeypatch):
     """Searches are counted: of 1,000 batches the 1st, 2nd, 4th, ..., 512th are searched."""
     searched = []
 
-    def counted(batch):
+    def counted(batch, **options):
         searched.append(batch)
-        return count_samples(batch)
+        return count_samples(batch, **options)
 
     monkeypatch.setattr("lightning_modelprof.measure.samples.count_samples", counted)
     count = SampleCounter()
@@ -357,3 +358,92 @@ def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
     assert len(messages) == 1, messages
     assert steps_of(callback).samples.tolist() == [4] * 10 + [NOT_MEASURED] * 22
+
+
+# A loader that makes no batches
+
+VECTOR, MATRIX = torch.zeros(8), torch.zeros(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (VECTOR, NOT_MEASURED),  # one sample of 8 features, or 8 of one
+        ((VECTOR, torch.tensor(1.0)), NOT_MEASURED),
+        ((torch.zeros(3, 8, 8), 1), NOT_MEASURED),  # an image with its label
+        ({"ids": VECTOR, "mask": VECTOR}, NOT_MEASURED),
+        (MATRIX, 8),
+        ((MATRIX, VECTOR), 8),
+        ({"x": MATRIX, "y": VECTOR, "epoch": 1}, 8),
+        ((torch.zeros(8, 3, 4, 4), ["name"] * 8), 8),
+    ],
+)
+def test_a_row_is_not_taken_for_a_batch(tmp_path, given, expected):
+    class Anything(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layers(torch.ones(2, 8)).mean()
+
+    class Plain:
+        def __iter__(self):
+            return iter([given] * 6)
+
+    for loaded in (DataLoader([given] * 6, batch_size=None), Plain()):
+        callback = make_callback(tmp_path, active=0)
+        fit_quietly(make_trainer(tmp_path, callback), Anything(), loaded)
+        assert set(steps_of(callback).samples.tolist()) == {expected}
+        if expected == NOT_MEASURED:
+            note = callback.run.ranks[0].samples_note
+            assert "makes no batches itself" in note
+            assert "samples_fn" in note
+
+
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((2, 4, 3), NOT_MEASURED), ((4, 4, 4), 4), ((1, 1, 1), 1), ((1, 8, 4), NOT_MEASURED)],
+)
+def test_a_list_of_one_tensor_is_a_batch_where_several_loaders_are_combined(tmp_path, mode, sizes, expected):
+    """That is what a ``TensorDataset`` of one tensor makes; each loader has three batches."""
+
+    class First(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layers(batch["a"][0]).mean()
+
+    loaders = {
+        name: DataLoader(TensorDataset(torch.zeros(3 * size, 8)), size)
+        for name, size in zip("abc", sizes, strict=True)
+    }
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, callback), First(), CombinedLoader(loaders, mode))
+    assert steps_of(callback).samples.tolist() == [expected] * 3
+    assert ("disagree" in callback.run.ranks[0].samples_note) == (expected == NOT_MEASURED)
+
+
+def test_a_list_of_one_sample_stays_one_where_no_loaders_are_combined():
+    batch = {"images": [torch.zeros(3, 4, 4)], "boxes": [torch.zeros(5, 4)]}
+    assert count_samples(batch).reading.count == 1
+    assert count_samples(batch, is_combined=True).reading is None
+
+
+def test_a_loader_that_makes_batches_is_taken_at_its_word(tmp_path):
+    """Also where its sampler chooses whole batches."""
+    sampler = BatchSampler(SequentialSampler(range(24)), 4, drop_last=False)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, indices):
+            return torch.zeros(len(indices))
+
+    class Anything(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layers(torch.ones(2, 8)).mean()
+
+    for loaded in (
+        DataLoader(torch.zeros(24), batch_size=4),
+        DataLoader(Rows(), batch_size=None, sampler=sampler),
+    ):
+        callback = make_callback(tmp_path, active=0)
+        fit_quietly(make_trainer(tmp_path, callback), Anything(), loaded)
+        assert set(steps_of(callback).samples.tolist()) == {4}

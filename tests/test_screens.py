@@ -28,6 +28,7 @@ from pathlib import Path
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from rich.progress import ProgressColumn
 from rich.text import Text
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
 from lightning_modelprof.show.terminal import print_report
 from tests.fits import *
 
@@ -69,6 +70,7 @@ BARS = {
 def show(key, width, callback, run):
     fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, width, 0, 0))
     print(f"<<{key}>>", flush=True)
+    PROCESS_LOOPS.forget()  # or later loops would print one line
     run()
     print("the next line of the program")
     drawn = Terminal()
@@ -86,7 +88,7 @@ for width in (80, 120, 200):
         show(key, width, callback, lambda: trainer.fit(Logging(), loader(16), loader(4)))
     for name in ("rich", "tqdm"):
         callback, trainer = trainer_of(key := f"{name}-validate-{width}", BARS[name]())
-        show(key, width, callback, lambda: trainer.validate(Net(), loader(16), verbose=False))
+        show(key, width, callback, lambda: trainer.validate(Net(), loader(64), verbose=False))
 print("<<end>>")
 """
 

@@ -15,7 +15,7 @@ from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.training_setup import OptimizerSetup
-from tests.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
+from tests.diagnosed import MS, SETUP, analysis_of, cost_of, found_in, shares_by_name, steps_of
 
 NUM_STEPS = 100
 
@@ -105,24 +105,6 @@ def cell(report, table, row, column):
     return next(cells[place] for cells in found.rows if cells[0] == row)
 
 
-def found_in(report):
-    return [one for one in report.findings if one.status is Status.FOUND]
-
-
-def named(report):
-    """Name of a share → its figures on the page, in verdict, findings, tables and charts."""
-    shares = {}
-    for one in found_in(report):
-        for evidence in one.evidence:
-            if evidence.label.startswith("share of"):
-                shares.setdefault((one.kind, evidence.label), set()).add(f"{evidence.value:.3f}")
-        for number, whole in re.findall(r"\(([\d.]+) % of ([a-z ]+)\)", one.summary):
-            subject = re.search(r"[Aa] (?:usual|clean) step", one.summary)
-            of = subject[0].lower() if whole == "it" else whole
-            shares.setdefault((one.kind, f"share of {of}"), set()).add(f"{float(number) / 100:.3f}")
-    return shares
-
-
 WAITS = [0.0, 0.05, 0.3, None]
 
 
@@ -140,7 +122,7 @@ def test_every_share_says_what_it_is_of(cpu_wait):
 @pytest.mark.parametrize("cpu_wait", WAITS)
 def test_a_share_of_one_name_has_one_figure(cpu_wait):
     """In the words of a finding and in the numbers behind it."""
-    shares = named(page(cpu_wait))
+    shares = shares_by_name(page(cpu_wait))
     assert len(shares) >= 9
     for name, figures in shares.items():
         assert len(figures) == 1, (name, figures)

@@ -23,7 +23,7 @@ from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCoun
 from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.training_setup import CodePlace
-from tests.diagnosed import analysis_of, cost_of, only, steps_of
+from tests.diagnosed import SETUP, analysis_of, cost_of, only, steps_of
 
 MS = 1_000_000
 NET = "/home/me/net.py"
@@ -394,6 +394,69 @@ def test_a_loop_that_also_calls_layers_is_found():
 )
 def test_other_lines_in_layers_are_clean(changes):
     assert only(SlowLineInModule().evaluate(with_loop(**changes))).status is Status.CLEAN
+
+
+def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_line=None, forward=12):
+    """A cell whose child is called so many times at line 13 of its forward; ``by_hand``: lines of its own."""
+    cost = cost_of((path, 10, 2, 2), (f"{path}.gate" if path else "gate", 10, 8, 4))
+    cost = cost if not path else replace(cost, modules=(cost_of(("", 0, 0, 0)).modules[0], *cost.modules))
+    owner, child = cost.times.times
+    times = replace(cost.times, times=(owner, replace(child, calls=calls)))
+    place = CodePlace(name="Cell.forward", file=NET, line=11)
+    modules = tuple(replace(one, forward=place) if one.path == path else one for one in cost.modules)
+    first = 11 if step_line is None else step_line
+    lines = [
+        line_of(NET, 13, "forward", first, calls=calls * per_call, views=0, module=child.path),
+        *(line_of(NET, at, "forward", 11, calls=number, views=0, module=path) for at, number in by_hand),
+    ]
+    at = [frame(NET, number, "Cell.forward", first) for number in (13, *(number for number, _ in by_hand))]
+    stacks = samples_of(
+        *(("forward", (STEP_33, CALL, one), samples) for one in at),
+        ("backward", (STEP_33,), 100 - samples * len(at)),
+    )
+    cost = replace(cost, modules=modules, times=times, sites=sites_of(lines, ()))
+    setup = SETUP if step_line is None else replace(
+        SETUP, module_hooks={"training_step": CodePlace(name="Net.training_step", file=NET, line=step_line)}
+    )  # fmt: skip
+    analysis = analysis_of(steps_of(forward=forward, backward=8), cost=cost, stacks=stacks, setup=setup)
+    return only(SlowLineInModule().evaluate(analysis))
+
+
+def test_a_cell_that_is_stepped_by_hand_is_found():
+    """100 calls of 8 operators: 8 of 20 ms, 10 us each."""
+    found = stepped()
+    assert found.saving_ns_per_step == pytest.approx(8 * MS)
+    assert "Line 13 of Cell.forward in cell runs 800 operators in a step" in found.summary
+    assert "nn.LSTM" in found.action
+    assert [(one.line, one.module) for one in found.locations] == [(13, "cell")]
+
+
+def test_also_in_the_models_own_forward_and_in_the_step():
+    assert "in the model runs 800" in stepped(path="").summary
+    in_step = stepped(step_line=40)
+    assert (in_step.status, in_step.locations[0].line) == (Status.FOUND, 13)
+
+
+def test_lines_of_one_loop_count_together():
+    """Three lines with 40 operators each: none of them is enough alone."""
+    found = stepped(0, samples=16, by_hand=((14, 40), (15, 40), (16, 40)))
+    assert found.status is Status.FOUND
+    assert "Lines 14, 15 and 16 of Cell.forward in cell run 120 operators" in found.summary
+    assert found.saving_ns_per_step == pytest.approx(0.48 * 20 * MS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"calls": 12, "per_call": 60},
+        {"forward": 1000},
+        {"calls": 7},
+        {"calls": 0, "by_hand": ((14, 15),) * 1},
+    ],
+    ids=["a layer shared by twelve", "operators that compute for long", "few calls", "no loop"],
+)
+def test_other_repeated_calls_are_clean(changes):
+    assert stepped(**changes).status is Status.CLEAN
 
 
 def test_without_samples_or_sites_nothing_is_said_of_lines():

@@ -92,7 +92,7 @@ def test_every_loop_of_pytorch_lightning(tmp_path, kind):
         assert callback.run.info.status == "finished"
         assert len(steps_of(callback).step) == steps
         assert flops_of(callback)["forward"] == 2 * 2 * 8  # 2 samples, 8 multiply-adds each
-        written = folder if number == 0 else folder.with_name(f"modelprof_{number}")
+        written = folder if number == 0 else folder / loop
         assert {path.name for path in written.iterdir()} >= REPORT_FILES
 
 

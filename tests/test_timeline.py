@@ -26,7 +26,12 @@ from lightning_modelprof.report.timeline_depths import find_depths
 from lightning_modelprof.report.timeline_kinds import WORDS
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.show.columns import pack_columns, unpack_columns
-from lightning_modelprof.show.timeline_columns import PYTHON_FUNCTION, pack_timeline, unpack_timeline
+from lightning_modelprof.show.timeline_columns import (
+    PYTHON_FUNCTION,
+    check_timeline,
+    pack_timeline,
+    unpack_timeline,
+)
 from tests.traces import FOLDER, event, load, make_trace
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -214,6 +219,7 @@ def test_any_trace(trace):
     check_layout(found, trace)
     check_launches(found, trace)
     assert_same(unpack_timeline(pack_timeline(found)), found)
+    check_timeline(pack_timeline(found))
     ends = found.slice_begin_ns + found.slice_duration_ns
     for one in range(len(found)):  # containment
         inside = (found.lane == found.lane[one]) & (found.slice_begin_ns >= found.slice_begin_ns[one])
@@ -532,6 +538,7 @@ def test_real_traces(name):
     assert found.lanes[0].label.startswith("main thread")
     assert found.depth.max() < 20
     assert_same(unpack_timeline(pack_timeline(found)), found)
+    check_timeline(pack_timeline(found))
 
 
 def test_a_generated_trace_with_memory_of_a_gpu(tmp_path):
@@ -605,6 +612,11 @@ def timelines(draw):
 @given(timelines())
 def test_packing_there_and_back(whole):
     assert_same(unpack_timeline(pack_timeline(whole)), whole)
+
+
+def test_half_a_surrogate_pair_is_packed_and_read():
+    whole = replace(timeline(event("cpu_op", "a", 0, 10)), notes=("\ud800",))
+    assert unpack_timeline(pack_timeline(whole)).notes == ("\ud800",)
 
 
 def test_the_layout_that_browsers_read():

@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.event_names import is_shown_elsewhere, is_torch_range
 from lightning_modelprof.analysis.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.user_ranges import (
-    is_shown_elsewhere,
-    is_torch_range,
-    pool_user_ranges,
-    summarize_user_ranges,
-)
+from lightning_modelprof.analysis.user_ranges import pool_user_ranges, summarize_user_ranges
 from lightning_modelprof.report.options import SORT_KEYS, ReportOptions
 from lightning_modelprof.report.tables.user_ranges import user_ranges_table
 from lightning_modelprof.run.chrome import read_trace
@@ -330,7 +326,7 @@ def test_recorded_by_torch(tmp_path):
         "inner": 3,
     }
     assert rows["inner"]["host_total_ns"] <= rows["outer"]["host_total_ns"]
-    assert 0 < rows["outer"]["host_ratio"] < 1
+    assert 0 < rows["outer"]["host_ratio"] <= 1  # the steps, if they are guessed to be
 
 
 real = pytest.mark.skipif(

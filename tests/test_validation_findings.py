@@ -338,7 +338,7 @@ def test_numbers_behind_it():
     assert evidence["Dataloader per validation"] == 150 * MS
     assert evidence["validations"] == 2
     # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
-    assert evidence["workers needed"] == 3
+    assert evidence["num_workers advised"] == 3
     assert "DataLoader(num_workers=3, persistent_workers=True)" in finding.action
 
 

@@ -432,3 +432,24 @@ def test_no_size_is_counted_again_in_a_window_nor_on_copies(tmp_path):
     model.outer = torch.compile(model.outer, backend="eager")
     callback = run(tmp_path / "compiled", model, loader([(4, 16, WIDTH)] * 60))
     assert len(callback.run.ranks[0].model_cost.size_counts) == 1
+
+
+def test_layers_thawed_in_a_compiled_model_are_noticed(tmp_path):
+    """A copy is counted again once other parameters are trained: the backward of ``inner`` comes on top."""
+
+    class Thawed(Attention):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 20:
+                self.requires_grad_(True)
+            return super().training_step(batch, batch_idx)
+
+    torch._dynamo.reset()
+    model = Thawed()
+    model.outer = torch.compile(model.outer, backend="eager")
+    for frozen in list(model.parameters())[1:]:
+        frozen.requires_grad_(False)
+    callback = run(tmp_path, model, loader([(4, 16, WIDTH)] * 160))
+    first, again = callback.run.ranks[0].model_cost.size_counts
+    assert first.step < 20 < again.step <= 20 + 2 * 25
+    assert first.total < again.total
+    assert "batches of one size differ in FLOPs" in callback.report.sections["flops"]["mean_step"]["note"]

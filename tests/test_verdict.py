@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.analyze import WindowFacts
 from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
+from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
 from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
 from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.diagnose import diagnose
-from lightning_modelprof.report.model import Status
+from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, Window
@@ -131,12 +135,15 @@ class Facts:
     """A window's trace, as far as the verdict looks at it."""
 
     checks = ()
+    launch_count = KernelLaunchCount(launches=0, lost=0, kernels=0)
     distributed = kernel_launches = Absent("not of interest")
 
     def __init__(self, host_waits=NO_DEVICE, **shares):
         parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
         assert sum(parts) == 100
         self.host_waits = host_waits
+        works = sum(shares.get(name, 0) for name in ("kernel", "memcpy", "memset", "communication"))
+        self.device_usage = SimpleNamespace(devices=[SimpleNamespace(busy=works)], covered_ns=100)
         self.step_breakdown = StepBreakdown(
             steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
             mean_total_ns=100.0,
@@ -182,6 +189,8 @@ def test_a_busy_device_goes_before_what_the_host_waits_for():
 def waits_of(*waits, late=0.0, launch=None, wait_of=None):
     """Steps of 100 ms; each wait is (phase, share at stake), and the host waits twice as long."""
     return HostWaits(
+        covered_ns=100 * MS,
+        covered_idle_ns=100 * MS,
         num_steps=1,
         steps_ns=100 * MS,
         idle_ns=100 * MS,
@@ -225,7 +234,7 @@ def verdict_of_waits(waits, steps=None, **shares):
             waits_of(("forward", 0.0), wait_of=0.9),
             {"kernel": 0.95, "runtime": 0.05},
             "device_bound",
-            "The device works in 95.0 %",
+            "The device is busy in 95.0 %",
         ),
         (
             waits_of(),
@@ -305,3 +314,26 @@ def test_every_saved_setup_reads_back(tmp_path):
     record = RankRecord(rank=0, steps=steps_of(3, forward=5), setup=SETUP)
     save_run(Run(info=RunInfo(created="now"), ranks=(record,)), tmp_path / "run.json")
     assert load_run(tmp_path).ranks[0].setup == SETUP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Says(Rule):
+    """Finds what it is told to find."""
+
+    kind: ClassVar[str] = "says"
+    title: ClassVar[str] = "Says"
+    severity: Severity
+    saving: float | None
+
+    def evaluate(self, analysis):
+        return (self.found("It.", "Do.", self.severity, saving_ns=self.saving),)
+
+
+def test_findings_are_ranked_by_time_then_severity_hints_last():
+    """A warning of 5 ms is above a critical one of 3 ms; without a time the critical one is first."""
+    critical, warning, hint = Severity.CRITICAL, Severity.WARNING, Severity.INFO
+    expected = [(warning, 5 * MS), (critical, 3 * MS), (warning, 3 * MS), (critical, None), (warning, None)]
+    expected += [(hint, 9 * MS), (hint, None)]
+    rules = [Says(severity=severity, saving=saving) for severity, saving in reversed(expected)]
+    _, found = diagnose(analysis_of(steps_of(forward=100)), rules)
+    assert [(one.severity, one.saving_ns_per_step) for one in found] == expected

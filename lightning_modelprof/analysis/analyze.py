@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.batch_cpu import BatchCpu, batch_cpu
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
-from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
+from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines, hot_lines
+from lightning_modelprof.analysis.layer_hooks import layer_hooks
 from lightning_modelprof.analysis.logging_calls import LoggingCalls, logging_calls
 from lightning_modelprof.analysis.memory_use import MemoryUse, memory_use
 from lightning_modelprof.analysis.model_flops import ModelFlops, model_flops
@@ -25,6 +27,7 @@ from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.analysis.validation_split import ValidationSplit, validation_split
 from lightning_modelprof.run.loops import Loop, loop_of
 from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
 from lightning_modelprof.run.records import (
     AbsentRank,
     AllRanks,
@@ -65,6 +68,7 @@ class Analysis:
         outside_ns: training time that is in no finished step, by phase key.
         all_ranks: the benchmark over all known ranks; ``None`` when that is one.
         absent_ranks: of which nothing is known.
+        short_loops, loops: what else the process ran.
         flops, modules, forward: what is derived from the model's cost.
         cost: what was measured of it; ``None`` when that was not asked for.
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
@@ -73,9 +77,11 @@ class Analysis:
         memory: over the loop, and in one step.
         rank_skew: the ranks of the job side by side.
         slow: steps that took much longer than usual, and why.
+        batch_cpu: what batches and steps take of the CPUs.
         own_cost: what this profiler took of the loop.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
+        layer_hooks: the time in hooks of modules and tensors.
         logging_calls: the time below ``self.log`` and metrics, by line.
         source_lines: what each line of the user's runs, and how much of the time it takes.
     """
@@ -93,6 +99,8 @@ class Analysis:
     samples_note: str
     all_ranks: AllRanks | None
     absent_ranks: tuple[AbsentRank, ...]
+    short_loops: tuple[ShortLoops, ...]
+    loops: tuple[LoopLine, ...]
     phases: tuple[PhaseTime, ...]
     callbacks: tuple[CallbackTime, ...]
     windows: tuple[WindowFacts, ...]
@@ -106,9 +114,11 @@ class Analysis:
     memory: MemoryUse | Absent
     rank_skew: RankSkew | Absent
     slow: SlowFacts | Absent
+    batch_cpu: BatchCpu | Absent
     own_cost: OwnCost | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
+    layer_hooks: FoundCalls | Absent
     logging_calls: LoggingCalls | Absent
     source_lines: tuple[SourceLine, ...] | Absent
     notes: tuple[str, ...]
@@ -119,9 +129,9 @@ def _stepping_share(totals: StepTotals) -> float:
     return 1 - totals.num_with(StepTag.NO_OPTIMIZER_STEP) / len(totals) if len(totals) else 1.0
 
 
-def _num_workers(setup: TrainingSetup | None) -> int:
-    """Of the first dataloader; 0 where that is not known."""
-    return (setup.loaders[0].num_workers or 0) if setup is not None and setup.loaders else 0
+def _num_workers(setup: TrainingSetup | None) -> int | None:
+    """Of the first dataloader; ``None`` where that is not known."""
+    return setup.loaders[0].num_workers if setup is not None and setup.loaders else None
 
 
 def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int, str]) -> Analysis:
@@ -136,12 +146,13 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     steps, cost = record.steps, record.model_cost
     totals = StepTotals.of(steps) if record.totals is None else record.totals
     figures, hot = benchmark(steps, totals), hot_lines(record.stacks)
+    waited = None if record.slow is None else record.slow.cpu_wait_share
     costs = step_costs(
         steps,
         record.outside_ns,
         totals,
-        cpu_wait_share=None if record.slow is None else record.slow.cpu_wait_share,
-        num_workers=_num_workers(record.setup),
+        cpu_wait_share=waited,
+        num_workers=_num_workers(record.setup) or 0,
     )
     return Analysis(
         info=run.info,
@@ -157,6 +168,8 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         samples_note=record.samples_note,
         all_ranks=run.all_ranks or all_ranks(run.rank_steps),
         absent_ranks=run.absent_ranks,
+        short_loops=run.short_loops,
+        loops=run.loops,
         phases=phase_times(totals),
         callbacks=record.callbacks,
         windows=tuple(
@@ -178,12 +191,19 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         step_costs=costs,
         validation=validation_split(record.validation, totals, record.outside_ns, record.callbacks),
         setup=record.setup,
-        memory=memory_use(record.memory),
+        memory=memory_use(record.memory, _epoch_starts(steps, len(totals))),
         rank_skew=rank_skew(run.rank_steps, run.info.world_size),
         slow=slow_facts(record.slow, costs),
+        batch_cpu=batch_cpu(
+            record.cpu,
+            num_workers=_num_workers(record.setup),
+            usable_cpus=None if record.setup is None else record.setup.usable_cpus,
+            cpu_wait_share=waited,
+        ),
         own_cost=own_cost(totals, record.outside_ns, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,
+        layer_hooks=layer_hooks(hot),
         logging_calls=logging_calls(hot),
         source_lines=source_lines(None if cost is None else cost.sites, hot),
         notes=(
@@ -193,6 +213,13 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             *(() if record.stacks is None else record.stacks.notes),
         ),
     )
+
+
+def _epoch_starts(steps: StepTimings, num_steps: int) -> list[int]:
+    """The steps in which an epoch begins; none if not all steps were kept, as some would be missing."""
+    if len(steps) < num_steps:
+        return []
+    return [int(step) for step in steps.step[(steps.tags & int(StepTag.FIRST_OF_EPOCH)) != 0]]
 
 
 def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:

@@ -111,9 +111,11 @@ def list_communication_calls(timeline: Timeline) -> CommunicationCalls | Absent:
 
 
 def _step_numbers(timeline: Timeline) -> tuple[int, ...] | None:
-    """Numbers of the kept steps, ``None`` without ``ProfilerStep`` ranges."""
+    """Numbers of the kept steps, ``None`` without ``ProfilerStep`` ranges: only these number ranks alike."""
     steps, bounds = timeline.steps, timeline.bounds
-    return None if steps is None or bounds is None or not steps.has_ranges else bounds.numbers
+    if steps is None or bounds is None or not (steps.has_ranges and steps.are_numbered):
+        return None
+    return bounds.numbers
 
 
 def _host_rows(timeline: Timeline, rows: NDArray[np.int64], source: Source) -> NDArray[np.int64]:

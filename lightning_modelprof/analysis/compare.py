@@ -129,9 +129,9 @@ def compare(
         reason=reason,
         tolerance=tolerance,
         per_sample=per_sample,
-        times_as_fast=None if deciding.change is None else 1 / (1 + deciding.change),
-        low=None if deciding.high is None else 1 / (1 + deciding.high),
-        high=None if deciding.low is None else 1 / (1 + deciding.low),
+        times_as_fast=_times_as_fast(deciding.change),
+        low=_times_as_fast(deciding.high),
+        high=_times_as_fast(deciding.low),
         detectable=detectable_change(deciding),
         num_steps=num_steps,
         num_runs=(len(before), len(after)),
@@ -140,6 +140,11 @@ def compare(
         phases=phase_changes(sides),
         block_lengths=sides.before.lengths + sides.after.lengths,
     )
+
+
+def _times_as_fast(change: float | None) -> float | None:
+    """By the change of the time; ``None`` where that is not known, or is all of it but for rounding."""
+    return None if change is None or change <= -1 else 1 / (1 + change)
 
 
 def _sides_of(before: Sequence[StepTimings], after: Sequence[StepTimings], *, paired: bool) -> Sides:

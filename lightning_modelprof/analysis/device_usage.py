@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.busy import Covers, busy_ns, covered_time
 from lightning_modelprof.analysis.device_properties import (
     DeviceProperties,
     amount,
@@ -32,9 +33,6 @@ from lightning_modelprof.run.trace import Category, Trace
 _ABSENT: Final = Absent(
     "the trace has neither device events nor the processors' times (ModelProfCallback records those)"
 )
-
-Covers = Literal["steps", "operators", "device events"]
-"""Time from the first of these to the end of the last."""
 
 _FULL: Final = 1 << 40
 """All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""
@@ -65,7 +63,7 @@ class OneDevice:
     Attributes:
         number: of the device; ``None`` if the file does not say.
         utilization: share of the span in which a kernel runs; ``None`` in an empty span.
-        busy: share of the span in which a kernel, a copy or a set runs; ``None`` in an empty span.
+        busy: share of the span in which :func:`busy_time` has it busy; ``None`` in an empty span.
         sm_efficiency: mean over the span of the share of multiprocessors that have a thread block: at each
             instant the smaller of 1 and the sum of the running kernels' blocks per multiprocessor. ``None``
             when there are kernels and none has that number.
@@ -106,6 +104,7 @@ class DeviceUsage:
         span: begin and end of the time that the devices' figures cover; ``None`` without devices. Time
             between kept steps that do not follow each other is no part of it.
         covers: from what to what that time is; ``None`` without devices.
+        covered_ns: how long it is; 0 without devices.
         notes: caveats.
     """
 
@@ -113,6 +112,7 @@ class DeviceUsage:
     devices: tuple[OneDevice, ...]
     span: tuple[int, int] | None
     covers: Covers | None
+    covered_ns: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -120,21 +120,30 @@ def summarize_device_usage(timeline: Timeline) -> DeviceUsage | Absent:
     """How busy the processors were in the window, and each device from the first kept step to the last."""
     trace = timeline.trace
     host = _host_usage(trace.metadata)
-    span, stretches = timeline.span, timeline.stretches
-    covers: Covers = "steps" if timeline.steps is None or timeline.steps.has_ranges else "operators"
-    if span is None or stretches is None:
-        covers, span = "device events", timeline.device_span
-        stretches = np.array([span or (0, 0)], np.int64)
-    if span is None or not timeline.has_device:
+    covered = covered_time(timeline)
+    if covered is None or not timeline.has_device:
         return _ABSENT if host is None else DeviceUsage(host=host, devices=(), span=None, covers=None)
     on_tensor_cores = _on_tensor_cores(trace) if tell_tensor_cores(trace) else None
     properties = device_properties(trace)
     devices = tuple(
-        _one_device(timeline, number, stretches, on_tensor_cores, properties.get(number, DeviceProperties()))
+        _one_device(
+            timeline,
+            number,
+            covered.intervals,
+            on_tensor_cores,
+            properties.get(number, DeviceProperties()),
+        )
         for number in np.unique(trace.device.device).tolist()
     )
     notes = () if timeline.bounds is None else timeline.bounds.notes
-    return DeviceUsage(host=host, devices=devices, span=span, covers=covers, notes=notes)
+    return DeviceUsage(
+        host=host,
+        devices=devices,
+        span=timeline.span or timeline.device_span,
+        covers=covered.kind,
+        covered_ns=covered.total_ns,
+        notes=notes,
+    )
 
 
 def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.int64]:
@@ -217,7 +226,7 @@ def _one_device(
     return OneDevice(
         number=number if number >= 0 else None,
         utilization=share(length(union(begin_ns, end_ns)), span_ns),
-        busy=share(length(union(all_begin_ns[work], all_end_ns[work])), span_ns),
+        busy=share(busy_ns(timeline, number, stretches), span_ns),
         sm_efficiency=share(working_ns, span_ns) if counted.any() or not kernel_ns else None,
         sm_unknown=share(int(time_ns[~counted].sum()), kernel_ns),
         occupancy=share(float((occupancy[rated] * time_ns[rated]).sum()), rated_ns),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.busy import covered_time
 from lightning_modelprof.analysis.collectives import CollectiveTime, Source, find_collectives
 from lightning_modelprof.analysis.event_names import asks_device_to_communicate, is_collective_call
 from lightning_modelprof.analysis.grouping import rows_named
@@ -253,10 +254,7 @@ def _shares(timeline: Timeline, communication: Intervals, computation: Intervals
 
 def _base(timeline: Timeline) -> tuple[Base | None, Intervals | None]:
     """Whose span the time is compared with, and the stretches of time that it is."""
-    if timeline.span is not None and timeline.stretches is not None:
-        has_ranges = timeline.steps is None or timeline.steps.has_ranges
-        return "steps" if has_ranges else "operators", timeline.stretches
-    span = timeline.device_span
-    if span is None:
+    covered = covered_time(timeline)
+    if covered is None:
         return None, None
-    return "device", union(np.array(span[:1], np.int64), np.array(span[1:], np.int64))
+    return "device" if covered.kind == "device events" else covered.kind, covered.intervals

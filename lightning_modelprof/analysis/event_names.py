@@ -22,14 +22,40 @@ _HOST_RANGES: Final = ("gloo:", "mpi:")
 SYMMETRIC_MEMORY_PREFIX: Final = "symm_mem::"
 _COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms", SYMMETRIC_MEMORY_PREFIX)
 
+_OPTIMIZERS: Final = "Optimizer."
+
 _RANGES: Final = (
     STEP_RANGE_PREFIX,
     RANGE_PREFIX,
     LIGHTNING_PREFIX,
-    "Optimizer.",
+    _OPTIMIZERS,
     *DATALOADER_PREFIXES,
 )
 """Torch 1.9 wrote annotations as operators: these are none."""
+
+_TORCH_RANGES: Final = (
+    "DataParallel.forward",
+    "DistributedDataParallel.forward",
+    "FullyShardedDataParallel.",
+    "FSDP::",
+    "PP:",  # pipeline schedules
+    "rpc_sync#",
+    "rpc_async#",
+    "rpc_async_jit#",
+    "rpc_remote#",
+    "Torch-Compiled Region",
+    "TorchDynamo Cache Lookup",
+    "TORCHDYNAMO",
+    "Pregraph bytecode",
+    "AOTDispatcher Runtime Wrapper Prologue",
+    "CompiledFunction",
+    "## Call CompiledFxGraph",
+    "fused_all_gather_",
+    "fused_matmul_reduce_scatter",
+    "fused_scaled_matmul_reduce_scatter",
+)
+"""Of ranges that torch writes itself, found by its calls of ``record_function`` in torch 2.13."""
+_TORCH_ENDINGS: Final = (" (dynamo_timed)", "_inductor_wrapper_call")
 
 
 def launches_communication(name: str) -> bool:
@@ -76,3 +102,19 @@ def is_place(name: str) -> bool:
 def is_module(name: str) -> bool:
     """Whether the range of this name is one call of a module."""
     return name.startswith(MODULE_PREFIXES)
+
+
+def is_torch_range(name: str) -> bool:
+    """Whether torch writes a range of this name by itself."""
+    return name.startswith(_TORCH_RANGES) or name.endswith(_TORCH_ENDINGS)
+
+
+def is_shown_elsewhere(name: str) -> bool:
+    """Whether ranges of this name are what another table is about: steps, phases, modules, communication."""
+    return (
+        is_place(name)
+        or is_module(name)
+        or is_communication_operator(name)
+        or is_collective_call(name)
+        or name.startswith((_OPTIMIZERS, *DATALOADER_PREFIXES))
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
@@ -46,7 +46,13 @@ class Steps:
     track: int
     notes: tuple[str, ...]
     has_ranges: bool = True
-    """Whether they are ``ProfilerStep`` ranges; if not, the one step is the span of all operators."""
+    """Whether they are ranges; if not, the one step is the span of all operators."""
+    are_numbered: bool = True
+    """Whether the recorder numbered them, so that one step has the same number on all ranks."""
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of ranges that are no ``ProfilerStep``, on all threads."""
+    origin: str = ""
+    """What is to be said of where such ranges come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

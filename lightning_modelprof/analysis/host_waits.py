@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.busy import busy_ns, busy_time
 from lightning_modelprof.analysis.host_phases import Steps
 from lightning_modelprof.analysis.idle import fetch_time, find_fetches, find_gaps
 from lightning_modelprof.analysis.intervals import Intervals, intersect, length, locate, subtract, union
@@ -28,6 +29,11 @@ NO_STEP_RANGES: Final = Absent(
     "the trace has no steps (ProfilerStep ranges), so what happens once, at the start, cannot be told from"
     " what happens in each of them"
 )
+ONE_STEP: Final = Absent(
+    "the trace has one step, so what happens once, at its start, cannot be told from what happens in each"
+)
+NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP)
+"""Why nothing is said of steps, whatever is in them."""
 _NO_STEP: Final = Absent("the trace holds none of the recorded steps to their end")
 
 
@@ -58,6 +64,8 @@ class HostWaits:
     and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
 
     Attributes:
+        covered_ns: all recorded steps; see :mod:`~lightning_modelprof.analysis.busy`.
+        covered_idle_ns: time in them in which the device is idle.
         num_steps: the steps that count: those that follow directly on a recorded step, since what the
             host did before any other is not known; where there is none such, all.
         steps_ns: their length.
@@ -72,6 +80,8 @@ class HostWaits:
         waits: most at stake first, then longest first.
     """
 
+    covered_ns: int
+    covered_idle_ns: int
     num_steps: int
     steps_ns: int
     idle_ns: int
@@ -123,6 +133,8 @@ def summarize_host_waits(timeline: Timeline) -> HostWaits | Absent:
     counted = _counted_steps(bounds)
     if not len(counted):
         return _NO_STEP
+    if not steps.are_numbered and len(bounds.intervals) == 1:
+        return ONE_STEP
     return _summarize(timeline, steps, bounds, counted)
 
 
@@ -134,7 +146,8 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     step_of_wait = locate(trace.begin_ns[waits.row], host_steps)
     is_counted_step = np.isin(bounds.intervals[:, 0], counted[:, 0]) & _has_length(bounds.intervals)
     in_counted = is_counted_step[step_of_wait]
-    device, busy = _busiest_device(timeline)
+    covered = bounds.stretches
+    device, busy = _busiest_device(timeline, covered)
     pieces = _idle_pieces(timeline, bounds, device)
     wait, piece, time_ns = stakes_of_waits(
         wait_end_ns=trace.end_ns[waits.row],
@@ -149,6 +162,8 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     launch_ns = np.minimum(left_ns, _in_model_phases(timeline, pieces.intervals))
     kernels = trace.category == Category.KERNEL
     return HostWaits(
+        covered_ns=length(covered),
+        covered_idle_ns=length(subtract(covered, busy)),
         num_steps=len(counted),
         steps_ns=length(counted),
         idle_ns=length(subtract(counted, busy)),
@@ -172,6 +187,8 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
     for wait in (wait for rank in ranks for wait in rank.waits):
         found.setdefault(wait.place, []).append(wait)
     return HostWaits(
+        covered_ns=sum(rank.covered_ns for rank in ranks),
+        covered_idle_ns=sum(rank.covered_idle_ns for rank in ranks),
         num_steps=sum(rank.num_steps for rank in ranks),
         steps_ns=sum(rank.steps_ns for rank in ranks),
         idle_ns=sum(rank.idle_ns for rank in ranks),
@@ -222,15 +239,11 @@ def _usual(
     return np.minimum(wait_ns, most)
 
 
-def _busiest_device(timeline: Timeline) -> tuple[int, Intervals]:
-    """Number of the device that works longest, and when it does."""
-    trace, device = timeline.trace, timeline.trace.device
-    busy: dict[int, Intervals] = {}
-    for number in np.unique(device.device).tolist():
-        rows = device.event[device.device == number]
-        busy[number] = union(trace.begin_ns[rows], trace.end_ns[rows])
-    busiest = max(busy, key=lambda number: length(busy[number]))
-    return busiest, busy[busiest]
+def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Intervals]:
+    """Number of the device that works longest in a time, and when it does."""
+    numbers = np.unique(timeline.trace.device.device).tolist()
+    busiest = max(numbers, key=lambda number: busy_ns(timeline, number, covered))
+    return busiest, busy_time(timeline, busiest)
 
 
 def _idle_pieces(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:

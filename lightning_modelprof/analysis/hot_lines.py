@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ _MIN_SAMPLES: Final = 3
 """On a line, or nothing is said of it."""
 _MOST_STATEMENTS: Final = 5
 """That are named for one function or phase."""
-_MODULE_CALLS: Final = "torch.nn.modules.module"
+MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
 _NOT_SAMPLED: Final = Absent("not measured (sampling=True looks at the lines that run)")
 
@@ -87,6 +88,18 @@ class _Place(NamedTuple):
     line: int
 
 
+class FoundCalls(NamedTuple):
+    """The time of some calls: the fewest lines that hold half of it, its share of all, and whose it is.
+
+    ``functions`` are those that were called, most time first.
+    """
+
+    lines: tuple[HotLine, ...]
+    share: float
+    samples: int
+    functions: tuple[str, ...]
+
+
 class _At(NamedTuple):
     """One of a function's lines, and what was called from there, outermost first."""
 
@@ -96,7 +109,7 @@ class _At(NamedTuple):
 
     @property
     def is_in_module(self) -> bool:
-        return any(frame.module == _MODULE_CALLS for frame in self.inner)
+        return any(frame.module == MODULE_CALLS for frame in self.inner)
 
     @property
     def is_logging(self) -> bool:
@@ -188,6 +201,30 @@ class HotLines:
             if begin is not None and not path[begin].is_users:
                 paths.append((path[begin + 1 :], _Count(stack.samples, stack.time_ns)))
         return _fewest(_outermost(paths), _sum(tally for _, tally in paths))
+
+    def found_by(
+        self, find: Callable[[Sequence[StackFrame]], int | None], phases: Collection[str]
+    ) -> FoundCalls:
+        """The time of the calls that a function finds.
+
+        Args:
+            find: gives the position of the call on a stack, outermost first, or ``None``.
+            phases: whose stacks it is asked about.
+        """
+        calls, functions = [], Counter[str]()
+        for stack in self._stacks(phases):
+            path = [self.samples.frames[number] for number in stack.frames]
+            at = find(path)
+            if at is not None:
+                calls.append(_At(path[at], path[at + 1 :], _Count(stack.samples, stack.time_ns)))
+                functions[path[at].function] += stack.time_ns
+        whole = _sum(at.tally for at in calls)
+        return FoundCalls(
+            lines=_fewest(calls, whole),
+            share=whole.time_ns / self.time_ns if self.time_ns else 0.0,
+            samples=whole.samples,
+            functions=tuple(name for name, _ in functions.most_common()),
+        )
 
     def statements_in(self, phases: Collection[str]) -> tuple[HotLine, ...]:
         """The fewest lines of the user's that hold half of the time of some phases, in whatever function.

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.busy import busy_ns, busy_time, covered_time
 from lightning_modelprof.analysis.dataloader import is_fetch
 from lightning_modelprof.analysis.grouping import rows_named
-from lightning_modelprof.analysis.intervals import Intervals, intersect, locate, subtract, union
+from lightning_modelprof.analysis.intervals import Intervals, intersect, length, locate, subtract, union
 from lightning_modelprof.analysis.tally import Tally, add_up, tally, tally_by
 from lightning_modelprof.analysis.timeline import Timeline
 
@@ -23,6 +24,36 @@ Source: HolisticTraceAnalysis, ``breakdown_analysis.py``, ``consecutive_kernel_d
 
 _HOST_WAIT, _KERNEL_GAP, _OTHER = range(3)
 _NEVER: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoveredIdle:
+    """The same in the covered time (:mod:`~lightning_modelprof.analysis.busy`), in nanoseconds.
+
+    ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. Before the device's
+    first event and after its last one it is idle for another cause.
+    """
+
+    total_ns: int
+    busy_ns: int
+    host_wait_ns: int
+    dataloader_ns: int
+    kernel_gap_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """All that is not busy."""
+        return self.total_ns - self.busy_ns
+
+    @property
+    def host_ns(self) -> int:
+        """The rest of the waits for the host."""
+        return self.host_wait_ns - self.dataloader_ns
+
+    @property
+    def other_ns(self) -> int:
+        """All other idle time."""
+        return self.idle_ns - self.host_wait_ns - self.kernel_gap_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +75,7 @@ class DeviceIdle:
         kernel_gap: gaps shorter than 30 microseconds whose event had been launched before.
         other: all other gaps: work was queued and yet waited, or its launch is not known.
         num_unknown: gaps in ``other`` because the launch is not known.
+        covered: in the covered time, such as the kept steps.
     """
 
     device: int
@@ -55,6 +87,7 @@ class DeviceIdle:
     kernel_gap: Tally
     other: Tally
     num_unknown: int
+    covered: CoveredIdle
 
     @property
     def idle(self) -> Tally:
@@ -105,7 +138,7 @@ def find_gaps(timeline: Timeline, device: int) -> Gaps:
     work = trace.device.event[members]
     begin_ns, end_ns = trace.begin_ns[work], trace.end_ns[work]
     span = np.array([[begin_ns.min(), end_ns.max()]], np.int64)
-    gaps = subtract(span[span[:, 0] < span[:, 1]], union(begin_ns, end_ns))
+    gaps = subtract(span[span[:, 0] < span[:, 1]], busy_time(timeline, device))
     ending = members[_first_launched(gaps[:, 1], begin_ns, launch.begin_ns[members])]
     launch_ns = launch.begin_ns[ending]
     return Gaps(
@@ -145,6 +178,35 @@ def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> D
         kernel_gap=kernel_gap,
         other=other,
         num_unknown=int((launch_ns < 0).sum()),
+        covered=_in_covered_time(timeline, device, found, cause, fetches),
+    )
+
+
+def _in_covered_time(
+    timeline: Timeline, device: int, found: Gaps, cause: NDArray[np.int64], fetches: NDArray[np.int64]
+) -> CoveredIdle:
+    """What of the gaps lies in the covered time.
+
+    Args:
+        timeline: the trace.
+        device: whose gaps they are.
+        found: k gaps.
+        cause: of each, shape (k,).
+        fetches: rows of the waits for batches.
+    """
+    covered = covered_time(timeline)
+    intervals = found.intervals[:0] if covered is None else covered.intervals
+    pieces = intersect(found.intervals, intervals)
+    gap = locate(pieces[:, 0], found.intervals)
+    late = cause[gap] == _HOST_WAIT
+    tracks = timeline.trace.track[found.launcher[gap[late]]]
+    piece_ns = pieces[:, 1] - pieces[:, 0]
+    return CoveredIdle(
+        total_ns=length(intervals),
+        busy_ns=busy_ns(timeline, device, intervals),
+        host_wait_ns=int(piece_ns[late].sum()),
+        dataloader_ns=int(fetch_time(timeline, pieces[late], tracks, fetches).sum()),
+        kernel_gap_ns=int(piece_ns[cause[gap] == _KERNEL_GAP].sum()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Logging calls: the user's lines that log values or let metrics work, and the time below them."""
+"""The user's lines that log values, call loggers or let metrics work, and the time below them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.hot_lines import HotLines
-from lightning_modelprof.run.logging_code import logging_kind
+from lightning_modelprof.run.logging_code import LOGGER
 from lightning_modelprof.run.stack_samples import LogCall, StackFrame, logging_begins
 
 LOG: Final = "log"
@@ -28,8 +28,8 @@ class LoggingLine:
 
     Attributes:
         file, line, function: where.
-        kind: what most of its time goes into: ``LOG`` for ``self.log`` and ``self.log_dict``; ``FORWARD``,
-            ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
+        kind: what most of its time goes into: ``LOG`` for ``self.log`` and ``self.log_dict``; ``LOGGER`` for
+            what is called of a logger; ``FORWARD``, ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
         call: what the source says of it; ``None`` if that is not known.
         share: of all sampled time, 0..1.
         samples: how many.
@@ -103,9 +103,9 @@ def _kind(frames: list[StackFrame]) -> str:
     """What the frames from the first one that logs on are doing."""
     if any(frame.module.startswith(_COLLECTIVES) for frame in frames):
         return RANKS
-    kinds = [logging_kind(frame.module, frame.function) for frame in frames]
-    if kinds[0] in (LOG, FORWARD, UPDATE, COMPUTE):
-        return kinds[0]
+    kind = frames[0].logging_kind
+    if kind in (LOG, LOGGER, FORWARD, UPDATE, COMPUTE):
+        return kind
     # The wrapper around update and compute: its own name tells which, from Python 3.11 on.
     names = [frame.function for frame in frames[:2]]
     return COMPUTE if "_wrap_compute" in names[0] or names[-1].endswith(COMPUTE) else UPDATE

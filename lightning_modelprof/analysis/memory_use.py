@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.bootstrap import NORMAL_QUANTILE
+from lightning_modelprof.analysis.epoch_growth import EpochGrowth, within_epochs, without_growth
+from lightning_modelprof.analysis.theil_sen import theil_sen
 from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord
 
 LEAST_POINTS: Final = 20
@@ -35,6 +35,8 @@ class Growth:
         bytes_per_step: Theil-Sen slope.
         low, high: its 95 % interval.
         third, fourth: slopes in the third and in the last quarter of the curve alone.
+        in_epochs: how it grows within epochs, where these are known. If it falls at their ends, the slopes
+            above are of what remains.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Growth:
     high: float
     third: float
     fourth: float
+    in_epochs: EpochGrowth | None = None
 
     @property
     def seen_bytes(self) -> float:
@@ -71,13 +74,22 @@ class MemoryUse:
     unused_share: float | None
 
 
-def memory_use(record: MemoryRecord | None) -> MemoryUse | Absent:
-    """Derive what a loop's memory says; absent in runs of versions that did not look."""
+def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) -> MemoryUse | Absent:
+    """Derive what a loop's memory says; absent in runs of versions that did not look.
+
+    Args:
+        record: what was measured.
+        epoch_starts: steps in which an epoch begins; empty if they are not all known.
+    """
     if record is None:
         return Absent("the run does not say how much memory it used (it was saved by an older version)")
     growth: dict[str, Growth] = {}
     for kind, attribute in _KINDS:
-        found = None if kind == "rss" and "anonymous" in growth else grown(record.curve, attribute, kind)
+        found = (
+            None
+            if kind == "rss" and "anonymous" in growth
+            else grown(record.curve, attribute, kind, epoch_starts)
+        )
         if found is not None:
             growth[kind] = found
     reserved, allocated = record.peak_reserved_bytes, record.peak_allocated_bytes
@@ -90,7 +102,9 @@ def memory_use(record: MemoryRecord | None) -> MemoryUse | Absent:
     )
 
 
-def grown(curve: Sequence[MemoryPoint], attribute: str, kind: str) -> Growth | None:
+def grown(
+    curve: Sequence[MemoryPoint], attribute: str, kind: str, epoch_starts: Sequence[int] = ()
+) -> Growth | None:
     """How one kind of memory grows in the second half of a curve; ``None`` with too few points.
 
     The first half is warm-up: caches fill, workers start, kernels load. The second half is put into groups of
@@ -100,6 +114,9 @@ def grown(curve: Sequence[MemoryPoint], attribute: str, kind: str) -> Growth | N
     if len(points) < 2 * LEAST_POINTS:
         return None
     steps, sizes = np.array(points, float).T
+    in_epochs = within_epochs(steps, sizes, epoch_starts)
+    if in_epochs is not None and in_epochs.falls:
+        steps, sizes = without_growth(steps, sizes, epoch_starts, in_epochs)
     is_late = steps >= (steps[0] + steps[-1]) / 2
     steps, sizes = steps[is_late], sizes[is_late]
     if len(steps) < LEAST_POINTS:
@@ -117,6 +134,7 @@ def grown(curve: Sequence[MemoryPoint], attribute: str, kind: str) -> Growth | N
         high=high,
         third=theil_sen(x[:middle], y[:middle])[0],
         fourth=theil_sen(x[middle:], y[middle:])[0],
+        in_epochs=in_epochs,
     )
 
 
@@ -126,25 +144,3 @@ def _medians(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
     parts = zip(np.array_split(x, groups), np.array_split(y, groups), strict=True)
     medians = np.array([(np.median(one), np.median(other)) for one, other in parts])
     return medians[:, 0], medians[:, 1]
-
-
-def theil_sen(x: _Floats, y: _Floats) -> tuple[float, float, float]:
-    """The median of the slopes between all pairs of points, and its 95 % interval.
-
-    Args:
-        x: shape (n,), rising, n at least 2.
-        y: shape (n,).
-
-    Source: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, Journal of the American
-    Statistical Association 63 (1968); the variance of Kendall's statistic without ties.
-    """
-    first, second = np.triu_indices(len(x), k=1)
-    slopes = np.sort((y[second] - y[first]) / (x[second] - x[first]))
-    count, n = len(slopes), len(x)
-    reach = NORMAL_QUANTILE * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    low, high = math.floor((count - reach) / 2) - 1, math.ceil((count + reach) / 2)
-    return (
-        float(np.median(slopes)),
-        float(slopes[max(0, low)]),
-        float(slopes[min(count - 1, high)]),
-    )

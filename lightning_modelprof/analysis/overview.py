@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.dataloader import is_fetch, not_nested
-from lightning_modelprof.analysis.event_names import AUTOGRAD_PREFIX, OPTIMIZER_PREFIX, ZERO_GRAD_PREFIX
+from lightning_modelprof.analysis.event_names import (
+    AUTOGRAD_PREFIX,
+    OPTIMIZER_PREFIX,
+    ZERO_GRAD_PREFIX,
+    is_shown_elsewhere,
+)
 from lightning_modelprof.analysis.grouping import rows_named
 from lightning_modelprof.analysis.intervals import Intervals, intersect, length, locate, union
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.analysis.user_ranges import is_shown_elsewhere
 from lightning_modelprof.run.trace import Category, Trace
 
 HostType = Literal[
@@ -229,8 +233,9 @@ def _measure(
 def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]]:
     """The types of host events that are no phases, and the rows of each; no event is of two."""
     trace = timeline.trace
-    ranges = np.flatnonzero(timeline.is_operator | timeline.is_annotation)
-    annotations = np.flatnonzero(timeline.is_annotation)
+    is_step = timeline.is_step_range
+    ranges = np.flatnonzero((timeline.is_operator | timeline.is_annotation) & ~is_step)
+    annotations = np.flatnonzero(timeline.is_annotation & ~is_step)
     communication = ranges[timeline.is_communication[ranges]]
     backward = rows_named(trace, ranges, lambda name: name.startswith(AUTOGRAD_PREFIX))
     if not len(backward):  # before torch 1.10 the engine had no range; the nodes' own names tell
@@ -249,7 +254,7 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
     for special in (communication, backward, fetch, phases):
         is_left[special] = False
     return [
-        ("operator", np.flatnonzero(timeline.is_operator & is_left)),
+        ("operator", np.flatnonzero(timeline.is_operator & is_left & ~is_step)),
         ("backward", backward),
         ("runtime", np.flatnonzero(trace.category == Category.RUNTIME)),
         ("dataloader", _outermost(trace, fetch)),

@@ -150,6 +150,7 @@ def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
     communication = timeline.is_communication
     dataloader = trace.is_named(is_dataloader) & (timeline.is_annotation | timeline.is_operator)
     not_work = communication | dataloader | trace.is_named(is_place) | _wraps_a_step(trace, steps)
+    not_work |= timeline.is_step_range
     members = (
         kernel & ~communication,
         kind == Category.MEMCPY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from lightning_modelprof.analysis.intervals import Intervals, union
 from lightning_modelprof.analysis.launch_links import LaunchLinks, link_launches
 from lightning_modelprof.analysis.nesting import find_parents, nearest_ancestor
 from lightning_modelprof.analysis.step_bounds import StepBounds, bound_steps
+from lightning_modelprof.analysis.step_ranges import guess_steps, steps_asked_for
 from lightning_modelprof.run.trace import Category, Trace
 
 _NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
@@ -36,14 +38,16 @@ class Timeline:
 
     Attributes:
         trace: what was recorded.
-        steps: the steps on the host; without ``ProfilerStep`` ranges one step 0 around all operators;
-            ``None`` when there are no operators either, or none of the steps that were to be recorded.
+        steps: the steps on the host; without ``ProfilerStep`` ranges those that :func:`guess_steps` finds,
+            else one step 0 around all operators; ``None`` when there are no operators either, or none of the
+            steps that were to be recorded.
         bounds: the steps between device-aware bounds; ``None`` without steps.
         host_time: who owns which part of the steps on the host; ``None`` without steps.
         parent: int64, shape (n,): the innermost event of the same host thread around each host event, -1
             for outermost ones and for those of the device.
         is_operator: bool, shape (n,): operators, without annotations that old torch wrote as operators.
         is_annotation: bool, shape (n,): named ranges on the host.
+        is_step_range: bool, shape (n,): ranges that are taken for steps and are no ``ProfilerStep``.
         is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's
             operators on the host (``nccl:all_reduce``); see :func:`find_communication`.
         launch: shape (m,): what launched each device event.
@@ -56,6 +60,7 @@ class Timeline:
     parent: NDArray[np.int64]
     is_operator: NDArray[np.bool_]
     is_annotation: NDArray[np.bool_]
+    is_step_range: NDArray[np.bool_]
     is_communication: NDArray[np.bool_]
     launch: LaunchLinks
 
@@ -97,17 +102,24 @@ class Timeline:
         return nearest_ancestor(self.parent, wanted)
 
 
-def build_timeline(trace: Trace) -> Timeline:
-    """Derive what all facts share; of a window of ours only the steps that were recorded to their end."""
+def build_timeline(trace: Trace, step_range: re.Pattern[str] | None = None) -> Timeline:
+    """Derive what all facts share; of a window of ours only the steps that were recorded to their end.
+
+    Args:
+        trace: what was recorded.
+        step_range: names of the ranges that are the steps; ``None`` for ``ProfilerStep``, else a guess.
+    """
     operator_row = trace.category == Category.CPU_OP
     annotation_row = trace.category == Category.USER_ANNOTATION
     named_as_range = trace.is_named(is_range)
     parent = find_parents(trace)
     is_operator = operator_row & ~named_as_range
+    is_annotation = annotation_row | (operator_row & named_as_range)
     launch = link_launches(trace, parent, is_operator)
-    steps = find_steps(trace, recorded_steps(trace))
-    if steps is None and find_steps(trace, None) is None:
-        steps = _span_of_operators(trace)
+    steps = _find_steps(trace, launch, is_annotation, step_range)
+    is_step_range = np.zeros(len(trace), np.bool_)
+    if steps is not None:
+        is_step_range[steps.rows] = True
     return Timeline(
         trace=trace,
         steps=steps,
@@ -115,10 +127,27 @@ def build_timeline(trace: Trace) -> Timeline:
         host_time=None if steps is None else host_time(trace, steps),
         parent=parent,
         is_operator=is_operator,
-        is_annotation=annotation_row | (operator_row & named_as_range),
+        is_annotation=is_annotation,
+        is_step_range=is_step_range,
         is_communication=find_communication(trace, parent, launch),
         launch=launch,
     )
+
+
+def _find_steps(
+    trace: Trace,
+    launch: LaunchLinks,
+    is_annotation: NDArray[np.bool_],
+    step_range: re.Pattern[str] | None,
+) -> Steps | None:
+    if step_range is not None:
+        return steps_asked_for(trace, step_range)
+    wanted = recorded_steps(trace)
+    steps = find_steps(trace, wanted)
+    if steps is not None or find_steps(trace, None) is not None:
+        return steps
+    guess = guess_steps(trace, launch, is_annotation) if wanted is None else None
+    return guess or _span_of_operators(trace)
 
 
 def _span_of_operators(trace: Trace) -> Steps | None:

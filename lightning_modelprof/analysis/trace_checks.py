@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.host_phases import Steps
 from lightning_modelprof.analysis.intervals import locate
+from lightning_modelprof.analysis.lost_kernels import count_kernel_launches
 from lightning_modelprof.analysis.step_bounds import long_gaps
 from lightning_modelprof.analysis.timeline import Timeline
 from lightning_modelprof.run.trace import Category
-
-_LAUNCH_WORDS: Final = ("LaunchKernel", "LaunchCooperativeKernel")
-"""Calls that start a kernel on CUDA and ROCm: ``cudaLaunchKernelExC``, ``hipExtModuleLaunchKernel``, ..."""
 
 _LOSS_WORDS: Final = ("drop", "lost", "out of memory", "overflow", "fail to", "failed to")
 _LOG_LEVELS: Final = ("WARNING", "ERROR")
@@ -25,29 +21,6 @@ _CLOCK_TOLERANCE_NS: Final = 1_000
 """Stamps of old traces are whole microseconds."""
 
 _OVERHEAD_SHARE: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelLaunchCount:
-    """Calls that launch a kernel, in the kept steps, or in the whole trace where it has none.
-
-    Attributes:
-        launches: how many.
-        lost: those whose kernel is not in the trace.
-    """
-
-    launches: int
-    lost: int
-
-
-def count_kernel_launches(timeline: Timeline) -> KernelLaunchCount:
-    """How many kernels were launched, and how many of them the trace lacks."""
-    launches, is_lost = _kernel_launches(timeline)
-    if timeline.bounds is not None and timeline.steps is not None:
-        step = locate(timeline.trace.begin_ns[launches], timeline.steps.intervals)
-        is_kept = (step >= 0) & (step < len(timeline.bounds.numbers))
-        launches, is_lost = launches[is_kept], is_lost[is_kept]
-    return KernelLaunchCount(launches=len(launches), lost=int(np.count_nonzero(is_lost)))
 
 
 def check_trace(timeline: Timeline) -> tuple[str, ...]:
@@ -60,8 +33,9 @@ def check_trace(timeline: Timeline) -> tuple[str, ...]:
     if timeline.has_device:
         notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
     if timeline.steps is not None and timeline.steps.has_ranges:
-        notes += [*_overlapping_steps(timeline, timeline.steps), *_gaps(timeline.steps)]
-        notes += _repeated_steps(timeline.steps)
+        if timeline.steps.are_numbered:  # others need not follow each other
+            notes += [*_overlapping_steps(timeline, timeline.steps), *_gaps(timeline.steps)]
+            notes += _repeated_steps(timeline.steps)
         notes += _overhead(timeline, timeline.steps)
     return tuple(notes)
 
@@ -77,32 +51,15 @@ def _reported_losses(timeline: Timeline) -> list[str]:
     return [f"The profiler reported losses: {'; '.join(quotes[:_MAX_QUOTES])}{more}."]
 
 
-def _kernel_launches(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows of the calls that launch a kernel, and which of those have none in the trace."""
-    trace = timeline.trace
-    is_launch = (trace.category == Category.RUNTIME) & trace.is_named(
-        lambda name: any(word in name for word in _LAUNCH_WORDS)
-    )
-    launches = np.flatnonzero(is_launch & (trace.correlation >= 0))
-    return launches, ~np.isin(trace.correlation[launches], trace.correlation[trace.device.event])
-
-
 def _lost_kernels(timeline: Timeline) -> list[str]:
     """Launches in the kept steps whose kernel is not in the trace."""
-    bounds = timeline.bounds
-    if bounds is None or timeline.steps is None:
+    count = count_kernel_launches(timeline)
+    if not count.steps:
         return []
-    launches, is_lost = _kernel_launches(timeline)
-    step = locate(timeline.trace.begin_ns[launches], timeline.steps.intervals)
-    kept = (step >= 0) & (step < len(bounds.numbers))
-    lost = np.bincount(step[kept & is_lost], minlength=len(bounds.numbers))
-    if not lost.any():
-        return []
-    numbers = [number for number, count in zip(bounds.numbers, lost.tolist(), strict=True) if count]
     return [
-        f"{int(lost.sum()):,} of {int(kept.sum()):,} kernel launches have no kernel in the trace (steps"
-        f" {_listed(numbers)}): they were captured into a CUDA graph, or the profiler lost device events and"
-        " the device did more there than the tables say; then record fewer steps."
+        f"{count.lost:,} of {count.launches:,} kernel launches have no kernel in the trace (steps"
+        f" {_listed(list(count.steps))}): they were captured into a CUDA graph, or the profiler lost device"
+        " events and the device did more there than the tables say; then record fewer steps."
     ]
 
 

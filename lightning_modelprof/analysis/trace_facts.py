@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +22,14 @@ from lightning_modelprof.analysis.launches import (
     summarize_launches,
     summarize_runtime_calls,
 )
+from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount, count_kernel_launches
 from lightning_modelprof.analysis.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
 from lightning_modelprof.analysis.operators import Operators, summarize_operators
 from lightning_modelprof.analysis.overview import Overview, summarize_overview
 from lightning_modelprof.analysis.step_breakdown import StepBreakdown, summarize_step_breakdown
 from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_checks import (
-    KernelLaunchCount,
-    check_trace,
-    count_kernel_launches,
-)
+from lightning_modelprof.analysis.trace_checks import check_trace
 from lightning_modelprof.analysis.user_ranges import UserRanges, summarize_user_ranges
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.trace import Trace
@@ -49,8 +47,9 @@ class TraceFacts:
         end_ns: time of the end of its last event, likewise.
         num_events: events that were read.
         step_numbers: the steps it holds.
+        step_origin: which ranges they are, where they are no ``ProfilerStep``; else "".
         checks: sentences on what speaks against believing it.
-        launch_count: calls that launch a kernel, and those whose kernel the trace lacks.
+        launch_count: calls that launch kernels, and those whose kernel the trace lacks.
     """
 
     source: str
@@ -60,6 +59,7 @@ class TraceFacts:
     end_ns: int
     num_events: int
     step_numbers: tuple[int, ...]
+    step_origin: str
     checks: tuple[str, ...]
     launch_count: KernelLaunchCount
     device_usage: DeviceUsage | Absent
@@ -80,9 +80,14 @@ class TraceFacts:
     host_waits: HostWaits | Absent
 
 
-def analyze_trace(trace: Trace) -> TraceFacts:
-    """Derive the facts of one trace; of a window of ours only the steps that were recorded to their end."""
-    timeline = build_timeline(trace)
+def analyze_trace(trace: Trace, step_range: re.Pattern[str] | None = None) -> TraceFacts:
+    """Derive the facts of one trace; of a window of ours only the steps that were recorded to their end.
+
+    Args:
+        trace: what was recorded.
+        step_range: names of the ranges that are the steps; see :func:`build_timeline`.
+    """
+    timeline = build_timeline(trace, step_range)
     return TraceFacts(
         source=trace.source,
         rank=_noted(trace, "rank"),
@@ -91,6 +96,7 @@ def analyze_trace(trace: Trace) -> TraceFacts:
         end_ns=trace.base_ns + int(trace.end_ns.max(initial=0)),
         num_events=len(trace),
         step_numbers=() if timeline.steps is None else timeline.steps.numbers,
+        step_origin="" if timeline.steps is None else timeline.steps.origin,
         checks=check_trace(timeline),
         launch_count=count_kernel_launches(timeline),
         device_usage=summarize_device_usage(timeline),

@@ -10,44 +10,12 @@ import numpy as np
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.enclosing import clipped_ends, nearest_around
-from lightning_modelprof.analysis.event_names import (
-    DATALOADER_PREFIXES,
-    is_collective_call,
-    is_communication_operator,
-    is_module,
-    is_place,
-)
+from lightning_modelprof.analysis.event_names import is_shown_elsewhere, is_torch_range
 from lightning_modelprof.analysis.grouping import by_name, distinct, rows_named
 from lightning_modelprof.analysis.intervals import length
 from lightning_modelprof.analysis.nested_calls import find_calls, thread_label
 from lightning_modelprof.analysis.tally import Tally, add_up, sum_by, tally_by
 from lightning_modelprof.analysis.timeline import Timeline
-
-_OPTIMIZER_PREFIX: Final = "Optimizer."
-
-_TORCH_PREFIXES: Final = (
-    "DataParallel.forward",
-    "DistributedDataParallel.forward",
-    "FullyShardedDataParallel.",
-    "FSDP::",
-    "PP:",  # pipeline schedules
-    "rpc_sync#",
-    "rpc_async#",
-    "rpc_async_jit#",
-    "rpc_remote#",
-    "Torch-Compiled Region",
-    "TorchDynamo Cache Lookup",
-    "TORCHDYNAMO",
-    "Pregraph bytecode",
-    "AOTDispatcher Runtime Wrapper Prologue",
-    "CompiledFunction",
-    "## Call CompiledFxGraph",
-    "fused_all_gather_",
-    "fused_matmul_reduce_scatter",
-    "fused_scaled_matmul_reduce_scatter",
-)
-"""Of ranges that torch writes itself, found by its calls of ``record_function`` in torch 2.13."""
-_TORCH_SUFFIXES: Final = (" (dynamo_timed)", "_inductor_wrapper_call")
 
 _NO_RANGES: Final = Absent(
     'no ranges of your own were recorded (with torch.profiler.record_function("name"): around code adds one)'
@@ -104,22 +72,6 @@ class UserRanges:
     threads: tuple[UserRangeThread, ...]
     steps_ns: int | None
     device_ns: int | None
-
-
-def is_torch_range(name: str) -> bool:
-    """Whether torch writes a range of this name by itself."""
-    return name.startswith(_TORCH_PREFIXES) or name.endswith(_TORCH_SUFFIXES)
-
-
-def is_shown_elsewhere(name: str) -> bool:
-    """Whether ranges of this name are what another table is about: steps, phases, modules, communication."""
-    return (
-        is_place(name)
-        or is_module(name)
-        or is_communication_operator(name)
-        or is_collective_call(name)
-        or name.startswith((_OPTIMIZER_PREFIX, *DATALOADER_PREFIXES))
-    )
 
 
 def summarize_user_ranges(timeline: Timeline) -> UserRanges | Absent:

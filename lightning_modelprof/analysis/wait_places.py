@@ -8,12 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.enclosing import nearest_around
-from lightning_modelprof.analysis.event_names import AUTOGRAD_PREFIX, LIGHTNING_PREFIX
+from lightning_modelprof.analysis.event_names import (
+    AUTOGRAD_PREFIX,
+    LIGHTNING_PREFIX,
+    is_shown_elsewhere,
+    is_torch_range,
+)
 from lightning_modelprof.analysis.grouping import rows_named
 from lightning_modelprof.analysis.intervals import locate
 from lightning_modelprof.analysis.operator_origin import callers_of
 from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.analysis.user_ranges import is_shown_elsewhere, is_torch_range
 from lightning_modelprof.analysis.wait_rows import DIRECTIONS, Direction, WaitRows
 
 
@@ -88,7 +92,7 @@ def _phases(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
 
 def _annotations(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
     trace = timeline.trace
-    ranges = np.flatnonzero(timeline.is_annotation)
+    ranges = np.flatnonzero(timeline.is_annotation & ~timeline.is_step_range)
     users = rows_named(trace, ranges, _is_users)
     lightnings = rows_named(trace, ranges, lambda name: name.startswith(LIGHTNING_PREFIX))
     found = np.full(len(rows), -1, np.int64)

@@ -17,7 +17,8 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
     """The first of the trainer's callbacks of ours; those that want the same as it have nothing to do.
 
     There are such where a callback comes through an entry point of ``lightning.pytorch.callbacks_factory``:
-    Lightning puts it into the list it is given, and a list that is used again has it twice.
+    Lightning puts it into the list it is given, and a list that is used again has it twice. One that the
+    environment asks for has nothing to do where the program has one of its own.
 
     Args:
         callback: of ours; it is not among the trainer's when one of these hands its hooks on to it.
@@ -30,6 +31,7 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
     ours = [one for one in trainer.callbacks if isinstance(one, callback_type)]
     if not any(one is callback for one in ours):
         ours.append(callback)
+    ours = [one for one in ours if not one.is_from_environment] or ours[:1]
     for one in ours:
         check_config(one.config)
     # As it is written down: of functions their names, as each call of a factory makes functions anew.

@@ -10,8 +10,8 @@ from lightning_modelprof.fit.checks import check_ignored, check_machine, measuri
 from lightning_modelprof.fit.run_folder import wanted_folder
 from lightning_modelprof.fit.session import end_status
 from lightning_modelprof.fit.session_keeper import SessionKeeper
-from lightning_modelprof.fit.warn import warn
-from lightning_modelprof.run.loops import LOOPS
+from lightning_modelprof.fit.warn import say_off, warn
+from lightning_modelprof.run.loops import FIT, LOOPS
 from lightning_modelprof.run.steps import StepTag
 
 
@@ -22,10 +22,13 @@ class ProfilingHooks(SessionKeeper):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check everything that can be checked, then stand in for the trainer's profiler."""
-        self._end_untold()
-        if stage not in LOOPS or is_switched_off():
+        self._enter(trainer, LOOPS.get(stage, FIT))
+        if stage not in LOOPS:
             return
-        self._loop = LOOPS[stage]
+        if is_switched_off():
+            if trainer.is_global_zero:
+                say_off()
+            return
         measuring = measuring_callback(self, trainer, ProfilingHooks)
         if measuring is not self:
             self._twin = measuring
@@ -45,6 +48,8 @@ class ProfilingHooks(SessionKeeper):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
+        if not self._is_running(trainer):
+            return
         status, session = end_status(exception), self._session
         try:
             if session is not None:
@@ -57,6 +62,8 @@ class ProfilingHooks(SessionKeeper):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave nothing behind."""
+        if not self._is_running(trainer):
+            return
         session, loop = self._session, self._loop
         has_no_report = session is not None and not session.is_armed and not loop.is_fit
         # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.

@@ -92,7 +92,7 @@ class Inspection:
         self._clock = clock
         self._samples: int | None = None
         self._sizes = sizes
-        self._size_plan = SizePlan(sizes)
+        self._size_plan = SizePlan(sizes, lambda: tuple(one.requires_grad for one in pl_module.parameters()))
         self._size: int | None = None  # of the running step, if that is counted for it
         self._counter: FlopCounter | None = None
         self._is_counting = False
@@ -127,6 +127,27 @@ class Inspection:
     def next_step(self) -> int:
         """The next step at whose boundary there is something to do."""
         return min((step for step in self._steps if step is not None), default=NEVER)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left that is to be inspected, but for sizes that come."""
+        return self.next_step == NEVER
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nothing has been inspected yet."""
+        return self._plan.counted is not None and self._plan.counted in self._steps
+
+    def postpone(self, later: Callable[[InspectionPlan], InspectionPlan], why: str) -> None:
+        """Other steps are inspected, if the loop lasts; to be called while :attr:`may_wait`.
+
+        Args:
+            later: gives them.
+            why: a clause that says so, for the report of a loop that does not last.
+        """
+        self._plan = later(self._plan)
+        self._steps = {self._plan.counted, *self._plan.timed} - {None}
+        self.cost = replace(self.cost, count_note=why, times_note=why, size_note=why, sites_note=why)
 
     def begin_step(self, step: int) -> bool:
         """A step begins: whether it is inspected."""

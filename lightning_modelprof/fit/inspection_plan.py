@@ -36,6 +36,31 @@ class InspectionPlan:
     timed: tuple[int, ...]
 
 
+def plan_later(
+    plan: InspectionPlan, by: int, *, schedule: Schedule | None, accumulate: int
+) -> InspectionPlan:
+    """The same steps, at least so many steps later.
+
+    Args:
+        plan: as it was.
+        by: how many.
+        schedule: of windows that do not wait as well; ``None`` if there are none.
+        accumulate: batches per optimizer step: the counted step stays at the same place among them.
+    """
+    assert plan.counted is not None
+    wanted = (plan.counted, *plan.timed)
+    by = math.ceil(by / accumulate) * accumulate
+    if schedule is not None and schedule.active:
+        end = by + schedule.skip_first + 2 * accumulate * max(schedule.cycle, 1)
+        free = (
+            one
+            for one in range(by, end, accumulate)
+            if all(schedule.action(step + one) is Action.WAIT for step in wanted)
+        )
+        by = next(free, end)
+    return InspectionPlan(counted=plan.counted + by, timed=tuple(step + by for step in plan.timed))
+
+
 def plan_inspection(
     schedule: Schedule, *, skip_first: int, accumulate: int = 1, num_steps: int | None = None
 ) -> InspectionPlan:

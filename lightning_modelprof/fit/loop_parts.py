@@ -142,7 +142,7 @@ def _make_inspection(
     clock: HostClock,
 ) -> Inspection | None:
     """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
-    if not config.flops or timing.sizes is None:
+    if not config.wants_flops or timing.sizes is None:
         return None
     plan = plan_inspection(
         config.schedule,

@@ -15,7 +15,7 @@ from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import RUN_FILE, check_same_run, pack, save_run, write_atomically
-from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.event_file import profile_summary, tag_of, write_summary
@@ -24,7 +24,7 @@ from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import TAG_PREFIX, write_layout, write_report
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.terminal import print_lines, print_report
 from lightning_modelprof.show.text import render_text
 
 LAYOUT: Final = {
@@ -140,14 +140,22 @@ class Outputs:
             path = directory / name
             self._try_file(path, partial(_write_rendered, path, render, report))
 
-    def show_report(self, report: Report, step: int) -> None:
-        """Print the report and write it to TensorBoard as text."""
+    def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:
+        """Print the report and write it to TensorBoard as text.
+
+        Args:
+            report: of the loop.
+            step: at which loggers have it.
+            is_brief: print a line instead, as a report of such a loop was printed before.
+        """
         loop = loop_of(report.sections["run"]["loop"])
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if loop.is_fit:
             self._write_hparams(report, step)
-        if self._use_terminal:
+        if self._use_terminal and is_brief:
+            self._try("terminal", lambda: print_lines([self._brief(report)]))
+        elif self._use_terminal:
             short, last_words = report.without_details(self._place), self._last_words(report)
             self._try("terminal", lambda: print_report(short, last_words=last_words))
 
@@ -175,7 +183,7 @@ class Outputs:
         return (
             re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self._created}")
             if self.directory is None
-            else self.directory.name
+            else _name_of(self.directory)
         )
 
     def _write_hparams(self, report: Report, step: int) -> None:
@@ -187,7 +195,7 @@ class Outputs:
         """
         if self.directory is None or not self._use_tensorboard:
             return
-        name, succeeded = self.directory.name, report.sections["run"]["status"] == "finished"
+        name, succeeded = _name_of(self.directory), report.sections["run"]["status"] == "finished"
 
         def write_row(logger: Any) -> None:
             if logger.log_dir is None:
@@ -206,6 +214,14 @@ class Outputs:
 
         for logger in filter(_is_tensorboard, self._loggers):
             self._try("TensorBoard", partial(write_row, logger))
+
+    def _brief(self, report: Report) -> str:
+        """The report in one line: how fast, why, and where it is."""
+        ips = (report.sections["benchmark"] or {}).get("ips") or {}
+        speed = f"{ips['avg']:.3g} {ips['unit']}" if ips.get("avg") else "no clean step"
+        verdict = "" if report.verdict is None else f"; {verdict_line(report.verdict)}"
+        place = f"; {self.directory}" if self.directory is not None and self._has_files else ""
+        return f"{report.title}: {speed}{verdict}{place}"
 
     def _last_words(self, report: Report) -> list[str]:
         """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""
@@ -263,6 +279,18 @@ class Outputs:
                 self._warn(f"could not write to {what}: {told(error)}")
             return False
         return True
+
+
+def _name_of(directory: Path) -> str:
+    """What a folder's run is called in TensorBoard: one in another run's folder has the name of both."""
+    root = directory.parent
+    if not any((root / name).exists() for name in (RUN_FILE, CLAIM_FILE)):
+        return directory.name
+    return (
+        root.name
+        if directory.name in LOOPS and directory.name != FIT.key
+        else f"{root.name}_{directory.name}"
+    )
 
 
 def _render_text(report: Report) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakSet
 
@@ -19,6 +20,7 @@ class Measures(Protocol):
 
 
 _MEASURING: Final[WeakSet[Measures]] = WeakSet()
+_LAST: Final[list[tuple[Callable[[], None], Callable[[], None]]]] = []
 
 
 def end_with_process(measuring: Measures) -> None:
@@ -26,14 +28,23 @@ def end_with_process(measuring: Measures) -> None:
     _MEASURING.add(measuring)
 
 
+def at_the_very_end(end: Callable[[], None], forget: Callable[[], None]) -> None:
+    """``end`` is called when the program ends, after all who measure were told, and ``forget`` in a child."""
+    _LAST.append((end, forget))
+
+
 def _forget_sessions() -> None:
     for measuring in tuple(_MEASURING):
         measuring.forget_session()
+    for _, forget in _LAST:
+        forget()
 
 
 def _end_sessions() -> None:
     for measuring in tuple(_MEASURING):
         measuring.end_at_exit()
+    for end, _ in _LAST:
+        end()
 
 
 atexit.register(_end_sessions)

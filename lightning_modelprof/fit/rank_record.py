@@ -49,6 +49,7 @@ def make_rank_record(
         setup=parts.setup,
         memory=parts.memory.record(None if inspection is None else inspection.followed),
         slow=timing.slow.record(),
+        cpu=timing.ledger.cpu.record(),
         stacks=None if sampling is None else sampling.stacks(),
         samples_note=samples_note,
         notes=tuple(notes),

@@ -20,6 +20,9 @@ from lightning_modelprof.run.rank_files import rank_file
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 """What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
 
+_TRIED: Final[set[Path]] = set()
+"""Folders in which something could be made; that is not tried again before each of many loops."""
+
 _LOCAL_SCHEME: Final = re.compile(r"^(file|local):/+")
 
 
@@ -101,7 +104,11 @@ def check_writeable(directory: Path) -> None:
 def _problem(directory: Path) -> str:
     """Why a folder cannot be made or written to, ``""`` when it can."""
     try:
-        existing = next((place for place in (directory, *directory.parents) if _exists(place)), directory)
+        places = (directory, *directory.parents)
+        existing = next((place for place in places if _exists(place)), directory)
+        dangling = next((place for place in places if place.is_symlink() and not _exists(place)), None)
+        if dangling is not None:  # no folder is made behind a link, such as to a disk that is not mounted
+            return f"{dangling} is a link to {dangling.readlink()}, which does not exist"
         if not existing.is_dir():
             return f"{existing} is a file"
     except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
@@ -115,10 +122,13 @@ def _problem(directory: Path) -> str:
 
 def _refused(folder: Path) -> str:
     """Why nothing can be made in a folder that claims to be writeable, as root is told of ``/sys``."""
+    if folder in _TRIED and folder.is_absolute():
+        return ""
     trial = folder / f".{uuid4().hex}"
     try:
         trial.mkdir()
         trial.rmdir()
+        _TRIED.add(folder)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a fit is worth having without its files
         return "" if is_full else f"nothing can be made in {folder}: {error.strerror or error}"
@@ -142,12 +152,23 @@ def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
             found = look(trainer)
             problem = "" if found is None else _why_not_here(found)
             if found is not None and not problem:
-                return Path(_local(found), DEFAULT_FOLDER).absolute(), "; ".join(dict.fromkeys(reasons))
+                folder = Path(_local(found), DEFAULT_FOLDER).absolute()
+                reasons += filter(None, [_in_the_way(folder)])
+                return folder, "; ".join(dict.fromkeys(reasons))
         except Exception as error:  # loggers are anybody's code
             problem = f"the run's folder could not be asked for: {told(error)}"
         reasons += [problem] * bool(problem)
     folder = Path(tempfile.gettempdir(), DEFAULT_FOLDER)
     return folder, "; ".join(dict.fromkeys(reasons))
+
+
+def _in_the_way(folder: Path) -> str:
+    """What has the name of the folder and is none, so that another name is taken; ``""`` if nothing has."""
+    if folder.is_dir() or not os.path.lexists(folder):
+        return ""
+    if folder.is_symlink() and not folder.exists():
+        return f"{folder} is a link to {folder.readlink()}, which does not exist"
+    return f"{folder} is a file"
 
 
 def _why_not_here(place: Any) -> str:

@@ -18,6 +18,7 @@ from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.loop_parts import LoopParts, make_parts
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
 from lightning_modelprof.fit.rank_record import make_rank_record
 from lightning_modelprof.fit.sampling import Sampling
 from lightning_modelprof.fit.save_timer import SaveTimer
@@ -163,6 +164,7 @@ class LoopSession:
             time_broadcast(trainer, self.ledger, self._cleanup)
             time_metrics(trainer, self.ledger, lambda part: GuardedAction(self.delegate, part), self._cleanup)
         timing.slow.start()
+        timing.ledger.cpu.start()
         self._cleanup.callback(timing.slow.stop)
         self.delegate.arm()
         self.is_armed = True
@@ -170,6 +172,11 @@ class LoopSession:
         if config.sampling:
             parts.sampling = Sampling(self.ledger, pl_module, parts.memory, self._clock)
             parts.sampling.resume()
+
+    def note(self, sentence: str) -> None:
+        """Say it in the report, once."""
+        if sentence not in self._notes:
+            self._notes.append(sentence)
 
     def note_exception(self, exception: BaseException) -> None:
         """An exception ends the loop; to be called before :meth:`stop`. Never raises."""
@@ -197,6 +204,8 @@ class LoopSession:
         self.close()
         self.live.cut()
         self._timing.slow.look(self.ledger.step_end_ns)
+        if parts is not None:
+            self.ledger.cpu.stop(has_workers=any(one.num_workers for one in parts.setup.loaders))
         if self.is_armed and status == "finished" and self._trainer.world_size > 1:
             self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
@@ -216,8 +225,11 @@ class LoopSession:
         if heard or absent:
             run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
-        parts.outputs.show_report(report, step)
+        is_brief = self._config.terminal and PROCESS_LOOPS.has_printed(self._loop)
+        parts.outputs.show_report(report, step, is_brief=is_brief)
         parts.outputs.write_profile(lambda: run_profile(run, report), step)
+        if self.is_first:
+            PROCESS_LOOPS.add(parts.outputs, run, report)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""

@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.fit.meeting import Meeting
 from lightning_modelprof.fit.process_end import end_with_process
-from lightning_modelprof.fit.run_folder import claim_directory
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, ShortLoop, short_loop
 from lightning_modelprof.fit.scheduled_stop import ScheduledStop, scheduled_stop
 from lightning_modelprof.fit.session import LoopSession
 from lightning_modelprof.fit.warn import traceback_text, warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.samples import NothingCounted, SampleCounter, make_counter
+from lightning_modelprof.measure.samples import (
+    NothingCounted,
+    SampleCounter,
+    is_combined,
+    make_counter,
+    may_be_rows,
+)
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run
@@ -27,6 +33,32 @@ _T = TypeVar("_T")
 
 _OF_THE_MODULE: Final = ("log", "log_dict")
 """What Lightning puts on a callback: methods of the module, which holds the trainer and everything."""
+
+_OF_A_LOOP: Final = (
+    "_session",
+    "_ledger",
+    "_evaluation",
+    "_aborted",
+    "_meeting",
+    "_stop",
+    "_short",
+    "_twin",
+    "_trainer",
+)
+"""What stands for the loop that runs: ``None`` where none does."""
+
+_FROM_SETUP: Final = (
+    *("_loop", "_thread", "_count", "_directory", "_why_there", "_is_cut_off", "_dataloader_idx"),
+)
+"""What its ``setup`` or its first hook makes anew."""
+
+_INNER_RAN: Final = (
+    "Another loop ran inside this one with the same callback object; it has a report of its own."
+)
+_RAN_INSIDE: Final = (
+    "This loop ran inside another one with the same callback object, whose report callback.report is in the"
+    " end."
+)
 
 _FAILED: Final = "an internal error stopped the measurement there"
 
@@ -40,9 +72,11 @@ class SessionKeeper:
     Attributes:
         report: the newest report; ``None`` before the first.
         run: the measured facts behind it; ``None`` before the first.
+        is_from_environment: whether nobody wrote it down, but the environment asked for it.
     """
 
     state_key: str
+    is_from_environment: bool = False
 
     def __init__(self, config: ProfileConfig) -> None:
         super().__init__()
@@ -62,13 +96,44 @@ class SessionKeeper:
         self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
         self._is_cut_off = False  # whether they could not be reached, which is said once
         self._stop: ScheduledStop | None = None  # with the other ranks, where windows end training
+        self._short: ShortLoop | None = None  # the loop that runs and gets no report
         self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
+        self._trainer: Any = None  # that runs the loop
+        self._thread = 0  # in which it does
+        self._around: list[dict[str, Any]] = []  # what was above in the loops that this one runs in
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
-        away = dict.fromkeys(("_session", "_aborted", "_ledger", "_evaluation", "_meeting", "_stop", "_twin"))
+        away = dict.fromkeys(_OF_A_LOOP)
         kept = {name: value for name, value in vars(self).items() if name not in _OF_THE_MODULE}
-        return {**kept, **away, "_count": SampleCounter()}
+        return {**kept, **away, "_around": [], "_count": SampleCounter()}
+
+    def _enter(self, trainer: Any, loop: Loop) -> None:
+        """A loop is set up; if it is called in one that we measure, that one goes on when it is over.
+
+        Raises:
+            ConfigError: when that one runs in another thread.
+        """
+        outer, thread = self._trainer, threading.get_ident()
+        if outer is None or outer is trainer or outer.state.status != "running":
+            self._end_untold()
+        elif self._thread != thread:
+            raise ConfigError(
+                f"ModelProfCallback: expected a callback of its own for {loop.subject}, got one that measures"
+                f" {self._loop.subject} in another thread. Make a new ModelProfCallback for each thread."
+            )
+        else:
+            if self._session is not None:
+                self._session.note(_INNER_RAN)
+            self._around.append({name: vars(self)[name] for name in (*_OF_A_LOOP, *_FROM_SETUP)})
+            vars(self).update(dict.fromkeys(_OF_A_LOOP))
+        self._trainer, self._thread, self._loop = trainer, thread, loop
+
+    def _is_running(self, trainer: Any) -> bool:
+        """Whether it runs the loop we are in; ends loops inside that one of whose end nobody has told us."""
+        while self._trainer is not trainer and any(one["_trainer"] is trainer for one in self._around):
+            self._end_untold()
+        return self._trainer is trainer
 
     def _begin(self, trainer: Any) -> None:
         """Stand in for the trainer's profiler."""
@@ -85,6 +150,8 @@ class SessionKeeper:
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
+        if self._around:
+            session.note(_RAN_INSIDE)
         session.delegate.on_error = self._step_aside
         end_with_process(self)
 
@@ -116,15 +183,43 @@ class SessionKeeper:
 
     def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
         """The loop begins; returns the session's ledger if there is something to measure."""
-        if self._meeting is None:
+        if self._meeting is None or self._is_short(trainer, pl_module):
             return None
         folder = self._meet(trainer, self._meeting)
         session = self._session
         if session is None:  # it has failed, and has been at the meeting all the same
             return None
+        if isinstance(self._count, SampleCounter):
+            loop = getattr(trainer, self._loop.trainer_attribute)
+            self._count.may_be_rows, self._count.is_combined = may_be_rows(loop), is_combined(loop)
         why_there = self._why_there if trainer.is_global_zero else ""
         self._guard(lambda: session.arm(pl_module, folder, why_there))
         return session.ledger if self._session is session else None
+
+    def _is_short(self, trainer: Any, pl_module: Any) -> bool:
+        """Whether the loop that begins is too short for a report: then nothing but its time is taken."""
+        session = self._session
+        if session is None:
+            return False
+        self._short = short_loop(
+            self.config,
+            self._loop,
+            trainer,
+            model=type(pl_module).__name__,
+            wanted=self._directory,
+            now=self._clock(),
+        )
+        if self._short is not None:
+            self._session = None
+            self._guard(session.close)
+        return self._short is not None
+
+    def _end_short(self, *, failed: bool = False) -> bool:
+        """The loop has ended; returns whether it was a short one."""
+        short, self._short = self._short, None
+        if short is not None:
+            self._guard(lambda: PROCESS_LOOPS.add_short(short, self._clock(), failed=failed))
+        return short is not None
 
     def _meet(self, trainer: Any, meeting: Meeting) -> Path | None:
         """The ranks come together; returns the folder for files, which the first one claims for all."""
@@ -134,7 +229,7 @@ class SessionKeeper:
             is_first = trainer.is_global_zero
         if self._directory is not None and is_first:
             try:
-                claimed = str(claim_directory(self._directory))
+                claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
             except OSError as error:
                 warn(
                     f"could not claim a folder for files, {self._directory}: {told(error)}; what is measured"
@@ -159,8 +254,8 @@ class SessionKeeper:
 
     def _end(self, trainer: Any) -> None:
         """The loop is over."""
-        meeting = self._meeting
-        if meeting is None:
+        meeting = self._meeting if self._is_running(trainer) else None
+        if meeting is None or self._end_short():
             return
         self._stop_session("finished")
         session = self._session
@@ -201,11 +296,20 @@ class SessionKeeper:
         self.report, self.run = of.report or self.report, of.run or self.run
 
     def _leave(self) -> None:
+        try:
+            self._leave_loop()
+        finally:
+            self._trainer = None
+            if self._around:
+                vars(self).update(self._around.pop())
+
+    def _leave_loop(self) -> None:
         session, self._session = self._session, None
         meeting, self._meeting = self._meeting, None
         twin, self._twin = self._twin, None
         aborted, self._aborted = self._aborted, None
         self._ledger = self._evaluation = self._stop = None
+        self._end_short(failed=True)
         if aborted is not None:
             with suppress(Exception):  # it has failed before, and that was said
                 aborted.save_aborted()
@@ -260,8 +364,7 @@ class SessionKeeper:
     def _end_untold(self, *, is_exit: bool = False) -> None:
         """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.
 
-        One that is not finished goes on, as its fit calls another one with this callback, unless the program
-        ends.
+        One that is not finished has no report, unless the program ends.
         """
         session = self._session
         try:
@@ -273,15 +376,16 @@ class SessionKeeper:
 
     def end_at_exit(self) -> None:
         """The program ends: nobody will tell of the end of a loop that is over."""
-        session = self._session
         # A loop in another thread may still be running.
-        if session is not None and session.delegate.thread == threading.get_ident():
+        while self._session is not None and self._session.delegate.thread == threading.get_ident():
             self._end_untold(is_exit=True)
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
-        session, self._session = self._session, None
-        self._ledger = self._evaluation = self._meeting = self._stop = self._aborted = None
-        if session is not None:
-            session.ledger.ranges = session.ledger.inspection = None
-            session.delegate.disarm()
+        sessions = [self._session, *(one["_session"] for one in self._around)]
+        vars(self).update(dict.fromkeys(_OF_A_LOOP))
+        self._around.clear()
+        for session in sessions:
+            if session is not None:
+                session.ledger.ranges = session.ledger.inspection = None
+                session.delegate.disarm()

@@ -1,12 +1,14 @@
 """Which further steps are counted: of sizes that no count or fit tells of yet, and now and then one again.
 
 That batches of one size cost the same is not taken for granted: a model may be thawed later, train two
-networks in turns, or make its input of text. So a size that was counted is counted again, ever less often.
+networks in turns, or make its input of text. So a size that was counted is counted again, ever less often; on
+a copy, which takes long, only where other parameters are trained than in the count before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from lightning_modelprof.analysis.size_flops import FlopsBySize, why_not_by_size
@@ -19,6 +21,9 @@ MOST_COUNTED: Final = 16
 """Steps of a loop that are counted for their size."""
 
 NEVER: Final = 2**62
+_LOOK_EVERY: Final = 25
+"""Steps between two looks at which parameters are trained, where copies are counted."""
+
 _AGAIN_AFTER: Final = 25
 """Steps after the first count in which a size is counted again."""
 
@@ -34,6 +39,7 @@ class SizePlan:
 
     Args:
         sizes: of the loop's batches.
+        trained: which parameters are trained now: anything that can be compared.
 
     Attributes:
         counts: what was counted, at first one for each size.
@@ -41,8 +47,10 @@ class SizePlan:
         again_at: the next step from which on a size is counted again.
     """
 
-    def __init__(self, sizes: BatchShapes) -> None:
+    def __init__(self, sizes: BatchShapes, trained: Callable[[], object]) -> None:
         self._sizes = sizes
+        self._trained = trained
+        self._trained_then: dict[Shapes, object] = {}  # when a copy was last counted with such a batch
         self._by_size = FlopsBySize(())
         self._num_between = 0
         self._first_step = 0  # that was counted
@@ -56,7 +64,7 @@ class SizePlan:
         if shapes is None or self.note:
             return False
         if self._by_size.counted_step(shapes) is not None:
-            return step >= self.again_at
+            return step >= self.again_at and self._may_differ(step, shapes)
         if len(self._sizes) < 2 or self._by_size.num_counted >= MOST_COUNTED:
             return False
         if any(law.is_sure and law.covers(shapes, REACH) for law in self._by_size.laws):
@@ -74,13 +82,22 @@ class SizePlan:
         self.counts = (*self.counts, SizeCount(shapes=shapes, step=step, flops=_by_part(count)))
         if not is_again:
             self._by_size = FlopsBySize(self.counts)
-        if count.on_fake_tensors or why_not_by_size(self.counts):
-            self.again_at = NEVER  # a copy would take long, and nothing more can be learnt
+        if why_not_by_size(self.counts):
+            self.again_at = NEVER  # nothing more can be learnt
+        elif count.on_fake_tensors:
+            self._trained_then[shapes], self.again_at = self._trained(), step + _LOOK_EVERY
         elif len(self.counts) == 1:
             self._first_step, self.again_at = step, step + _AGAIN_AFTER
         elif is_again:
             passed = step - self._first_step
             self.again_at = step + 1 if passed < _AGAIN_AFTER + _IN_A_ROW - 1 else step + 2 * passed + 1
+
+    def _may_differ(self, step: int, shapes: Shapes) -> bool:
+        """Whether it is worth counting a size once more."""
+        if shapes not in self._trained_then or self._trained() != self._trained_then[shapes]:
+            return True
+        self.again_at = step + _LOOK_EVERY
+        return False
 
     def stop(self, note: str) -> None:
         """A step could not be counted: others of its kind cannot either."""

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.fit.allowance import (
+    COUNT_NS,
+    COUNT_STEPS,
+    NS_PER_MODULE,
+    NS_PER_OPERATOR,
+    WINDOW_NS,
+    Allowance,
+)
 from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.inspection import Inspection
+from lightning_modelprof.fit.inspection_plan import plan_later
 from lightning_modelprof.fit.loop_parts import LoopParts
 from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.fit.step_timing import StepTiming
@@ -24,6 +34,11 @@ _DEFAULT_CUT: Final = 50
 _LOOK_EVERY: Final = 200
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
 
+
+_USUAL_OPERATORS: Final = 500
+"""Of a step, where none was counted."""
+
+_WAITED: Final = "{what} would have taken more than 5 % of {loop} ({ask} does it in any case)"
 
 _NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 
@@ -56,6 +71,7 @@ class StepBoundaries:
         save: Callable[[], None],
         clock: HostClock,
     ) -> None:
+        self._config = config
         self._loop = loop
         self._trainer = trainer
         self._timing = timing
@@ -65,7 +81,10 @@ class StepBoundaries:
         self._save = save
         self._clock = clock
         self._armed_ns = clock()
-        self._inspection_began_ns = 0
+        self._warm_ns = 0  # when the first step ended
+        self._usual_ns = 0  # what a step took before the one that is looked into
+        self._inspection_began_ns = self._window_began = self._window_began_ns = 0
+        self._allowance = Allowance(clock)
         # Several ranks end at the same batch instead: see ScheduledStop.
         self._stops_trainer = config.stop_after_profile and loop.is_fit and trainer.world_size == 1
         log_every = config.log_every_n_steps
@@ -82,6 +101,7 @@ class StepBoundaries:
         ledger, capture = timing.ledger, parts.capture
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
         if step == 1:
+            self._warm_ns = self._clock()
             self._fallback.check_first_step()
         if parts.sampling is None and ledger.ranges is None:
             parts.memory.look(step)  # not in a window: torch's Python tracer would record it
@@ -104,6 +124,8 @@ class StepBoundaries:
     def _step_window(self, capture: Capture, step: int) -> None:
         """Open or close a window, which the sampling thread is not to be seen in."""
         timing, sampling = self._timing, self._parts.sampling
+        if self._must_wait(capture, step):
+            return
         if sampling is not None:
             sampling.pause()
         tags = capture.begin_step(step)
@@ -111,6 +133,8 @@ class StepBoundaries:
             sampling.resume()
         timing.ledger.tags |= tags
         if StepTag.PROFILER_STOP in tags:
+            passed_ns = self._clock() - self._window_began_ns
+            self._allowance.spend(passed_ns - (step - self._window_began) * self._usual_ns)
             timing.recorder.drain(step, num_prefetched(self._trainer, self._loop))
         timing.ledger.ranges = capture.ranges
         timing.delegate.choose_table()
@@ -126,11 +150,78 @@ class StepBoundaries:
             ledger.tags |= StepTag.INSPECTED  # what was done just now is in the step that begins
             self._timing.live.set_flops(inspection.cost)
             # Meanwhile the workers went on, by no more batches than steps would have fitted in.
-            self._drain(step, self._clock() - self._inspection_began_ns)
+            passed_ns = self._clock() - self._inspection_began_ns
+            self._drain(step, passed_ns)
+            self._allowance.spend(passed_ns - self._usual_ns)
+        if (
+            inspection.next_step <= step
+            and self._may_wait(inspection)
+            and self._is_postponed(inspection, step)
+        ):
+            return
         if inspection.begin_step(step):
             ledger.inspection = inspection
             ledger.tags |= StepTag.INSPECTED
             self._inspection_began_ns = self._clock()
+            self._usual_ns = self._step_ns(self._inspection_began_ns, max(step, 1))
+
+    def _must_wait(self, capture: Capture, step: int) -> bool:
+        """Whether the window that is to begin comes later, as nobody has asked for it."""
+        config, inspection = self._config, self._parts.inspection
+        if capture.may_wait:
+            self._window_began, self._window_began_ns = step, self._clock()
+            self._usual_ns = self._step_ns(self._window_began_ns, max(step, 1))
+        if not capture.may_wait or config.asks_for_window:
+            return False
+        cost = None if inspection is None else inspection.cost.count
+        operators = _USUAL_OPERATORS if cost is None else sum(one.calls for one in cost.operators)
+        window_ns = WINDOW_NS + config.schedule.active * operators * NS_PER_OPERATOR
+        wait = self._steps_to_wait(step, window_ns)
+        if inspection is not None and not inspection.is_done:  # whose count says how large a trace will be
+            wait = max(1, inspection.next_step + 1 - step)
+        if wait:
+            capture.postpone(
+                wait, _WAITED.format(what="a profiler window", loop=self._loop.subject, ask="active=10")
+            )
+        return wait > 0
+
+    def _may_wait(self, inspection: Inspection) -> bool:
+        return inspection.may_wait and not self._is_asked()
+
+    def _is_asked(self) -> bool:
+        """Whether looking into steps is asked for by name; several ranks have to do so in the same steps."""
+        config = self._config
+        is_asked = config.flops or config.fvcore or config.profile_memory
+        return is_asked or self._trainer.world_size > 1
+
+    def _is_postponed(self, inspection: Inspection, step: int) -> bool:
+        """Whether the steps that are to be inspected come later, as nobody has asked for them."""
+        config = self._config
+        wait = self._steps_to_wait(step, self._count_ns(step))
+        if wait:
+            accumulate = self._trainer.accumulate_grad_batches if self._loop.is_fit else 1
+            inspection.postpone(
+                partial(
+                    plan_later,
+                    by=wait,
+                    schedule=config.schedule if config.asks_for_window else None,
+                    accumulate=accumulate,
+                ),
+                _WAITED.format(what="looking into a step", loop=self._loop.subject, ask="flops=True"),
+            )
+        return wait > 0
+
+    def _count_ns(self, step: int) -> float:
+        """What counting a step takes, about."""
+        module = self._trainer.lightning_module
+        num_modules = sum(1 for _ in module.modules()) if module is not None else 0
+        steps_ns = COUNT_STEPS * self._step_ns(self._clock(), max(step, 1))
+        return COUNT_NS + min(steps_ns, NS_PER_MODULE * num_modules)
+
+    def _steps_to_wait(self, step: int, cost_ns: float) -> int:
+        """In how many steps something of such cost is within bounds; 0 if it is now."""
+        wait_ns = self._allowance.wait_ns(cost_ns)
+        return -(-wait_ns // self._step_ns(self._clock(), max(step, 1)))
 
     def meet_size(self, size: int) -> None:
         """The running step has a batch of another size than the one before: count it, if that tells more."""
@@ -141,7 +232,12 @@ class StepBoundaries:
         sizes.begin(step, size)
         if inspection is None or not inspection.wants_size(step, size):
             return
-        if step == 0 or ledger.inspection is not None or ledger.tags & _NOT_TO_COUNT:
+        if (
+            step == 0
+            or ledger.inspection is not None
+            or ledger.tags & _NOT_TO_COUNT
+            or (not self._is_asked() and self._steps_to_wait(step, self._count_ns(step)))
+        ):
             sizes.last = -1  # look again at the next batch
             return
         inspection.begin_size(step, size)
@@ -149,6 +245,7 @@ class StepBoundaries:
         ledger.tags |= StepTag.INSPECTED
         ledger.next_boundary = step + 1
         self._inspection_began_ns = self._clock()
+        self._usual_ns = self._step_ns(self._inspection_began_ns, step)
 
     def _cut(self) -> None:
         """Show the clean steps since the last cut to those who watch."""
@@ -193,8 +290,9 @@ class StepBoundaries:
         return min(upcoming)
 
     def _step_ns(self, now: int, step: int) -> int:
-        """What a step took so far, at least 1."""
-        return max(1, (now - self._armed_ns) // step)
+        """What a step took so far, at least 1; without the first one, in which much is done once."""
+        first, begin_ns = (1, self._warm_ns) if step > 1 and self._warm_ns else (0, self._armed_ns)
+        return max(1, (now - begin_ns) // max(1, step - first))
 
 
 def logger_step(trainer: Any) -> int:

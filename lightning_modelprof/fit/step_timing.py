@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.clock import HostClock, device_clock
+from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
 from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.ledger import PhaseLedger
 from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.phases import make_delegate
+from lightning_modelprof.measure.prefetch import next_is_ready
 from lightning_modelprof.measure.recorder import Recorder
 from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.validation_parts import ValidationParts
@@ -55,7 +58,7 @@ class StepTiming:
         on_failure: Callable[[], None],
         on_untold: Callable[[], None],
     ) -> None:
-        self.sizes = BatchShapes() if config.flops else None
+        self.sizes = BatchShapes() if config.wants_flops else None
         self.recorder = Recorder(config.skip_first, sizes=self.sizes)
         self.slow = SlowStepWatch()
         self.budget = OwnBudget(config.max_overhead)
@@ -63,7 +66,12 @@ class StepTiming:
         marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
         self.ledger = PhaseLedger(
-            clock, self.recorder.add, on_boundary, device=self.device, validation=ValidationParts(marks)
+            clock,
+            self.recorder.add,
+            on_boundary,
+            device=self.device,
+            validation=ValidationParts(marks),
+            cpu=CpuOfSteps(config.skip_first, partial(next_is_ready, trainer, loop)),
         )
         self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
         self.ledger.sizes = self.sizes

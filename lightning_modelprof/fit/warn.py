@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import traceback
 import warnings
 
+from lightning_modelprof.config_sources import SWITCH
 from lightning_modelprof.errors import one_line
 
 _log = logging.getLogger(__name__)
+_HAS_SAID_OFF = False
 
 
 def warn(message: str) -> None:
@@ -20,6 +24,15 @@ def warn(message: str) -> None:
     except Exception:
         with contextlib.suppress(Exception):  # a standard error that is closed: nobody can be told
             _log.warning("%s", text)
+
+
+def say_off() -> None:
+    """Say once in this process that the environment switches the callback off."""
+    global _HAS_SAID_OFF  # noqa: PLW0603  # of the process, as the environment is
+    if not _HAS_SAID_OFF:
+        _HAS_SAID_OFF = True
+        with contextlib.suppress(Exception):
+            print(f"ModelProfCallback is off: {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
 
 
 def traceback_text() -> str:

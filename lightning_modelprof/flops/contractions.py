@@ -109,21 +109,39 @@ def trilinear(
     expand_second: Sequence[int],
     expand_third: Sequence[int],
     summed: Sequence[int],
+    unrolled: int = 1,
     *rest: Any,
     out_val: Any,
 ) -> int:
-    """nn.Bilinear: one operand meets the second, then the result the third.
+    """nn.Bilinear, and its gradients: for each index of one dimension, two batched matrix products.
 
-    The kernel multiplies the three over all dimensions and sums; one multiply and one multiply-add each.
+    The first product sums over what the third operand lacks, the second one over the rest. So in a forward
+    each of the outputs takes rows x in1 x in2 multiply-adds for x1 @ weight, and rows x in2 for their product
+    with x2. A product that sums over nothing is an elementwise one, which counts for nothing as elsewhere.
+
+    Source: ``at::native::_trilinear`` and ``sumproduct_pair`` in ATen/native/Linear.cpp.
     """
-    sizes = [1] * (first.dim() + len(expand_first))
     pairs = ((first, expand_first), (second, expand_second), (third, expand_third))
+    operands = []
     for operand, expanded in pairs:
         lengths = iter(operand.shape)
-        for dimension in range(len(sizes)):
-            if dimension not in expanded:
-                sizes[dimension] = max(sizes[dimension], next(lengths))
-    return 2 * prod(sizes)
+        num_dimensions = operand.dim() + len(expanded)
+        operands.append([1 if i in expanded else next(lengths) for i in range(num_dimensions)])
+    num_slices = max(sizes[unrolled] for sizes in operands)
+    for sizes in operands:
+        sizes[unrolled] = 1
+    a, b, c = operands
+    inner = {*summed} - {unrolled}  # slices are added up
+    of_two = inner & {*expand_third}
+    both = [1 if i in of_two else max(pair) for i, pair in enumerate(zip(a, b, strict=True))]
+    products = _products(a, b, of_two) + _products(both, c, inner - of_two)
+    return int(2 * num_slices * products) if all(x.numel() for x, _ in pairs) else 0
+
+
+def _products(a: Sequence[int], b: Sequence[int], summed: set[int]) -> int:
+    """Multiply-adds of a product of two operands; a sum over what one of them lacks comes before it."""
+    sizes = (min(pair) if i in summed else max(pair) for i, pair in enumerate(zip(a, b, strict=True)))
+    return prod(sizes) if summed else 0
 
 
 # ---- Fourier transforms: 5 N log2 N for complex numbers, half of it where one side is real.

@@ -163,12 +163,15 @@ class FetchAction(PhaseAction):
                 ledger.device.mark(DATALOADER)
         ledger.batch_began = True
         ledger.current = DATALOADER
+        ledger.cpu.begin_fetch()
         self.has_range = ledger.ranges is not None
         if ledger.ranges is not None:
             ledger.ranges.push(DATALOADER)
 
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         ledger = self.ledger
+        if ledger.cpu.is_reading:
+            ledger.cpu.end_fetch()
         if self.has_range and ledger.ranges is not None:
             ledger.ranges.pop()
         super().__exit__()

@@ -62,6 +62,7 @@ class Part:
         is_weak: a list of numbers or text. It may be one for each sample; it may as well be a size or names.
         is_torn: the elements of this list share no size.
         is_image: every tensor in this list may be an image: three dimensions, the first of 1, 3 or 4.
+        is_vector: a tensor of one dimension.
         inner: the parts of the elements of this list.
     """
 
@@ -71,6 +72,7 @@ class Part:
     is_weak: bool = False
     is_torn: bool = False
     is_image: bool = False
+    is_vector: bool = False
     inner: tuple[Part, ...] = ()
 
     @property
@@ -157,7 +159,7 @@ class _Search:
         is_torn = not shared
         if not path and not is_torn and len(inner) < len(elements):
             return inner  # an optional field is not there
-        if any(map(_holds_number, elements)):
+        if any(map(holds_number, elements)):
             shared, is_torn = frozenset(), False  # stacking would have made a tensor of it: these are samples
         elif _is_list(next(one for one in elements if one is not None)):
             has_lists = any(reading.is_length for one in inner for reading in one.readings)
@@ -185,6 +187,7 @@ def _sized(part: Any, size: int, path: tuple[Any, ...]) -> Part:
         str(shape) if shape else f"a {type(part).__name__}",
         (Reading(size, path, is_length=False),),
         is_image=len(shape) == 3 and size in _CHANNELS,
+        is_vector=len(shape) == 1,
     )
 
 
@@ -217,7 +220,7 @@ def _is_scalar(part: Any) -> bool:
     return isinstance(part, (*_PLAIN, np.generic)) or (isinstance(part, torch.Tensor) and not part.dim())
 
 
-def _holds_number(part: Any) -> bool:
+def holds_number(part: Any) -> bool:
     """Whether there is a number right in a mapping, an object, or a list that has more than numbers."""
     if _is_scalar(part) or size_of(part) is not None:
         return False

@@ -79,6 +79,7 @@ class Capture:
         self._max_trace_mb = max_trace_mb
         self._size = options.make_size()
         self._scheduled = scheduled
+        self._why_late = ""
         self._upcoming = schedule.window(0) if records else None
         if self._upcoming is not None:
             watch.begin()
@@ -92,6 +93,24 @@ class Capture:
     def is_done(self) -> bool:
         """Whether no window is open and none will come, which every rank says at the same step."""
         return self._upcoming is None and (self._scheduled is None or self._scheduled.is_done)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether no window has begun, and no other rank keeps to the schedule."""
+        upcoming = self._upcoming
+        return upcoming is not None and upcoming.index == 0 and self._profiler is None and not self._scheduled
+
+    def postpone(self, steps: int, why: str) -> None:
+        """All windows come so many steps later, if the loop lasts; to be called while :attr:`may_wait`.
+
+        Args:
+            steps: how many.
+            why: a clause that says so, for the report of a loop that does not.
+        """
+        self._why_late = why
+        self._schedule = replace(self._schedule, skip_first=self._schedule.skip_first + steps)
+        self._upcoming = self._schedule.window(0)
+        self.next_step = NEVER if self._upcoming is None else self._upcoming.first_warmup
 
     def begin_step(self, step: int) -> StepTag:
         """Step number ``step`` begins; returns the tags that this gives it."""
@@ -175,7 +194,7 @@ class Capture:
         elif self._profiler is not None:
             self.abandon()
         elif is_asked_for:
-            self._on_close(self._record(WindowStatus.NOT_REACHED, reason), None)
+            self._on_close(self._record(WindowStatus.NOT_REACHED, self._why_late or reason), None)
         self._upcoming = None
 
     def abandon(self) -> None:
@@ -202,7 +221,7 @@ class Capture:
             self._on_close(self._record(WindowStatus.SKIPPED, reason), None)
             self._next_window()
             return
-        is_waiting = watch.is_waiting
+        is_waiting = watch.is_one_waiting()
         if reason := CLAIM.take(self):
             self._refuse(reason)
             return

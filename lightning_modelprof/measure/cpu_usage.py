@@ -29,6 +29,9 @@ NUM_ATTEMPTS: Final = 3
 ROUNDING_NS: Final = 20_000_000
 """How much a process's CPU time may be too small: user and system time, each cut to ticks of 10 ms."""
 
+_CREATION_ROUNDING_S: Final = 2.0
+"""How much too early a process may seem to have begun: Linux knows its own start to a second."""
+
 RANK_VARIABLE: Final = "LOCAL_RANK"
 
 
@@ -76,10 +79,10 @@ def read_cpu() -> CpuReading | None:
     """Read the CPU times of now; never raises, and is ``None`` without psutil."""
     if psutil is None:
         return None
-    begin = _read_instant()
+    begin = read_instant()
     num_cpus = _ask(psutil.cpu_count)
     family = _ask(_read_family)
-    return CpuReading(begin=begin, end=_read_instant(), family=family, num_cpus=num_cpus)
+    return CpuReading(begin=begin, end=read_instant(), family=family, num_cpus=num_cpus)
 
 
 def cpu_use_between(start: CpuReading, stop: CpuReading) -> dict[str, int | None]:
@@ -180,9 +183,47 @@ def _environment_of(process: Any) -> dict[str, str]:
     return _ask(process.environ) or {}
 
 
-def _read_instant() -> Instant:
+def read_instant() -> Instant:
+    """The CPU times of now, as far as they can be read at once; never raises."""
     # The process clock of the operating system is exact, where psutil's times come in ticks of 10 ms.
-    return Instant(time.perf_counter_ns(), time.process_time_ns(), _ask(_read_system))
+    system_ns = None if psutil is None else _ask(_read_system)
+    return Instant(time.perf_counter_ns(), time.process_time_ns(), system_ns)
+
+
+def reaped_ns() -> int | None:
+    """CPU time of this process's children that ended and were awaited; ``None`` where nobody can tell."""
+    if psutil is None:
+        return None
+    times = _ask(lambda: _process_times(psutil.Process()))
+    return None if times is None else times.reaped_ns
+
+
+def used_by_children(since_s: float, reaped_before_ns: int | None) -> int | None:
+    """CPU time of the descendants that began since a moment, ended ones and theirs included.
+
+    Args:
+        since_s: the moment, in seconds since the epoch.
+        reaped_before_ns: what :func:`reaped_ns` said then.
+    """
+    if reaped_before_ns is None:
+        return None
+
+    def ask() -> int:
+        # Who ends between the two readings is in neither: at the end of a loop that is a moment's work.
+        family = _read_family()
+        if family is None:
+            raise psutil.NoSuchProcess(os.getpid())
+        alive_ns = sum(
+            sum(times)
+            for process, times in family.items()
+            if process.pid != os.getpid() and process.create_time() >= since_s - _CREATION_ROUNDING_S
+        )
+        return alive_ns + sum(
+            times.reaped_ns for process, times in family.items() if process.pid == os.getpid()
+        )
+
+    used_ns = _ask(ask)
+    return None if used_ns is None else max(0, used_ns - reaped_before_ns)
 
 
 def _read_system() -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
 from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
@@ -78,6 +79,7 @@ class PhaseLedger:
             goes to the phase ``profiler`` of the step that begins.
         device: marks phases on the device's stream; ``None`` without one.
         validation: takes what the validation loops inside a fit consist of.
+        cpu: reads the CPU time of some steps.
 
     Attributes:
         self_ns: nanoseconds per phase since the last step ended.
@@ -99,6 +101,7 @@ class PhaseLedger:
         "batch_began",
         "batch_ended",
         "clock",
+        "cpu",
         "current",
         "device",
         "gap_range_open",
@@ -131,6 +134,8 @@ class PhaseLedger:
         on_boundary: Callable[[], None],
         device: DeviceMarks | None = None,
         validation: ValidationParts | None = None,
+        *,
+        cpu: CpuOfSteps | None = None,
     ) -> None:
         self.clock = clock
         self.on_step = on_step
@@ -140,6 +145,7 @@ class PhaseLedger:
         self.on_untold: Callable[[], None] = _nothing
         self.device = device
         self.validation = validation or ValidationParts()
+        self.cpu = cpu or CpuOfSteps()
         self.ranges: Ranges | None = None
         self.inspection: StepInspection | None = None
         self.sizes: BatchShapes | None = None
@@ -179,6 +185,8 @@ class PhaseLedger:
         if self.device is not None:
             self.device.mark(DATALOADER)
             self.device.close_step(self.steps_ended)
+        if self.cpu.is_reading:
+            self.cpu.end_step(self.self_ns, self.tags)
         self.on_step((self.self_ns, self.tags, self.samples))
         self.step_end_ns = self.last_ns
         self.steps_ended += 1
@@ -217,6 +225,7 @@ class PhaseLedger:
         """What was counted since the last step ended belongs to no finished step."""
         if self.in_validation:
             self.validation.end_run(self.self_ns[VALIDATION])
+        self.cpu.is_reading = False
         self.outside_ns = [a + b for a, b in zip(self.outside_ns, self.self_ns, strict=True)]
         self.self_ns = [0] * len(PHASES)
         if self.batch_began:

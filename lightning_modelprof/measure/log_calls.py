@@ -1,17 +1,22 @@
-"""Reads from the source what a line logs: the keys of ``self.log``, the metric that it calls."""
+"""What a line logs, read from its source: the keys of ``self.log``, the metric or logger that it calls."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import linecache
+import sys
 from functools import lru_cache
-from typing import Final
+from types import CodeType
+from typing import Any, Final
 
 from lightning_modelprof.run.stack_samples import LogCall
 
 _LOGS: Final = ("log", "log_dict")
 _METHODS: Final = ("forward", "update", "compute", "sync", "reset")
+_LOGGERS: Final = {"logger", "loggers", "experiment"}
+"""Attributes of a trainer, a module and a logger through which a logger is called."""
+_LOGGER_BASES: Final = ("lightning.fabric.loggers.logger", "lightning_fabric.loggers.logger")
 _REPEATS: Final = (
     ast.For,
     ast.AsyncFor,
@@ -25,6 +30,7 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _OPTIONS: Final = ("prog_bar", "sync_dist")
 _MOST_NAMES: Final = 50
 _LONGEST: Final = 60
+_MOST_WRAPPERS: Final = 8
 
 
 def log_call(file: str, line: int) -> LogCall | None:
@@ -39,7 +45,8 @@ def log_call(file: str, line: int) -> LogCall | None:
     metrics = [one for one in calls if _method(one[0]) in _METHODS] or [
         one for one in calls if one not in logs and not _is_builtin(one[0])
     ]
-    chosen = logs or metrics[:1]
+    loggers = [one for one in calls if not _LOGGERS.isdisjoint(_attributes(one[0].func))]
+    chosen = logs or loggers[:1] or metrics[:1]
     if not chosen:
         return None
     names = [name for call, _ in logs for name in _keys(call)] or [_text(call.func) for call, _ in chosen]
@@ -56,6 +63,29 @@ def log_call(file: str, line: int) -> LogCall | None:
         is_repeated=any(is_repeated for _, is_repeated in chosen),
         options=tuple(option for option in _OPTIONS if option in given),
     )
+
+
+def logger_codes() -> frozenset[int]:
+    """Ids of the code of all methods of classes of Lightning's loggers, the user's own too."""
+    bases = (getattr(sys.modules.get(name), "Logger", None) for name in _LOGGER_BASES)
+    left = [base for base in bases if isinstance(base, type)]
+    found: set[type] = set()
+    while left:
+        kind = left.pop()
+        if kind not in found:
+            found.add(kind)
+            left += type.__subclasses__(kind)
+    codes = (_code_of(value) for kind in found for value in vars(kind).values())
+    return frozenset(id(code) for code in codes if code is not None)
+
+
+def _code_of(value: Any) -> CodeType | None:
+    """The code of a function in a class, without decorators: theirs is that of all functions they wrap."""
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    for _ in range(_MOST_WRAPPERS):
+        value = getattr(value, "__wrapped__", value)
+    code = getattr(value, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 @lru_cache(maxsize=64)
@@ -89,6 +119,15 @@ def _is_builtin(call: ast.Call) -> bool:
 
 def _method(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _attributes(node: ast.AST) -> set[str]:
+    """Names in a dotted expression, such as ``self.logger.experiment.add_scalar``."""
+    found = set()
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        found |= {node.attr} if isinstance(node, ast.Attribute) else set()
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return found | ({node.id} if isinstance(node, ast.Name) else set())
 
 
 def _keys(call: ast.Call) -> list[str]:

@@ -25,7 +25,7 @@ class ProfilerWatch:
 
     Attributes:
         begun: how often one was prepared or started.
-        is_waiting: whether one is prepared and has not started, which torch does not tell.
+        is_waiting: whether one was prepared since, and has not started, which torch does not tell.
         recording: what ``begun`` was when a window of ours began to record; ``None`` while none does.
     """
 
@@ -43,7 +43,7 @@ class ProfilerWatch:
             self._users += 1
             if self._users > 1 or not all(hasattr(torch_profiler, name) for name in _WATCHED):
                 return
-            self.is_waiting = _is_one_waiting()
+            self.is_waiting = False
             for name, before in zip(_WATCHED, (self._on_prepare, self._on_start, self._on_stop), strict=True):
                 self._originals[name] = original = getattr(torch_profiler, name)
                 setattr(torch_profiler, name, _after(before, original))
@@ -56,6 +56,10 @@ class ProfilerWatch:
                 for name, original in self._originals.items():
                     setattr(torch_profiler, name, original)
                 self._originals = {}
+
+    def is_one_waiting(self) -> bool:
+        """Whether a profiler is prepared and has not started; takes 20 ms, as it looks at all objects."""
+        return self.is_waiting or _is_one_waiting()
 
     def leave(self, begun: int) -> None:
         """Nobody will start the profiler that was the ``begun``-th, if it still waits."""

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_modelprof.measure.batch_parts import (
     FEW,
@@ -15,6 +16,7 @@ from lightning_modelprof.measure.batch_parts import (
     Attribute,
     Part,
     Reading,
+    holds_number,
     name_of,
     parts_of,
     size_of,
@@ -91,10 +93,13 @@ class SampleCounter:
 
     Attributes:
         note: why samples are not counted, or what speaks against the count; ``""`` otherwise.
+        may_be_rows: whether the dataloader may hand out single samples (see :func:`may_be_rows`).
+        is_combined: whether a batch holds one of each of several dataloaders (see :func:`is_combined`).
     """
 
     def __init__(self) -> None:
         self.note = ""
+        self.may_be_rows = self.is_combined = False
         self._reading: Reading | None = None
         self._kind: type | None = None  # of the part that is looked at
         self._refused: type | None = None  # batches of this type were in doubt
@@ -134,7 +139,7 @@ class SampleCounter:
     def _check(self, batch: Any, count: int) -> int:
         """Whether a batch, now and then, still speaks for what is remembered."""
         self._next_search = 2 * self._seen
-        counted = count_samples(batch)
+        counted = self._count(batch)
         if count in counted.possible:
             if len(counted.possible) == 1:
                 self.note = self.note or counted.note
@@ -146,7 +151,10 @@ class SampleCounter:
 
     def _search(self, batch: Any) -> int:
         self._next_search = 2 * self._seen
-        return self._take(batch, count_samples(batch))
+        return self._take(batch, self._count(batch))
+
+    def _count(self, batch: Any) -> Counted:
+        return count_samples(batch, may_be_row=self.may_be_rows, is_combined=self.is_combined)
 
     def _take(self, batch: Any, counted: Counted) -> int:
         self.note = counted.note or self.note
@@ -162,12 +170,47 @@ class SampleCounter:
         return reading.count
 
 
-def count_samples(batch: Any) -> Counted:
-    """What one batch alone says about its samples."""
+def may_be_rows(loop: Any) -> bool:
+    """Whether nothing says that the dataloaders of one of Lightning's loops make batches.
+
+    So it is of a ``DataLoader`` with ``batch_size=None``, unless its sampler chooses whole batches, and of
+    any other iterable without a ``batch_size``: they hand out what they are given, samples or batches.
+    """
+    combined = getattr(loop, "_combined_loader", None)
+    loaders = [] if combined is None else list(combined.flattened)
+    return bool(loaders) and not any(map(_makes_batches, loaders))
+
+
+def is_combined(loop: Any) -> bool:
+    """Whether one of Lightning's loops takes a batch from each of several dataloaders in every step."""
+    combined = getattr(loop, "_combined_loader", None)
+    return combined is not None and len(combined.flattened) > 1 and combined._mode != "sequential"
+
+
+def _makes_batches(loader: Any) -> bool:
+    if isinstance(loader, DataLoader):
+        return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
+    return isinstance(getattr(loader, "batch_size", None), int)
+
+
+def count_samples(batch: Any, *, may_be_row: bool = False, is_combined: bool = False) -> Counted:
+    """What one batch alone says about its samples.
+
+    Args:
+        batch: from a dataloader.
+        may_be_row: whether it may be a single sample. Then vectors alone do not tell, as they may hold
+            features, nor does one tensor beside a number, which may be its label.
+        is_combined: whether it is made of batches of several dataloaders. Then a list of one tensor is the
+            whole batch of one of them, and not one sample.
+    """
     parts = parts_of(batch)
+    if is_combined:
+        parts = [inner for part in parts for inner in (part.inner if _is_list_of_one(part) else (part,))]
     voters = [part for part in parts if not part.is_weak] or parts
     if not voters:
         return Counted(None, frozenset(), "")
+    if may_be_row and (all(one.is_vector for one in voters) or (len(voters) == 1 and holds_number(batch))):
+        return _row_or_batch(voters[0])
     shared = frozenset.intersection(*(part.counts for part in voters))
     if not shared:
         return _by_most(parts, voters)
@@ -186,6 +229,10 @@ def count_samples(batch: Any) -> Counted:
     if not note and count > 1 and len(shared) > 1 and len(voters) == 1 and alone.is_image:
         note = _otherwise(alone, reading, max(shared - {count}))
     return Counted(reading, shared, note)
+
+
+def _is_list_of_one(part: Part) -> bool:
+    return bool(part.inner) and part.readings[0].is_length and part.readings[0].count == 1
 
 
 def _which(voters: list[Part], shared: frozenset[int]) -> Reading | None:
@@ -237,6 +284,14 @@ def _otherwise(part: Part, reading: Reading, other: int) -> str:
         f"a batch counts as {reading.count:,}; by {first if reading.is_length else length}"
         f" {name_of(part.path)}, {part.text}, it would be {other:,}; if that is wrong, {_HELP}"
     )
+
+
+def _row_or_batch(part: Part) -> Counted:
+    reason = (
+        f"the dataloader makes no batches itself, and {name_of(part.path)}, {part.text}, may be of one sample"
+        f" or of {max(part.counts):,}; {_HELP}"
+    )
+    return Counted(None, frozenset(), reason)
 
 
 def _in_doubt(part: Part) -> Counted:

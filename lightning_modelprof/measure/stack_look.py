@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_modelprof.measure.ledger import PROFILER, VALIDATION
-from lightning_modelprof.measure.log_calls import log_call
+from lightning_modelprof.measure.log_calls import log_call, logger_codes
 from lightning_modelprof.measure.user_code import UserCode, is_loop, working_folder
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.stack_samples import (
@@ -30,6 +31,10 @@ MOST_DEEP: Final = 80
 MOST_STACKS: Final = 5_000
 MOST_FRAMES: Final = 20_000
 MOST_LOG_CALLS: Final = 200
+
+_HOOK_CALLERS: Final = ("torch.nn.modules.module", "torch.utils.hooks")
+_ENGINE: Final = "torch.autograd.graph"
+"""Python modules of torch in which hooks are called."""
 
 _COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
 """Whether making any object may collect garbage at once; later Pythons wait until a line of Python ends."""
@@ -172,7 +177,8 @@ class StackLook:
                 )
             )
         is_users: dict[int, bool] = {}
-        frames = tuple(self._frame(code, line, is_users) for code, line in numbers)
+        loggers = logger_codes()
+        frames = tuple(self._frame(code, line, is_users, code in loggers) for code, line in numbers)
         return StackSamples(
             frames=frames,
             stacks=tuple(sorted(stacks, key=lambda stack: -stack.time_ns)),
@@ -182,10 +188,11 @@ class StackLook:
             dropped=self._dropped,
             cost_ns=cost_ns,
             log_calls=_log_calls(frames, stacks),
+            hook_calls=tuple(number for number, frame in enumerate(frames) if _calls_hooks(frame)),
             notes=(*notes, *self._notes()),
         )
 
-    def _frame(self, key: int, line: int, is_users: dict[int, bool]) -> StackFrame:
+    def _frame(self, key: int, line: int, is_users: dict[int, bool], is_loggers: bool) -> StackFrame:
         code, module, has_file, _ = self._known[key]
         file = code.co_filename
         if not file.startswith("<"):
@@ -199,6 +206,7 @@ class StackLook:
             function_line=code.co_firstlineno,
             module=module,
             is_users=is_users[key],
+            is_loggers=is_loggers,
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -223,6 +231,13 @@ def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> 
             places[caller.file, caller.line] = None
     calls = (log_call(file, line) for file, line in islice(places, MOST_LOG_CALLS))
     return tuple(call for call in calls if call is not None)
+
+
+def _calls_hooks(frame: StackFrame) -> bool:
+    """Whether it is torch's own code, at a line that calls a hook which somebody registered."""
+    if frame.module == _ENGINE:  # hooks of tensors: the engine calls them without a frame of its own
+        return frame.function.endswith("_engine_run_backward")
+    return frame.module in _HOOK_CALLERS and "hook(" in linecache.getline(frame.file, frame.line)
 
 
 @contextmanager

@@ -139,6 +139,7 @@ class _Live:
             "check_every_n_epochs": self._trainer.check_val_every_n_epoch,
             "num_val_batches": sum(batches) if is_known else None,
             "gradient_clip_val": self._trainer.gradient_clip_val,
+            "detects_anomaly": torch.is_anomaly_enabled(),
         }
 
     def module(self) -> dict[str, Any]:

@@ -104,10 +104,16 @@ def _holds_distributions(folder: str) -> bool:
 
 def _foreign_roots() -> tuple[str, ...]:
     """Folders of the standard library, of what is installed, and of the libraries known by name."""
+    return _roots_with(tuple(name for name in _LIBRARIES if name in sys.modules))
+
+
+@cache
+def _roots_with(imported: tuple[str, ...]) -> tuple[str, ...]:
+    """The same, with these libraries."""
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
     roots += [*getattr(site, "getsitepackages", list)(), getattr(site, "getusersitepackages", str)()]
-    roots += [root for name in _LIBRARIES for root in _roots_of(name)]
+    roots += [root for name in imported for root in _roots_of(name)]
     return tuple({name for root in roots if root for name in (root, os.path.realpath(root))})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,9 +20,9 @@ from lightning_modelprof.report.flames import call_flame
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.module_flame import module_flame
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
-from lightning_modelprof.report.tables import TABLES, TableBuilder
+from lightning_modelprof.report.tables import TABLES, TableBuilder, loop_tables
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.records import Window, WindowStatus
+from lightning_modelprof.run.records import Run, Window, WindowStatus
 
 FLAMES: Final = (call_flame, module_flame)
 """The flame graphs, in reading order; each ``None`` where there is nothing to draw."""
@@ -64,6 +64,11 @@ def build_report(
         verdict=verdict,
         findings=findings,
     )
+
+
+def with_loops(report: Report, run: Run) -> Report:
+    """The report of a process's first loop, with what the process ran after it."""
+    return replace(report, tables=(*report.tables, *loop_tables(run.loops, run.short_loops)))
 
 
 def _title(analysis: Analysis) -> str:

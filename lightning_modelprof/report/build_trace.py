@@ -37,6 +37,11 @@ def build_trace_report(
         charts += trace_charts(by_rank, id_suffix=id_suffix, title_suffix=title_suffix)
     several = len(traces) > 1
     checks = [f"{facts.source}: {check}" if several else check for facts in traces for check in facts.checks]
+    origins = dict.fromkeys(
+        f"{facts.source}: {facts.step_origin}" if several else facts.step_origin
+        for facts in traces
+        if facts.step_origin
+    )
     # Traces apart are of several runs, which have nothing in common that could be said in one line.
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
@@ -47,6 +52,7 @@ def build_trace_report(
         title=f"lightning-modelprof: {_title(groups)}",
         facts=(
             *((_label(*place), _describe(place[2][place[1]])) for place in facts_of),
+            *(("Steps", origin) for origin in origins),
             # First of all what speaks against believing the figures: a reader may not get to the notes.
             *(("Warning", check) for check in checks),
         ),
@@ -62,6 +68,7 @@ def build_trace_report(
                     "rank": facts.rank,
                     "num_events": facts.num_events,
                     "steps": list(facts.step_numbers),
+                    "step_origin": facts.step_origin,
                     "checks": list(facts.checks),
                     "tables_suffix": f"_{number}" if number else "",
                 }

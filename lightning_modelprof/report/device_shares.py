@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.host_waits import MODEL_PHASES, HostWaits
+from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount, pool_kernel_launches
 from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown
+from lightning_modelprof.analysis.trace_facts import TraceFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShares:
-    """Shares of recorded steps; they sum to 1.
+    """Shares of recorded steps; all but ``busy`` sum to 1.
 
     Attributes:
         step_ns: mean length of a step.
-        busy: kernels, copies and sets.
+        busy: Busy of the Device Summary, the mean over the devices; 0 without any.
+        computing: kernels, copies and sets, without communication alone.
         communication: communication that nothing of these hides.
         fetch: fetches of batches while no device works.
         host: the runtime and operators on the host, without either.
@@ -25,40 +28,51 @@ class DeviceShares:
 
     step_ns: float
     busy: float
+    computing: float
     communication: float
     fetch: float
     host: float
     other: float
 
 
-def device_shares(breakdowns: Iterable[StepBreakdown | Absent | None]) -> DeviceShares | None:
+def device_shares(traces: Iterable[TraceFacts]) -> DeviceShares | None:
     """Of all steps of those that have device events; ``None`` without any."""
-    return _shares(one for one in _known(breakdowns) if one.has_device)
+    known = _breakdowns(traces)
+    return _shares((facts, one) for facts, one in known if one.has_device)
 
 
-def host_shares(breakdowns: Iterable[StepBreakdown | Absent | None]) -> DeviceShares | None:
+def host_shares(traces: Iterable[TraceFacts]) -> DeviceShares | None:
     """Of all steps, where nothing has device events; ``None`` if something has, or there are none."""
-    known = _known(breakdowns)
-    return None if any(one.has_device for one in known) else _shares(known)
+    known = _breakdowns(traces)
+    return None if any(one.has_device for _, one in known) else _shares(known)
 
 
-def _known(breakdowns: Iterable[StepBreakdown | Absent | None]) -> list[StepBreakdown]:
-    return [one for one in breakdowns if one is not None and not isinstance(one, Absent)]
+def _breakdowns(traces: Iterable[TraceFacts]) -> list[tuple[TraceFacts, StepBreakdown]]:
+    return [(facts, facts.step_breakdown) for facts in traces if not isinstance(facts.step_breakdown, Absent)]
 
 
-def _shares(breakdowns: Iterable[StepBreakdown]) -> DeviceShares | None:
+def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares | None:
     num_steps, total_ns = 0, 0.0
     parts_ns = dict.fromkeys(STEP_CATEGORIES, 0.0)
-    for breakdown in breakdowns:
+    busy_ns, covered_ns = 0.0, 0
+    for facts, breakdown in known:
         num_steps += len(breakdown.steps)
         total_ns += breakdown.mean_total_ns * len(breakdown.steps)
         for category, mean_ns in zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True):
             parts_ns[category] += mean_ns * len(breakdown.steps)
+        usage = facts.device_usage
+        if isinstance(usage, Absent):
+            continue
+        for device in usage.devices:
+            if device.busy is not None:
+                busy_ns += device.busy * usage.covered_ns
+                covered_ns += usage.covered_ns
     if not total_ns:
         return None
     return DeviceShares(
         step_ns=total_ns / num_steps,
-        busy=sum(parts_ns[name] for name in ("kernel", "memcpy", "memset")) / total_ns,
+        busy=busy_ns / covered_ns if covered_ns else 0.0,
+        computing=sum(parts_ns[name] for name in ("kernel", "memcpy", "memset")) / total_ns,
         communication=parts_ns["communication"] / total_ns,
         fetch=parts_ns["dataloader"] / total_ns,
         host=sum(parts_ns[name] for name in ("runtime", "cpu_exec")) / total_ns,
@@ -104,3 +118,14 @@ def unaccounted(shares: DeviceShares, waits: WaitShares | None) -> float:
     it is known why it is idle, whatever the host does.
     """
     return shares.other if waits is None else min(shares.other, waits.unexplained)
+
+
+def lost_work(counts: Iterable[KernelLaunchCount]) -> str:
+    """Why the windows or ranks with these launches tell nothing of the device; ``""`` where they do."""
+    known = pool_kernel_launches(counts)
+    if not known.tells_nothing:
+        return ""
+    return (
+        f"{known.lost:,} of {known.launches:,} kernel launches have no kernel in the trace: they were"
+        " captured into a CUDA graph and did not run, or the profiler lost the device's events"
+    )

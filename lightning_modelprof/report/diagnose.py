@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
+from lightning_modelprof.report.repeated_time import without_repeats
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.configure import configure_rules
@@ -49,13 +50,20 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
             for one in of_it
         ]
     findings.sort(key=_rank)
+    findings = sorted(without_repeats(findings, rules, analysis.hot_lines), key=_rank)
     return give_verdict(analysis, findings, rules, accounting), tuple(findings)
 
 
-def _rank(finding: Finding) -> tuple[int, bool, bool, float]:
-    """Found ones first; what ended the loop before all others; hints last; then by time at stake."""
+def _rank(finding: Finding) -> tuple[int, bool, bool, float, bool]:
+    """Found ones first; what ended the loop before all others; hints last; then by time at stake.
+
+    A warning with more at stake stands above a critical one. Severity decides between equals, such as those
+    whose time nobody knows.
+    """
     is_less, is_hint = finding.kind != RanOutOfMemory.kind, finding.severity is Severity.INFO
-    return _ORDER.index(finding.status), is_less, is_hint, -(finding.saving_ns_per_step or 0.0)
+    saving = finding.saving_ns_per_step or 0.0
+    is_mild = finding.severity is not Severity.CRITICAL
+    return _ORDER.index(finding.status), is_less, is_hint, -saving, is_mild
 
 
 def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.host_waits import NO_STEP_RANGES
+from lightning_modelprof.analysis.host_waits import NO_STEPS_TO_COMPARE
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import (
     DeviceShares,
     device_shares,
     host_shares,
+    lost_work,
     unaccounted,
     wait_shares,
 )
@@ -50,43 +51,19 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
         traces: at least one.
     """
     traces = tuple(traces)
-    breakdowns = [facts.step_breakdown for facts in traces]
-    shares, host = device_shares(breakdowns), host_shares(breakdowns)
+    shares, host = device_shares(traces), host_shares(traces)
     waits = pooled_waits(traces)
     circumstances = Circumstances(step_ns=None if shares is None else shares.step_ns)
-    lost = _lost_kernels(traces)
-    of_device = [
-        finding
-        for rule in _DEVICE_RULES
-        for finding in (rule.not_evaluated(lost) if lost else rule.judge(traces, circumstances))
-    ]
+    lost = lost_work(facts.launch_count for facts in traces)
+    of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge_known(traces, circumstances)]
     findings = [*_input_bound(traces, shares or host, lost if shares else ""), *of_device]
     findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
-    if waits == NO_STEP_RANGES:
-        reason = f"{NO_STEP_RANGES.reason[:1].upper()}{NO_STEP_RANGES.reason[1:]}."
+    if isinstance(waits, Absent) and waits in NO_STEPS_TO_COMPARE:
+        reason = f"{waits.reason[:1].upper()}{waits.reason[1:]}."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None), tuple(findings)
     if host is not None:
         return verdict_of_host_traces(host.fetch), tuple(findings)
-    if lost:
-        summary = f"{lost[:1].upper()}{lost[1:]}."
-        return Verdict(kind="cannot_tell", summary=summary, accounted_ratio=None), tuple(findings)
-    return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES), tuple(findings)
-
-
-def _lost_kernels(traces: tuple[TraceFacts, ...]) -> str:
-    """Why nothing can be said of the device: more launches lack their kernel than kernels are there.
-
-    Where as many kernels are there, it may be the links that are lost, or two calls stand for one launch.
-    """
-    counts = [facts.launch_count for facts in traces]
-    launches, lost = sum(one.launches for one in counts), sum(one.lost for one in counts)
-    summaries = [facts.kernel_launches for facts in traces]
-    if lost <= sum(one.kernels.count for one in summaries if not isinstance(one, Absent)):
-        return ""
-    return (
-        f"{lost:,} of {launches:,} kernel launches have no kernel in the trace: they were captured into a"
-        " CUDA graph and did not run, or the profiler lost the device's events"
-    )
+    return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES, lost), tuple(findings)
 
 
 def _input_bound(
@@ -96,8 +73,9 @@ def _input_bound(
         return _RULE.not_evaluated("the traces have no steps")
     if lost:
         return _RULE.not_evaluated(lost)
-    if all(facts.host_waits == NO_STEP_RANGES for facts in traces):
-        return _RULE.not_evaluated(NO_STEP_RANGES.reason)
+    waits = pooled_waits(traces)
+    if isinstance(waits, Absent) and waits in NO_STEPS_TO_COMPARE:
+        return _RULE.not_evaluated(waits.reason)
     loading = {
         one
         for facts in traces
@@ -106,11 +84,11 @@ def _input_bound(
     }
     if all(isinstance(facts.dataloader, Absent) for facts in traces):
         return _RULE.not_evaluated("the traces have no fetch of a batch")
-    unknown = unaccounted(shares, wait_shares(pooled_waits(traces)))
-    if shares.busy and 1.0 - unknown < LEAST_ACCOUNTED:
+    unknown = unaccounted(shares, wait_shares(waits))
+    if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
         return _RULE.not_evaluated(f"{percent(unknown)} of the steps is in no event")
     wait_ns = shares.fetch * shares.step_ns
-    who = "device" if shares.busy else "loop"
+    who = "device" if shares.computing else "loop"
     evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
     if not _RULE.is_found(shares.fetch, wait_ns):
         return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} a step for batches.", evidence)
@@ -118,7 +96,7 @@ def _input_bound(
     action = "Make batches faster, or by more workers of the DataLoader."
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
-        evidence.append(count("workers needed", needed))
+        evidence.append(count("num_workers advised", needed))
         action = (
             f"DataLoader(num_workers={needed} or more): the training thread makes its batches itself now."
         )

@@ -201,8 +201,8 @@ class Verdict:
 
     Attributes:
         kind: stable code: ``input_bound``, ``host_bound``, ``device_bound``, ``sync_bound``,
-            ``communication_bound``, ``straggler_bound``, ``overhead_bound``, ``balanced``, ``cannot_tell`` or
-            ``out_of_memory``.
+            ``communication_bound``, ``straggler_bound``, ``optimizer_bound``, ``overhead_bound``,
+            ``balanced``, ``cannot_tell`` or ``out_of_memory``.
         summary: a sentence with the number that says so.
         accounted_ratio: share of the wall time that is in named phases, 0..1.
     """

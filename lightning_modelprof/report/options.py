@@ -131,6 +131,23 @@ def parse_time_unit(value: object) -> TimeUnit:
     return _TIME_UNIT.find(value)
 
 
+def parse_step_range(value: object) -> re.Pattern[str]:
+    """The regular expression for the names of the ranges that are a trace's steps.
+
+    Raises:
+        ValueError: when it is none.
+    """
+    expected = "expected a regular expression for the names of ranges, such as execute_model"
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{expected}, got {quoted(value)}")
+    try:
+        return re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"{expected}, got {quoted(value)}: {error}. Characters such as [ and ( need a backslash."
+        ) from None
+
+
 def parse_row_limit(value: object) -> int:
     """A number of rows, also as text.
 

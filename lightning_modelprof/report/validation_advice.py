@@ -127,13 +127,13 @@ def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSe
 def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
     split, loader = part.split, part.loader
     each = max(split.num_batches, 1)
-    advice, evidence = loader_advice(
+    advice = loader_advice(
         () if loader is None else (loader,), part.setup.usable_cpus, part.cost_ns / each, part.whole_ns / each
     )
     return (
-        f"Of the validation dataloader: {advice} Samples that are the same in every validation can be made"
-        " once and kept.",
-        evidence,
+        f"Of the validation dataloader: {advice.action} Samples that are the same in every validation can be"
+        " made once and kept.",
+        advice.evidence,
     )
 
 

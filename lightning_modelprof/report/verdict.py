@@ -19,6 +19,7 @@ from lightning_modelprof.report.device_shares import (
     DeviceShares,
     WaitShares,
     device_shares,
+    lost_work,
     unaccounted,
     wait_shares,
 )
@@ -36,6 +37,7 @@ MODEL: Final = ("forward", "backward", "optimizer")
 LEAST_SHARE: Final[Mapping[str, float]] = {
     "input_bound": 0.20,
     "host_bound": 0.20,
+    "optimizer_bound": 0.20,
     "sync_bound": 0.15,
     "communication_bound": 0.15,
     "straggler_bound": 0.15,
@@ -44,7 +46,7 @@ LEAST_SHARE: Final[Mapping[str, float]] = {
 """Share of a step, by the host's clock, from which on it is bound by something.
 
 Source: the upper bands of TensorFlow's profiler: 20 % for input, 15 % for everything beside it. 20 % for the
-host's own code are TraceML's.
+host's own code are TraceML's, and taken for the optimizer's as well.
 """
 
 LEAST_OF_DEVICE: Final[Mapping[str, float]] = {
@@ -55,7 +57,7 @@ LEAST_OF_DEVICE: Final[Mapping[str, float]] = {
 """The same of what traces say of the device. More of a late host, since a profiler makes it later."""
 
 DEVICE_BUSY: Final = 0.85
-"""Share of the recorded steps with work on the device, from which on nothing but the device limits them."""
+"""Share of the recorded steps in which the device computes or copies, from which on it limits them."""
 DEVICE_IDLE: Final = 0.50
 """Share in which the host is late, whatever it does, from which on the host limits them.
 
@@ -75,6 +77,7 @@ _A_STEP: Final = "a step"
 _HOW: Final = {
     "input_bound": "waiting for batches",
     "host_bound": "Python on the host that keeps the model waiting",
+    "optimizer_bound": "the optimizer's step, which can be faster",
     "sync_bound": "waiting for the device to hand over values",
     "communication_bound": "communication that no computation hides",
     "straggler_bound": "waiting for a rank that is later than the others",
@@ -154,9 +157,12 @@ def _what_limits(
     if isinstance(costs, Absent) or not accounting.is_enough:
         return _verdict("cannot_tell", f"{accounting.reason[:1].upper()}{accounting.reason[1:]}.", accounting)
     facts = [window.facts for window in analysis.windows if window.facts is not None]
-    device = device_shares(one.step_breakdown for one in facts)
-    if device is not None and device.busy >= DEVICE_BUSY:
+    device = device_shares(facts)
+    if device is not None and device.computing >= DEVICE_BUSY:
         return _device_bound(device, accounting)
+    lost = lost_work(one.launch_count for one in facts)
+    if lost:  # what the host's clock says holds all the same
+        facts, device = [], None
     waits = wait_shares(pooled_waits(facts)) if facts else None
     of_host = _host_shares(analysis, costs, findings, rules, waits)
     bounds = device_bounds(_by_bound(costs.steady.wall_ns, findings, rules), device, waits)
@@ -172,8 +178,8 @@ def _what_limits(
         how += _which_rank(analysis) if kind == "straggler_bound" else ""
         return _verdict(kind, f"{percent(share)} of {whole} is {how}.", accounting)
     if analysis.info.device_type != "cpu" and device is None:
-        reason = "No profiler window says how busy the device was, and nothing on the host stands out."
-        return _verdict("cannot_tell", reason, accounting)
+        reason = lost or "No profiler window says how busy the device was"
+        return _verdict("cannot_tell", f"{reason}, and nothing on the host stands out.", accounting)
     are_unlike = any(one.kind == "straggler_rank" and one.status is Status.FOUND for one in findings)
     return _verdict("balanced", _balanced(costs, are_unlike=are_unlike), accounting)
 
@@ -268,6 +274,7 @@ def verdict_of_traces(
     waits: WaitShares | None = None,
     findings: Sequence[Finding] = (),
     rules: Sequence[Rule] = (),
+    lost: str = "",
 ) -> Verdict:
     """What limits the speed of the steps in traces, without anything else of the run.
 
@@ -276,14 +283,17 @@ def verdict_of_traces(
         waits: what the host does to the device.
         findings: of the rules about the device's side, in times per step of the traces.
         rules: that gave them.
+        lost: why the traces tell nothing of the device, unless it is busy anyway.
     """
     if shares is None:
         return Verdict(kind="cannot_tell", summary="The traces have no steps.", accounted_ratio=None)
+    if lost and shares.computing < DEVICE_BUSY:
+        return Verdict(kind="cannot_tell", summary=f"{lost}.", accounted_ratio=None)
     unknown = unaccounted(shares, waits)
     accounting = Accounting(ratio=1.0 - unknown, is_enough=1.0 - unknown >= LEAST_ACCOUNTED)
     if not accounting.is_enough:
         return _verdict("cannot_tell", f"{percent(unknown)} of the steps is in no event.", accounting)
-    if shares.busy >= DEVICE_BUSY:
+    if shares.computing >= DEVICE_BUSY:
         return _device_bound(shares, accounting)
     bounds = device_bounds(_by_bound(shares.step_ns, findings, rules), shares, waits)
     over = {kind: share for kind, share in bounds.items() if share >= LEAST_OF_DEVICE[kind]}
@@ -294,14 +304,14 @@ def verdict_of_traces(
         how = _HOW_OF_DEVICE.get(kind, _HOW[kind])
         return _verdict(kind, f"{percent(over[kind])} of a step is {how}.", accounting)
     summary = (
-        f"The device works in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."
+        f"The device is busy in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."
     )
     return _verdict("balanced", summary, accounting)
 
 
 def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:
     return _verdict(
-        "device_bound", f"The device works in {percent(shares.busy)} of the recorded steps.", accounting
+        "device_bound", f"The device is busy in {percent(shares.busy)} of the recorded steps.", accounting
     )
 
 

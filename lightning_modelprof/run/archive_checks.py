@@ -132,6 +132,8 @@ def _is_inside(name: str) -> bool:
 
 def _check_stacks(stacks: StackSamples) -> None:
     num_frames = len(stacks.frames)
+    if any(number >= num_frames for number in stacks.hook_calls):
+        raise ValueError("stacks: a call of a hook is none of the frames")
     for stack in stacks.stacks:
         _check_phases("stacks", (stack.phase,))
         if any(frame >= num_frames for frame in stack.frames):

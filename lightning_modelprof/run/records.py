@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from lightning_modelprof.run.cpu_use import CpuUse
 from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
 from lightning_modelprof.run.ranges import Count, Ranks, Whole
 from lightning_modelprof.run.slow_steps import SlowSteps
 from lightning_modelprof.run.stack_samples import StackSamples
@@ -119,6 +121,7 @@ class RankRecord:
         stacks: which source lines the training thread was at; ``None`` when that was not asked for.
         memory: over the loop; ``None`` in runs of versions that did not look.
         slow: steps that took much longer than usual; ``None`` as above.
+        cpu: CPU time of some steps; ``None`` where none was read, before the loop has ended, and as above.
         samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
             where nothing does.
         notes: what could not be measured, or was measured in another way, and why.
@@ -137,6 +140,7 @@ class RankRecord:
     stacks: StackSamples | None = None
     memory: MemoryRecord | None = None
     slow: SlowSteps | None = None
+    cpu: CpuUse | None = None
     samples_note: str = ""
     notes: tuple[str, ...] = ()
 
@@ -216,6 +220,8 @@ class Run:
         rank_steps: the steps of all known ranks side by side, in order; empty when there is one rank, or when
             they could not be brought together.
         absent_ranks: those that are not among them, in order; empty before they were asked.
+        short_loops: of the same process, too short for an archive of their own; with its first loop.
+        loops: of the same process, this one first; empty while there is no other, and with all but the first.
     """
 
     info: RunInfo
@@ -223,4 +229,6 @@ class Run:
     all_ranks: AllRanks | None = None
     rank_steps: tuple[RankSteps, ...] = ()
     absent_ranks: tuple[AbsentRank, ...] = ()
+    short_loops: tuple[ShortLoops, ...] = ()
+    loops: tuple[LoopLine, ...] = ()
     schema_version: Count = RUN_SCHEMA_VERSION

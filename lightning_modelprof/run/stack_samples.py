@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_modelprof.run.logging_code import logging_kind
+from lightning_modelprof.run.logging_code import LOGGER, logging_kind
 from lightning_modelprof.run.ranges import Count
 
 
@@ -20,6 +20,7 @@ class StackFrame:
         function_line: first line of the function: that of its first decorator, if it has one.
         module: name of the Python module, such as ``torch.nn.modules.module``.
         is_users: whether it is the user's code, not a library's.
+        is_loggers: whether it is a method of a class of Lightning's loggers, whoever wrote that class.
     """
 
     file: str
@@ -28,6 +29,14 @@ class StackFrame:
     function_line: Count
     module: str
     is_users: bool
+    is_loggers: bool = False
+
+    @property
+    def logging_kind(self) -> str:
+        """As of :func:`~lightning_modelprof.run.logging_code.logging_kind`; ``""`` if it does not log."""
+        if self.is_loggers:
+            return LOGGER
+        return "" if self.is_users else logging_kind(self.module, self.function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,7 @@ class StackSamples:
         dropped: samples of rare stacks that were too many to be told apart.
         cost_ns: CPU time of the sampling thread.
         log_calls: of the user's lines in ``stacks`` that log or call a metric, where their source is known.
+        hook_calls: positions in ``frames`` of torch's calls of hooks on modules and tensors.
         notes: why there is nothing, or what is missing, a sentence each.
     """
 
@@ -95,11 +105,12 @@ class StackSamples:
     dropped: Count = 0
     cost_ns: Count = 0
     log_calls: tuple[LogCall, ...] = ()
+    hook_calls: tuple[Count, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def logging_begins(frames: Sequence[StackFrame]) -> tuple[int, int] | None:
-    """Where on a stack the user's code logs, or lets a metric of torchmetrics work.
+    """Where on a stack the user's code logs, calls a logger, or lets a metric of torchmetrics work.
 
     Args:
         frames: outermost first.
@@ -110,8 +121,11 @@ def logging_begins(frames: Sequence[StackFrame]) -> tuple[int, int] | None:
     """
     caller = None
     for position, frame in enumerate(frames):
+        kind = frame.logging_kind
+        if kind and caller is not None:
+            return caller, position
+        if kind == LOGGER:  # Lightning called it, and what it calls is the logger's own business
+            return None
         if frame.is_users:
             caller = position
-        elif caller is not None and logging_kind(frame.module, frame.function):
-            return caller, position
     return None

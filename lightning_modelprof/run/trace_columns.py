@@ -12,6 +12,7 @@ from lightning_modelprof.run.trace import (
     DEVICE_WORK,
     NOT_RECORDED,
     Allocations,
+    Category,
     Collective,
     DeviceWork,
     InputShapes,
@@ -22,8 +23,10 @@ from lightning_modelprof.run.trace_json import (
     NO_ARGS,
     Args,
     Event,
+    category_by_name,
     category_of,
     decode_events,
+    is_named_apart,
 )
 from lightning_modelprof.run.trace_numbers import (
     begins_ns,
@@ -203,6 +206,10 @@ class TraceBuilder:
         names, categories, tracks = self._names, self._categories, self._tracks
         all_args = [event.args or NO_ARGS for event in events]
         category = np.array([categories[event.cat] for event in events], np.uint8)
+        if any(map(is_named_apart, categories)):
+            for row, event in enumerate(events):
+                if is_named_apart(event.cat):
+                    category[row] = category_by_name(event)
         external_id = integers([args.external_id for args in all_args])
         if (external_id == NOT_RECORDED).any():
             older = integers([args.old_external_id for args in all_args])
@@ -224,7 +231,8 @@ class TraceBuilder:
         work = np.flatnonzero(np.isin(category, DEVICE_WORK))
         if len(work):
             rows = work.tolist()
-            self._add_device([events[row] for row in rows], [all_args[row] for row in rows], work)
+            is_copy = category[work] == Category.MEMCPY
+            self._add_device([events[row] for row in rows], [all_args[row] for row in rows], work, is_copy)
         self._num_rows += count
 
     # Most files do not record these three; asking all events at once whether they do is much faster.
@@ -260,8 +268,18 @@ class TraceBuilder:
                     column[row] = self._collectives[collective_of(all_args[row])]
         return column
 
-    def _add_device(self, events: list[Event], all_args: list[Args], rows: NDArray[np.int64]) -> None:
+    def _add_device(
+        self,
+        events: list[Event],
+        all_args: list[Args],
+        rows: NDArray[np.int64],
+        is_copy: NDArray[np.bool_],
+    ) -> None:
         pairs = list(zip(events, all_args, strict=True))
+        size_bytes = sizes([args.size_bytes for args in all_args])
+        is_unsized = is_copy & (size_bytes == NOT_RECORDED)
+        if is_unsized.any():
+            size_bytes = np.where(is_unsized, sizes([args.dma_bytes for args in all_args]), size_bytes)
         self._device_parts.append(
             {
                 "event": rows + self._num_rows,
@@ -275,7 +293,7 @@ class TraceBuilder:
                         for event, args in pairs
                     ]
                 ),
-                "size_bytes": sizes([args.size_bytes for args in all_args]),
+                "size_bytes": size_bytes,
                 "blocks_per_sm": positive_floats([args.blocks_per_sm for args in all_args]),
                 "occupancy": positive_floats([args.occupancy_percent for args in all_args]) / 100,
             }

@@ -13,6 +13,15 @@ import msgspec
 
 from lightning_modelprof.run.trace import NOT_RECORDED, Category
 
+_MTIA_WORK: Final = "mtia_ccp_events"
+"""All that Meta's accelerator does; what it is stands in the name."""
+
+_MTIA_NAMES: Final = {
+    "dma_request": Category.MEMCPY,
+    "event_record": Category.DEVICE_SYNC,
+    "event_wait": Category.DEVICE_SYNC,
+}
+
 _CATEGORIES: Final[dict[str, Category]] = {
     "cpu_op": Category.CPU_OP,
     "operator": Category.CPU_OP,
@@ -21,7 +30,7 @@ _CATEGORIES: Final[dict[str, Category]] = {
     "runtime": Category.RUNTIME,
     "kernel": Category.KERNEL,
     "concurrent_kernel": Category.KERNEL,
-    "mtia_ccp_events": Category.KERNEL,
+    _MTIA_WORK: Category.KERNEL,
     "gpu_memcpy": Category.MEMCPY,
     "memcpy": Category.MEMCPY,
     "gpu_memset": Category.MEMSET,
@@ -41,6 +50,16 @@ def category_of(text: str | None) -> Category:
     return _CATEGORIES.get(lower, Category.OTHER)
 
 
+def is_named_apart(text: str | None) -> bool:
+    """Whether the names of events with this ``cat`` say what kind they are."""
+    return text is not None and text.lower() == _MTIA_WORK
+
+
+def category_by_name(event: Event) -> Category:
+    """What kind of event one is whose name says so, such as a copy of MTIA."""
+    return _MTIA_NAMES.get(event.name, category_of(event.cat))
+
+
 NAN: Final = float("nan")
 NOTHING: Final = msgspec.Raw(b"")
 
@@ -55,6 +74,7 @@ class Args(msgspec.Struct, gc=False):
     blocks_per_sm: Any = msgspec.field(name="blocks per SM", default=NAN)
     occupancy_percent: Any = msgspec.field(name="est. achieved occupancy %", default=NAN)
     size_bytes: Any = msgspec.field(name="bytes", default=NOT_RECORDED)
+    dma_bytes: Any = msgspec.field(name="size", default=NOT_RECORDED)
     concrete_inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NOTHING)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     call_stack: Any = msgspec.field(name="Call stack", default=None)

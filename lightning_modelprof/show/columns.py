@@ -21,11 +21,15 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 _MAGIC: Final = b"MPC1"
 _LEVEL: Final = 6
+_FIXED_BYTES: Final = 8
+"""Before the header."""
+
 _MOST_BYTES: Final = 10
 """Of one number: 64 bits, seven a byte."""
 
@@ -76,28 +80,71 @@ def pack_columns(meta: Mapping[str, Any], columns: Columns, deltas: frozenset[st
     return zlib.compress(b"".join((_MAGIC, struct.pack("<I", len(header)), header, *packed)), _LEVEL)
 
 
+def check_columns(packed: bytes) -> dict[str, int]:
+    """Whether the description and the columns' lengths are whole; their numbers are not decoded.
+
+    Returns:
+        Name of each column → how many values it has.
+
+    Raises:
+        ValueError: when they are not.
+    """
+    raw = inflate(packed)
+    header, place = _header(raw)
+    for column in header.columns:
+        if not 0 <= column.count <= column.bytes:
+            raise ValueError(f"damaged columns: {column.count} values in {column.bytes} bytes")
+        place += column.bytes
+    if place != len(raw):
+        raise ValueError(f"damaged columns: {len(raw)} bytes instead of {place}")
+    return {column.name: column.count for column in header.columns}
+
+
+class _Column(msgspec.Struct):
+    name: str
+    kind: str
+    count: int
+    bytes: int
+
+
+class _Header(msgspec.Struct):
+    meta: dict[str, Any]
+    columns: tuple[_Column, ...]
+
+
+def _header(raw: bytes) -> tuple[_Header, int]:
+    """What describes the columns, and where the first one begins.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    if raw[:4] != _MAGIC or len(raw) < _FIXED_BYTES:
+        raise ValueError("damaged columns: they do not begin as packed columns do")
+    (length,) = struct.unpack_from("<I", raw, 4)
+    try:
+        # By json, which knows half a surrogate pair, as some names have it.
+        header = msgspec.convert(json.loads(raw[_FIXED_BYTES : _FIXED_BYTES + length]), type=_Header)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"damaged columns: {error}") from error
+    return header, _FIXED_BYTES + length
+
+
 def unpack_columns(packed: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The description and the columns: int64 or float64.
 
     Raises:
         ValueError: when the bytes are nothing that :func:`pack_columns` made.
     """
+    raw = inflate(packed)
+    header, place = _header(raw)
+    columns = {}
     try:
-        raw = inflate(packed)
-        (length,) = struct.unpack_from("<I", raw, 4)
-        if raw[:4] != _MAGIC:
-            raise ValueError("it does not begin as packed columns do")
-        header = json.loads(raw[8 : 8 + length])
-        meta, columns, place = header["meta"], {}, 8 + length
-        for column in header["columns"]:
-            data = raw[place : place + column["bytes"]]
-            columns[column["name"]] = _unpack(column["kind"], data, column["count"])
-            place += column["bytes"]
-    except (
-        struct.error, KeyError, TypeError, UnicodeError, OverflowError, RecursionError,
-    ) as error:  # fmt: skip
+        for column in header.columns:
+            columns[column.name] = _unpack(column.kind, raw[place : place + column.bytes], column.count)
+            place += column.bytes
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"damaged columns: {error}") from error
-    return meta, columns
+    return header.meta, columns
 
 
 def _unpack(kind: str, data: bytes, count: int) -> NDArray[Any]:

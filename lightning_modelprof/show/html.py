@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report
@@ -91,9 +93,32 @@ def _environment() -> Environment:
         loader=FileSystemLoader(SHARED_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
+        bytecode_cache=_compiled(),
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _compiled() -> FileSystemBytecodeCache | None:
+    """Where compiled templates are kept: compiling them takes a tenth of a second; ``None`` if nowhere."""
+    try:
+        return _Compiled()
+    except (OSError, RuntimeError):  # no folder for it
+        return None
+
+
+class _Compiled(FileSystemBytecodeCache):
+    """Templates that cannot be kept are compiled again."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Whatever is there."""
+        with suppress(Exception):  # a damaged file
+            super().load_bytecode(bucket)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """For the next process."""
+        with suppress(Exception):  # a full disk
+            super().dump_bytecode(bucket)
 
 
 @cache

@@ -198,7 +198,7 @@ def _top(chart: Chart, write: Callable[[float | None], str], scale: float) -> tu
     largest, usual = ranked[-1], ranked[int(0.98 * (len(ranked) - 1))]
     is_few = len(ranked) < _LEAST_FOR_OUTLIERS
     if chart.kind == "histogram" or is_few or usual <= 0 or largest <= _OUTLIER * usual:
-        return (largest * 1.04 or scale), ""
+        return (max(largest, 0.0) * 1.04 or scale), ""
     top = 1.3 * usual
     count = sum(height > top for height in heights)
     what = "One point goes" if count == 1 else f"{format_cell(count, Unit.COUNT)} points go"

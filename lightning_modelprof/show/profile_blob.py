@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -189,9 +190,21 @@ def unpack_profile(packed: bytes) -> StoredProfile:
     try:
         for report in (stored.report, *stored.rank_reports.values()):
             msgspec.convert(report.sections, _Sections)
-    except (msgspec.ValidationError, RecursionError) as error:
+            _check_charts(report)
+    except (msgspec.ValidationError, RecursionError, ValueError) as error:
         raise _refusal(error) from error
     return stored
+
+
+def _check_charts(report: Report) -> None:
+    """Refuse charts that no axis can show.
+
+    Raises:
+        ValueError: with the chart's id.
+    """
+    for chart in report.charts:
+        if any(not before < after for before, after in pairwise(chart.x)):
+            raise ValueError(f"the points of the chart {chart.id!r} are not in order")
 
 
 class _Versioned(msgspec.Struct):

@@ -35,6 +35,8 @@ TAG_WORDS: Final = {
 _FIRST_OF: Final = ("first of an epoch", "first of a dataloader")
 """What the benchmark calls the first tag, in a fit and in evaluation loops."""
 
+_NOT_MEASURED: Final = -1
+
 _DELTAS: Final = frozenset({"step"})
 
 
@@ -86,7 +88,7 @@ def unpack_steps(packed: bytes) -> StepColumns:
         meta = msgspec.convert(plain, _StepMeta)
         phases = meta.phases
         times = [columns[f"phase_{place}"] for place in range(len(phases))]
-        return StepColumns(
+        steps = StepColumns(
             step=columns["step"],
             duration_ns=columns["duration"],
             samples=columns["samples"],
@@ -96,8 +98,32 @@ def unpack_steps(packed: bytes) -> StepColumns:
             phases=phases,
             phases_ns=np.stack(times, axis=1) if times else np.zeros((len(columns["step"]), 0), np.int64),
         )
+        _check_ranges(steps)
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"these columns hold no steps: {error}") from error
+    return steps
+
+
+def _check_ranges(steps: StepColumns) -> None:
+    """Refuse numbers that no measurement has.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    columns = (steps.duration_ns, steps.samples, steps.tags, steps.exclusion, steps.phases_ns)
+    if any(len(column) != len(steps.step) for column in columns):
+        raise ValueError("their lengths differ")
+    least = dict.fromkeys(("step", "duration_ns", "tags", "exclusion"), 0)
+    least |= dict.fromkeys(("samples", "phases_ns"), _NOT_MEASURED)
+    for name, lowest in least.items():
+        if (getattr(steps, name) < lowest).any():
+            raise ValueError(f"{name} holds less than {lowest}")
+    if (np.diff(steps.step) <= 0).any():
+        raise ValueError("the steps are not in order")
+    if (steps.exclusion >= len(steps.exclusions)).any():
+        raise ValueError("exclusion holds what is not in the list of reasons")
+    if (steps.phases_ns > steps.duration_ns[:, None]).any():
+        raise ValueError("a phase takes longer than its step")
 
 
 def _notes(step: NDArray[np.int64], left_out: int) -> list[str]:

@@ -76,6 +76,16 @@ def print_report(
     _write(_encodable(text, encoding), stream)
 
 
+def print_lines(lines: Sequence[str]) -> None:
+    """Print some lines to the standard output, as a report is printed."""
+    stream = sys.stdout
+    if stream is not None:
+        text = "".join(f"{one_line(line)}\n" for line in lines)
+        _write(
+            _encodable(text, getattr(stream, "encoding", None)), getattr(stream, "rich_proxied_file", stream)
+        )
+
+
 def _console(file: IO[str] | None) -> Console | None:
     """The terminal behind a stream, ``None`` if it is none."""
     try:

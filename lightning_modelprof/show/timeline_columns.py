@@ -42,11 +42,14 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, Lane, Timeline
-from lightning_modelprof.show.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.columns import check_columns, pack_columns, unpack_columns
 from lightning_modelprof.show.format import format_amount, format_duration
 
 MAX_BYTES: Final = 48_000_000
 """Of one packed timeline: the largest blob that was tried with both of TensorBoard's data loaders."""
+
+MOST_CHECKED: Final = 2_000_000
+"""Slices whose numbers are looked at before a page is given them: it takes half a second."""
 
 PYTHON_FUNCTION: Final = "python function"
 """The kind that is left out first: there are more of them than of all others, and each is short."""
@@ -100,13 +103,13 @@ def unpack_timeline(packed: bytes) -> Timeline:
         timeline = Timeline(
             source=meta["source"],
             rank=meta["rank"],
-            begin_ns=meta["begin_ns"],
-            end_ns=meta["end_ns"],
+            begin_ns=int(meta["begin_ns"]),
+            end_ns=int(meta["end_ns"]),
             lanes=tuple(Lane(**one) for one in meta["lanes"]),
             names=tuple(meta["names"]),
             categories=tuple(meta["categories"]),
             details=tuple(meta["details"]),
-            steps=tuple((number, begin_ns, end_ns) for number, begin_ns, end_ns in meta["steps"]),
+            steps=tuple((int(number), int(begin), int(end)) for number, begin, end in meta["steps"]),
             lane=np.repeat(lane, count),
             depth=np.repeat(depth, count),
             **dict(zip(_COLUMNS, slices, strict=True)),
@@ -122,6 +125,44 @@ def unpack_timeline(packed: bytes) -> Timeline:
     if len(lengths) > 1:
         raise ValueError(f"these columns are no timeline: their lengths are {sorted(lengths)}")
     return timeline
+
+
+def check_timeline(packed: bytes) -> None:
+    """Whether a page can draw what is packed.
+
+    Of more than ``MOST_CHECKED`` slices only the description and the lengths of the columns are looked at.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if check_columns(packed).get("begin", 0) <= MOST_CHECKED:
+        _check_ranges(unpack_timeline(packed))
+
+
+def _check_ranges(timeline: Timeline) -> None:
+    """Refuse numbers that no trace has, and positions of what is not there."""
+    ends = {
+        "lane": len(timeline.lanes),
+        "depth": len(timeline),  # each slice has one at most below every other
+        "name": len(timeline.names),
+        "category": len(timeline.categories),
+        "detail": len(timeline.details),
+        "launch": len(timeline),
+        "slice_begin_ns": _NEVER,
+        "slice_duration_ns": _NEVER,
+    }
+    for name, end in ends.items():
+        column, least = getattr(timeline, name), -1 if name in {"detail", "launch"} else 0
+        if len(column) and (column.min() < least or column.max() >= end):
+            raise ValueError(f"{name} holds less than {least}, or {end} and more")
+    is_new_row = _begins_row(timeline.lane, timeline.depth)
+    if (np.diff(timeline.slice_begin_ns)[~is_new_row[1:]] < 0).any():
+        raise ValueError("slices of a row are not in order")
+    if any((np.diff(one.time_ns) < 0).any() for one in timeline.counters):
+        raise ValueError("the points of a counter are not in order")
+    spans = [(timeline.begin_ns, timeline.end_ns), *(step[1:] for step in timeline.steps)]
+    if any(not begin_ns <= end_ns for begin_ns, end_ns in spans):
+        raise ValueError("the trace or a step ends before it begins")
 
 
 def _pack(timeline: Timeline) -> bytes:

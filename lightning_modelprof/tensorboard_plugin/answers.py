@@ -11,6 +11,7 @@ from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.profile_blob import STEPS, ColumnsBlob, StoredProfile
 from lightning_modelprof.show.step_columns import unpack_steps
+from lightning_modelprof.show.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.comparison import Side, compare_sides
 from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
 from lightning_modelprof.tensorboard_plugin.selection import Selection
@@ -87,10 +88,21 @@ class Answers:
         }
 
     def columns(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
-        """Packed columns of one profile, as they are stored."""
+        """Packed columns of one profile, as they are stored.
+
+        They are checked number by number, of very large timelines the lengths of columns only.
+        """
         wanted = ColumnsBlob(kind=arguments.get("kind", ""), rank=_rank(arguments))
         run, tag = arguments.get("run", ""), arguments.get("tag", "")
-        return self._profiles.read_columns(context, experiment, run, tag, wanted)
+        packed = self._profiles.read_columns(context, experiment, run, tag, wanted)
+        try:
+            if wanted.kind == STEPS:
+                unpack_steps(packed)
+            else:
+                check_timeline(packed)
+        except ValueError as error:
+            raise ArchiveError(f"{run}, {tag}: its {wanted.kind} cannot be read: {error}.") from error
+        return packed
 
     def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
         """What every figure means."""

@@ -37,6 +37,8 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "slow_steps": "Slow steps",
         "worst_step": "Slow steps#A typical step and the worst",
         "callbacks": "Callbacks",
+        "loops": "Loops",
+        "short_loops": "Loops",
         "source_lines": "Source lines",
         "flops": "FLOPs",
         "flops_by_operator": "FLOPs by operator",

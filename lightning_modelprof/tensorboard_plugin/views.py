@@ -170,7 +170,7 @@ VIEWS: Final = (
         key="modules",
         title="Modules",
         empty=(
-            "Modules are timed in one early step of a fit, by ModelProfCallback(flops=True), the default. A"
+            "Modules are timed in one early step of a fit, by ModelProfCallback(flops=True). A"
             " trace alone has no such times."
         ),
         parts=(

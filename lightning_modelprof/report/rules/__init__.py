@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_modelprof.report.rules.anomaly_detection import AnomalyDetection
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
@@ -27,11 +28,13 @@ from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
 from lightning_modelprof.report.rules.slow_callback import SlowCallback
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
 from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
 from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
 from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
+from lightning_modelprof.report.rules.slow_optimizer import SlowOptimizer
 from lightning_modelprof.report.rules.slow_steps import SlowStepsCost
 from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
 from lightning_modelprof.report.rules.straggler import StragglerRank
@@ -53,6 +56,8 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowForwardOutsideModel(),
     SlowCustomModule(),
     SlowLineInModule(),
+    SlowLayerHooks(),
+    AnomalyDetection(),
     SlowCallback(),
     SlowModuleHook(),
     SlowLogger(),
@@ -63,6 +68,7 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowLearningRateScheduler(),
     ZeroGradCost(),
     ClipCost(),
+    SlowOptimizer(),
     OptimizerNotFused(),
     FrozenLayersComputed(),
     ConvolutionBiasBeforeBatchNorm(),

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.host_waits import HostWaits, pool_host_waits
 from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.report.device_shares import lost_work
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import ShareRule
 from lightning_modelprof.run.sites import StepSites
@@ -70,7 +71,12 @@ class DeviceRule(ShareRule):
             setup=analysis.setup,
         )
         traces = tuple(window.facts for window in analysis.windows if window.facts is not None)
-        return self.judge(traces, circumstances) if traces else self.without_window(circumstances)
+        return self.judge_known(traces, circumstances) if traces else self.without_window(circumstances)
+
+    def judge_known(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
+        """What traces say, unless they lack most of the kernels that were launched in their steps."""
+        lost = lost_work(facts.launch_count for facts in traces)
+        return self.not_evaluated(lost) if lost else self.judge(traces, circumstances)
 
     @abstractmethod
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:

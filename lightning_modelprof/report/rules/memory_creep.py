@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.epoch_growth import EpochGrowth
 from lightning_modelprof.analysis.memory_use import LEAST_POINTS, Growth, MemoryUse
 from lightning_modelprof.report.byte_sizes import size
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
@@ -27,6 +28,11 @@ _ACTION: Final = (
     " (losses.append(loss) → loss.detach(), or .item() every n steps), self.total += loss, a cache without a"
     " limit, a logger or metric that keeps every value, tensors in a callback's attributes."
 )
+_EPOCH_ACTION: Final = (
+    "Find what is collected in each step and cleared when the epoch ends, often self.outputs.append(loss) for"
+    " on_train_epoch_end: append loss.detach(), which lets the graph go; keep a running sum or a torchmetrics"
+    " metric with a fixed-size state instead of all predictions, or move them to the CPU every n steps."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,8 @@ class MemoryCreep(Rule):
         steadiness: share of the third quarter's slope that the last quarter's must have: what levels off is
             no creep.
         critical_hours: it is critical if the memory is full in so many hours.
+        epoch_bytes: growth within an epoch, gone after it, from which on that is found. The share of the
+            level and the steadiness hold for it too.
 
     Source: the floors are choices; a model of a few parameters that keeps each step's graph grows by some ten
     KiB a step, which is some ten MiB in 1,000.
@@ -55,6 +63,7 @@ class MemoryCreep(Rule):
     seen_bytes: float = 4 * 2**20
     steadiness: float = 0.5
     critical_hours: float = 24.0
+    epoch_bytes: float = 16 * 2**20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each kind of memory that grows."""
@@ -66,7 +75,12 @@ class MemoryCreep(Rule):
                 f"memory was looked at less than {2 * LEAST_POINTS} times (sampling=True looks every 100 ms)"
             )
         step_ns = None if isinstance(analysis.step_costs, Absent) else analysis.step_costs.steady.wall_ns
-        found = [self._creep(one, use, step_ns) for one in use.growth if self._is_creep(one)]
+        found = []
+        for one in use.growth:
+            if self._is_creep(one):
+                found.append(self._creep(one, use, step_ns))
+            elif one.in_epochs is not None and self._is_collected(one.in_epochs):
+                found.append(self._collected(one.kind, one.in_epochs))
         if found:
             return tuple(found)
         return self.clean(
@@ -81,6 +95,32 @@ class MemoryCreep(Rule):
             and per >= max(self.growth_bytes, self.growth_share * growth.level_bytes)
             and growth.seen_bytes >= self.seen_bytes
             and growth.fourth >= self.steadiness * growth.third
+        )
+
+    def _is_collected(self, growth: EpochGrowth) -> bool:
+        return (
+            growth.falls
+            and growth.grown_bytes >= max(self.epoch_bytes, self.growth_share * growth.level_bytes)
+            and growth.second >= self.steadiness * growth.first
+        )
+
+    def _collected(self, kind: str, growth: EpochGrowth) -> Finding:
+        name = _NAMES[kind]
+        return self.found(
+            f"{name[0].upper()}{name[1:]} grows by {size(growth.grown_bytes)} within an epoch and falls by"
+            f" {size(growth.fallen_bytes)} when it ends (median of {growth.num_epochs} epochs;"
+            f" {size(growth.bytes_per_step)} a step).",
+            _EPOCH_ACTION,
+            Severity.WARNING,
+            evidence=(
+                Evidence(label=f"growth in an epoch, {name}", value=growth.grown_bytes, unit=Unit.BYTES),
+                Evidence(label="fall after it", value=growth.fallen_bytes, unit=Unit.BYTES),
+                Evidence(label="growth a step", value=growth.bytes_per_step, unit=Unit.BYTES),
+                Evidence(label="least, 95 % interval", value=growth.low, unit=Unit.BYTES),
+                Evidence(label="most, 95 % interval", value=growth.high, unit=Unit.BYTES),
+                Evidence(label="highest level", value=growth.level_bytes, unit=Unit.BYTES),
+                count("epochs", growth.num_epochs),
+            ),
         )
 
     def _creep(self, growth: Growth, use: MemoryUse, step_ns: float | None) -> Finding:

@@ -7,15 +7,21 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.report.loader_advice import loader_advice
 from lightning_modelprof.report.model import Finding, Severity
-from lightning_modelprof.report.rules.base import NO_SETUP, Rule, count, percent, ratio
+from lightning_modelprof.report.rules.base import NO_SETUP, Rule, count, percent, ratio, usual_step
+from lightning_modelprof.run.training_setup import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleCpuThread(Rule):
-    """Torch has one thread, more CPUs are free, and forward and backward are most of a step on the CPU.
+    """Torch has one thread, more CPUs are free, and forward and backward compute for most of a step.
 
-    A hint: small operators gain nothing from threads. What it costs is not measured.
+    A hint: small operators gain nothing from threads. What it costs is not measured. What the training thread
+    computes is measured for the whole step without its batch, so forward and backward compute that at most.
+    A CPU that a worker is advised for is not free.
 
     Attributes:
         least_share: of forward and backward in the step.
@@ -44,6 +50,8 @@ class SingleCpuThread(Rule):
             waited = percent(costs.cpu_wait_share)
             return self.not_evaluated(f"no CPU was free: the training thread waited for one in {waited}")
         workers = sum(one.num_workers or 0 for one in setup.loaders)
+        cpu = analysis.batch_cpu
+        workers = max(workers, _advised_workers(costs, setup, cpu))
         free = setup.usable_cpus - setup.local_world_size * (1 + workers)
         share = costs.typical.share("forward", "backward")
         evidence = [
@@ -53,6 +61,14 @@ class SingleCpuThread(Rule):
         ]
         if setup.num_threads > 1 or free <= 0 or share is None or share < self.least_share:
             return self.clean(f"torch has {setup.num_threads} threads on {setup.usable_cpus} CPUs.", evidence)
+        if isinstance(cpu, Absent):
+            return self.not_evaluated(cpu.reason)
+        evidence.append(ratio("the training thread's CPU time, without batches", cpu.thread_share))
+        if cpu.thread_share < self.least_share:
+            return self.clean(
+                f"The training thread computes in {percent(cpu.thread_share)} of the step, without batches.",
+                evidence,
+            )
         return (
             self.found(
                 f"torch has 1 thread, this process may use {setup.usable_cpus} CPUs, and forward and backward"
@@ -63,3 +79,11 @@ class SingleCpuThread(Rule):
                 evidence=evidence,
             ),
         )
+
+
+def _advised_workers(costs: StepCosts, setup: TrainingSetup, cpu: BatchCpu | Absent) -> int:
+    """Workers that another rule may advise and that compute."""
+    wait_ns, (wall_ns, _) = costs.usual_wait_ns(), usual_step(costs, costs.typical)
+    if isinstance(cpu, Absent) or cpu.is_computing is False or not wait_ns or not wall_ns:
+        return 0
+    return loader_advice(setup.loaders, setup.usable_cpus, wait_ns, wall_ns, cpu).num_workers or 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.analysis.source_lines import SourceLine
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.line_advice import MANY_OPERATORS
@@ -22,26 +23,53 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
-from lightning_modelprof.run.training_setup import CodePlace
 
 _LEAST_OWN: Final = 0.25
+_MANY_TIMES: Final = 16
+"""Operators at a line, or calls of a module, in one call of the forward around it: so many are a loop.
+
+A stack of layers calls each of them once."""
+_SMALL_NS: Final = 100_000.0
+"""What an operator takes at most that is mostly overhead.
+
+Torch takes 5 to 10 us for one, Python around it as much; the rest is for slow and busy machines."""
+_MOST_LINES: Final = 3
+_STEP: Final = "training_step"
+"""In the place of a path: ``training_step``, in which modules are called."""
+
+
+class _Loop(NamedTuple):
+    """Lines of one forward that run operators again and again.
+
+    Attributes:
+        module: path of the module; ``""`` for the model.
+        lines: most time first.
+        operators: that they run in a step, with those of modules that they call again and again.
+        calls_modules: whether there are such.
+    """
+
+    module: str
+    lines: list[SourceLine]
+    operators: int
+    calls_modules: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLineInModule(ShareRule):
-    """A line in the ``forward`` of a module with parameters, by its share of the samples.
+    """Lines in the ``forward`` of a module with parameters, by their share of the samples.
 
-    Only lines that make tensors on the host or copy them in every step, or that run at least 64 operators
-    themselves, which are at least a quarter of all at the line: the others are of modules that it calls.
-    What is in ``training_step``, and modules without parameters, other rules are about.
+    Only lines that make tensors on the host or copy them in every step; and all lines together that run at
+    least 64 small operators in a loop: each at least 16 for a call of the forward, themselves or in modules
+    that they call at least 16 times, which are at least a quarter of all at the line. What
+    ``training_step`` runs itself, and modules without parameters, other rules are about.
 
     Attributes:
-        least_samples: on the line.
+        least_samples: on the lines.
 
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
-        The time at stake is that of the host at this line; what the line computes has to be computed still.
+        The time at stake is that of the host at these lines; what they compute has to be computed still.
         The share less two standard errors must be worth a finding.
     """
 
@@ -59,7 +87,7 @@ class SlowLineInModule(ShareRule):
         return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each such line, clean, or not evaluated without samples or an inspected step."""
+        """One finding for each line or loop, clean, or not evaluated without samples or an inspected step."""
         costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -68,68 +96,116 @@ class SlowLineInModule(ShareRule):
         if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
             note = "" if analysis.cost is None else analysis.cost.sites_note
             return self.not_evaluated(note or "no step was inspected (flops=True does)")
-        written = _forwards(analysis)
         found = []
-        for line in lines:
-            module = _module_of(line, written)
-            if not module or (line.samples or 0) - line.logging_samples < self.least_samples:
-                continue
-            share = (line.share or 0.0) - line.logging_share
-            error = math.sqrt(share * (1 - share) / hot.num_samples)
-            least = share - 2 * error
-            if self.is_found(least, least * costs.loop.wall_ns):
-                found.append(self._one(line, module, share, share * costs.loop.wall_ns))
+        for place, paths in _forwards(analysis).items():
+            of_it = [one for one in lines if (one.file, one.function_line) == place]
+            makers = [one for one in of_it if one.own_tensors and _path_at(one, paths) is not None]
+            candidates = [_Loop(_path_at(one, paths) or "", [one], 0, False) for one in makers]
+            loop = _loop(analysis, [one for one in of_it if one not in makers], paths)
+            candidates += [] if loop is None else [loop]
+            found += [one for one in (self._judge(one, costs, hot) for one in candidates) if one is not None]
         return tuple(found) or self.clean("No line of a module's forward stands out.")
 
-    def _one(self, line: SourceLine, module: str, share: float, took_ns: float) -> Finding:
-        makes = line.own_tensors
-        does = (
-            f"makes or copies {makes} tensors of Python numbers in a step"
-            if makes
-            else f"runs {line.own_operators} operators in a step"
+    def _judge(self, loop: _Loop, costs: StepCosts, hot: HotLines) -> Finding | None:
+        samples = sum((one.samples or 0) - one.logging_samples for one in loop.lines)
+        share = sum((one.share or 0.0) - one.logging_share for one in loop.lines)
+        least = share - 2 * math.sqrt(max(0.0, share * (1 - share)) / hot.num_samples)
+        took_ns = share * costs.loop.wall_ns
+        if samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
+            return None
+        if loop.operators and took_ns > _SMALL_NS * loop.operators:
+            return None
+        first, numbers = (
+            loop.lines[0],
+            [str(one.line) for one in sorted(loop.lines, key=lambda one: one.line)],
         )
+        is_one = len(numbers) == 1
+        where = f"Line {numbers[0]}" if is_one else f"Lines {', '.join(numbers[:-1])} and {numbers[-1]}"
+        does = (
+            f"run{'s' if is_one else ''} {loop.operators} operators in a step"
+            if loop.operators
+            else f"makes or copies {first.own_tensors} tensors of Python numbers in a step"
+        )
+        sequences = " A recurrent cell has a layer for whole sequences: nn.LSTM, nn.GRU, nn.RNN."
         return self.found(
-            f"Line {line.line} of {line.function} in {module} {does}, and {percent(share)} of the"
+            f"{where} of {first.function} in {loop.module or 'the model'} {does}, and {percent(share)} of the"
             f" samples are there: {milliseconds(took_ns)} a step.",
-            "Make them once, in __init__ with register_buffer, or on the device (torch.arange, torch.full)."
-            if makes
-            else "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
-            " are mostly overhead.",
+            "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
+            f" are mostly overhead.{sequences if loop.calls_modules else ''}"
+            if loop.operators
+            else "Make them once, in __init__ with register_buffer, or on the device (torch.arange,"
+            " torch.full).",
             self.severity(share),
             saving_ns=took_ns,
             places=[
                 Location(
-                    file=line.file,
-                    line=line.line,
-                    function=line.function,
-                    module=module,
+                    file=one.file,
+                    line=one.line,
+                    function=one.function,
+                    module=loop.module or None,
                     is_exact=True,
                 )
+                for one in loop.lines[:_MOST_LINES]
             ],
             evidence=[
-                duration("at the line per step", took_ns),
+                duration("at the line per step" if is_one else "at the lines per step", took_ns),
                 ratio("share of the samples", share),
-                count("samples", (line.samples or 0) - line.logging_samples),
-                count("operators", line.own_operators),
+                count("samples", samples),
+                count("operators", sum(one.own_operators for one in loop.lines)),
             ],
         )
 
 
-def _forwards(analysis: Analysis) -> dict[str, CodePlace | None]:
-    """Path → where its forward is written, of the modules with a parameter in them."""
+def _forwards(analysis: Analysis) -> dict[tuple[str, int], list[str]]:
+    """Where forwards of modules with a parameter are written, and ``training_step``: place → paths."""
     if analysis.cost is None or isinstance(analysis.modules, Absent):
         return {}
     with_parameters = {module.path for module in analysis.modules.modules if module.parameters}
-    return {one.path: one.forward for one in analysis.cost.modules if one.path in with_parameters}
+    found: dict[tuple[str, int], list[str]] = {}
+    for one in analysis.cost.modules:
+        place = one.forward
+        if one.path in with_parameters and place is not None and place.file and place.line:
+            found.setdefault((place.file, place.line), []).append(one.path)
+    step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
+    if step is not None and step.file and step.line:
+        found.setdefault((step.file, step.line), [_STEP])
+    return found
 
 
-def _module_of(line: SourceLine, written: dict[str, CodePlace | None]) -> str | None:
-    """The module in whose forward the line is, if it does there what costs time on the host."""
-    for path, operators in line.by_module:
-        place = written.get(path)
-        if place is None or (place.file, place.line) != (line.file, line.function_line):
-            continue
-        is_loop = operators >= MANY_OPERATORS and operators >= _LEAST_OWN * line.own_operators
-        if is_loop or line.own_tensors:
-            return path
-    return None
+def _path_at(line: SourceLine, paths: list[str]) -> str | None:
+    """The first of these modules that ran something at a line itself."""
+    return next((path for path, _ in line.by_module if path in paths), None)
+
+
+def _loop(analysis: Analysis, lines: list[SourceLine], paths: list[str]) -> _Loop | None:
+    """The lines of one forward that run operators again and again, if these are many."""
+    times = None if analysis.cost is None else analysis.cost.times
+    calls = {} if times is None else {one.path: one.calls / max(times.steps, 1) for one in times.times}
+    looped, operators, calls_modules, owner = [], 0, False, ""
+    for line in lines:
+        own = inside = 0
+        for path, number in line.by_module:
+            around = _owner(path, paths)
+            if around is None:
+                continue
+            is_itself = path == around
+            often = calls.get(path, 0.0) >= _MANY_TIMES * max(1.0, calls.get(around, 1.0))
+            if (is_itself and number >= _MANY_TIMES * max(1.0, calls.get(around, 1.0))) or often:
+                own, inside = own + number * is_itself, inside + number * (not is_itself)
+                owner = owner or around
+        if own + inside and own + inside >= _LEAST_OWN * line.own_operators:
+            looped.append(line)
+            operators += own + inside
+            calls_modules = calls_modules or inside > 0
+    if operators < MANY_OPERATORS:
+        return None
+    looped.sort(key=lambda one: -(one.share or 0.0))
+    return _Loop("" if owner == _STEP else owner, looped, operators, calls_modules)
+
+
+def _owner(path: str, paths: list[str]) -> str | None:
+    """The innermost of these modules that a module is or is in; all but the model itself are in the step."""
+    if paths == [_STEP]:
+        return _STEP if path else None
+    around = [one for one in paths if one in ("", path) or path.startswith(f"{one}.")]
+    return max(around, key=len, default=None)

@@ -1,4 +1,4 @@
-"""Do ``self.log`` and metrics take long: many values a step, or metrics computed for each batch?"""
+"""Do ``self.log``, loggers and metrics take long: many values a step, or metrics computed for each batch?"""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
+from lightning_modelprof.run.logging_code import LOGGER
 from lightning_modelprof.run.loops import loop_of
 
 _IN_STEP: Final = "in the step's own phases"
@@ -52,7 +53,7 @@ _HELP: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLoggingCalls(ShareRule):
-    """Samples below ``self.log``, ``self.log_dict`` and metrics of torchmetrics that the user's code calls.
+    """Samples below ``self.log``, ``self.log_dict``, loggers and metrics that the user's code calls.
 
     All lines are one finding, as thirty calls on thirty lines are one cause. Where they run does not matter:
     in the step, in functions that it calls, in other hooks, in a validation.
@@ -69,7 +70,7 @@ class SlowLoggingCalls(ShareRule):
     """
 
     kind: ClassVar[str] = "slow_logging_calls"
-    title: ClassVar[str] = "self.log and metrics take long"
+    title: ClassVar[str] = "self.log, loggers and metrics take long"
     bound: ClassVar[str | None] = "overhead_bound"
     takes_time_there: ClassVar[bool] = False
 
@@ -103,11 +104,11 @@ class SlowLoggingCalls(ShareRule):
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
             took = milliseconds(calls.share * wall_ns)
-            return self.clean(f"self.log and metrics take {took} a step.", evidence)
+            return self.clean(f"self.log, loggers and metrics take {took} a step.", evidence)
         every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
         return (
             self.found(
-                f"{percent(calls.share)} of the samples are in self.log and metrics:"
+                f"{percent(calls.share)} of the samples are in self.log, loggers and metrics:"
                 f" {milliseconds(calls.share * wall_ns)} a step. {_where(calls.lines)}",
                 _action(calls, every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0),
                 self.severity(calls.share),
@@ -165,6 +166,13 @@ def _action(calls: LoggingCalls, every: int) -> str:
 
 
 def _help(kind: str, every: int) -> str:
+    if kind == LOGGER:
+        steps = every if every > 1 else 50
+        return (
+            "A logger that is called itself writes at every call, whatever log_every_n_steps is. Call it"
+            f" every {steps} steps (if self.global_step % {steps} == 0), with one dict for all values, or"
+            " leave them to self.log_dict, which gives them to the loggers when they write."
+        )
     if kind != LOG:
         return _HELP[kind]
     per_epoch = (

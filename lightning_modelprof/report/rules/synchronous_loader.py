@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
-from lightning_modelprof.report.loader_advice import is_row_by_row
+from lightning_modelprof.report.loader_advice import loader_advice
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -53,17 +53,23 @@ class SynchronousLoader(ShareRule):
         share = wait_ns / wall_ns
         if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
             return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
-        if is_row_by_row(loader, wait_ns):
-            return self.clean("num_workers is 0, and samples are cheaper than what a worker hands over.")
         if share >= self.covered:
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
+        cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
+        advice = loader_advice((loader,), setup.usable_cpus, wait_ns, wall_ns, cpu)
+        if advice.num_workers is None:
+            return self.clean("num_workers is 0, and workers would save little.")
         return (
             self.found(
                 f"num_workers is 0: {whole} stands still for {milliseconds(wait_ns)} ({percent(share)} of it)"
                 " while its batch is made.",
-                f"{loader.kind}(num_workers=1 or more): 0 now.",
+                advice.action,
                 Severity.INFO,
                 places=[loader.dataset],
-                evidence=[duration("wait per step", wait_ns), ratio(f"share of {whole}", share)],
+                evidence=[
+                    duration("wait per step", wait_ns),
+                    ratio(f"share of {whole}", share),
+                    *advice.evidence,
+                ],
             ),
         )

@@ -17,6 +17,7 @@ from lightning_modelprof.report.tables.model_size import run_model_size
 from lightning_modelprof.report.tables.module_tree import module_tables, run_module_tables
 from lightning_modelprof.report.tables.perf_summary import perf_summary
 from lightning_modelprof.report.tables.phase_times import phase_times_table
+from lightning_modelprof.report.tables.process_loops import loop_tables, process_loop_tables
 from lightning_modelprof.report.tables.rank_phases import rank_tables
 from lightning_modelprof.report.tables.slow_steps import slow_tables
 from lightning_modelprof.report.tables.source_lines import source_lines_table
@@ -24,7 +25,7 @@ from lightning_modelprof.report.tables.trace_tables import TRACE_TABLES, trace_t
 from lightning_modelprof.report.tables.validation import validation_table
 from lightning_modelprof.report.tables.window_summaries import window_summaries
 
-__all__ = ["TABLES", "TRACE_TABLES", "module_tables", "trace_tables"]
+__all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tables"]
 
 TableBuilder = Callable[[Analysis, ReportOptions], tuple[Table, ...]]
 
@@ -43,5 +44,6 @@ TABLES: Final[tuple[TableBuilder, ...]] = (
     run_module_tables,
     run_forward_tables,
     window_summaries,
+    process_loop_tables,
 )
 """Of a run; those of a trace are in ``trace_tables.TRACE_TABLES``."""

@@ -27,9 +27,12 @@ _WAITS_FOR: Final = {
     "device_to_host": "copy to host",
     "host_to_device": "copy to device",
 }
+IN_ALL_STEPS: Final = "Idle in all steps"
+"""The first one too."""
+
 _NOTES: Final = (
     "Device idle is the mean time per step without any event of the busiest device, Ratio its share of the"
-    " step. Of several steps in a row the first does not count.",
+    " step. Of several steps in a row the first does not count; Idle in all steps has it, as Device Summary.",
     "After waits: what would be saved if no call waited for the device. The device would be done earlier by"
     " the idle time after a wait in which nothing was queued, but by no more than the host waited.",
     "Host late is what is left of the time in which nothing was queued. Other: work was queued and yet"
@@ -52,6 +55,10 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: ReportO
         rows.append(_cause("Host late", fact.late_ns, fact))
         rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
         depths = [0, 1, 1, *[2] * len(fact.waits), 1, 1]
+        if fact.covered_ns != fact.steps_ns:
+            ratio = share(fact.covered_idle_ns, fact.covered_ns)
+            rows.append((IN_ALL_STEPS, None, None, None, None, None, ratio))
+            depths.append(0)
     return Table(
         id="host_waits",
         title="Host Wait Summary",

@@ -19,6 +19,8 @@ _COLUMNS: Final = (
     Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
     Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
     Column("ratio", "Ratio(%)", Unit.RATIO, "Time"),
+    Column("covered_ns", "Total", Unit.DURATION_NS, "In the steps"),
+    Column("covered_ratio", "Ratio(%)", Unit.RATIO, "In the steps"),
 )
 
 _CAUSES: Final = (
@@ -34,6 +36,8 @@ _CAUSES: Final = (
 _NOTES: Final = (
     "Busy and Idle sum to the time from the device's first event to the end of its last one, of which Ratio"
     " is the share. Idle is the time without an event on any stream.",
+    "In the steps is the same in the time that Device Summary covers, so Busy has one ratio in both. What is"
+    " before the device's first event or after its last one is Other there.",
     "A gap has one cause, told from the event that ends it. Host wait: it was launched after the gap began,"
     " so nothing was queued. Kernel gap: it was launched before, and the gap is shorter than 30 us. Other: it"
     " was launched before, and yet it waited for another stream, an event or a copy.",
@@ -69,13 +73,21 @@ def idle_table(by_rank: Mapping[int, Idle | Absent], options: ReportOptions) -> 
 
 def _rows(device: DeviceIdle, prefix: str) -> list[tuple[Cell, ...]]:
     """The rows of one device, whose names start with ``prefix``."""
-    rows: list[tuple[Cell, ...]] = [
-        (f"{prefix}Busy", None, device.busy_ns, None, None, share(device.busy_ns, device.span_ns))
-    ]
+    covered, whole_ns = device.covered, device.covered.total_ns
+    busy_ns = device.busy_ns
+    ratio = share(busy_ns, device.span_ns)
+    in_steps = (covered.busy_ns, share(covered.busy_ns, whole_ns))
+    rows: list[tuple[Cell, ...]] = [(f"{prefix}Busy", None, busy_ns, None, None, ratio, *in_steps)]
     for _, label, key in _CAUSES:
         gaps = getattr(device, key)
-        ratio = share(gaps.total_ns, device.span_ns)
-        rows.append((prefix + label, gaps.calls, gaps.total_ns, gaps.avg_ns, gaps.max_ns, ratio))
+        covered_ns = getattr(covered, f"{key}_ns")
+        rows.append(
+            (
+                prefix + label,
+                *(gaps.calls, gaps.total_ns, gaps.avg_ns, gaps.max_ns, share(gaps.total_ns, device.span_ns)),
+                *(covered_ns, share(covered_ns, whole_ns)),
+            )
+        )
     return rows
 
 

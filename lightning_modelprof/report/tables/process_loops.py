@@ -1,0 +1,85 @@
+"""Loops and Short loops: what else the process ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
+
+_LOOP_COLUMNS: Final = (
+    Column("loop", "Loop"),
+    Column("created", "Started"),
+    Column("model", "Model"),
+    Column("status", "Status"),
+    Column("steps", "Steps", Unit.COUNT),
+    Column("steps_per_s", "Steps/s", Unit.RATE),
+    Column("standard_error", "std. error", Unit.RATE),
+    Column("verdict", "Verdict"),
+    Column("folder", "Folder"),
+)
+_SHORT_COLUMNS: Final = (
+    Column("loop", "Loop"),
+    Column("model", "Model"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("batches", "Batches", Unit.COUNT, adds_up=True),
+    Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
+    Column("mean_ns", "Mean", Unit.DURATION_NS),
+    Column("p99_ns", "p99", Unit.DURATION_NS),
+    Column("failed", "Failed", Unit.COUNT, adds_up=True),
+)
+
+
+def process_loop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """The other loops of the process: those with a report of their own, and those that were too short."""
+    return loop_tables(analysis.loops, analysis.short_loops)
+
+
+def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple[Table, ...]:
+    """The tables of some loops; none where there is nothing to say.
+
+    Definition: Loops has a line for each loop of the process with a report of its own, steps/s over its clean
+    steps. Short loops sums up the others: wall time from the first fetch to the loop's end.
+    """
+    tables: list[Table] = []
+    if len(loops) > 1:
+        rows = tuple(
+            (
+                one.loop,
+                one.created,
+                one.model,
+                one.status,
+                one.steps,
+                one.steps_per_s,
+                one.standard_error,
+                one.verdict.replace("_", "-").upper(),
+                one.folder or None,
+            )
+            for one in loops
+        )
+        tables.append(Table(id="loops", title="Loops", columns=_LOOP_COLUMNS, rows=rows))
+    if short:
+        tables.append(
+            Table(
+                id="short_loops",
+                title="Short loops",
+                columns=_SHORT_COLUMNS,
+                rows=tuple(_short_row(one) for one in short),
+                notes=(
+                    "Loops of the same process that are too short for a report of their own, from the first"
+                    " fetch to the loop's end.",
+                ),
+            )
+        )
+    return tuple(tables)
+
+
+def _short_row(one: ShortLoops) -> tuple[str | int | float | None, ...]:
+    p99 = float(np.percentile(one.durations_ns, 99)) if one.durations_ns else None
+    mean = one.total_ns / one.calls if one.calls else None
+    return (one.loop, one.model, one.calls, one.batches, one.total_ns, mean, p99, one.failed)
