@@ -36,6 +36,7 @@ class HotLine:
         time_ns: that they stand for, summed over the loop.
         inner: the line further down that this line's time is really spent at, in a function of the user's;
             its ``share`` is of this line's time. ``None`` if it is this line.
+        library: the installed package that it is of; ``""`` as of ``StackFrame``.
     """
 
     file: str
@@ -46,6 +47,7 @@ class HotLine:
     samples: int
     time_ns: int
     inner: HotLine | None = None
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,16 +228,17 @@ class HotLines:
             functions=tuple(name for name, _ in functions.most_common()),
         )
 
-    def statements_in(self, phases: Collection[str]) -> tuple[HotLine, ...]:
+    def statements_in(self, phases: Collection[str], libraries: Collection[str] = ()) -> tuple[HotLine, ...]:
         """The fewest lines of the user's that hold half of the time of some phases, in whatever function.
 
         Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
 
         Args:
             phases: their keys.
+            libraries: packages whose lines count where those of the user do not hold half of the time.
 
         Returns:
-            Nothing where libraries alone take more than half.
+            Nothing where other libraries alone take more than half.
         """
         paths = [
             (
@@ -244,7 +247,8 @@ class HotLines:
             )
             for stack in self._stacks(phases)
         ]
-        return _fewest(_outermost(paths), _sum(tally for _, tally in paths))
+        whole = _sum(tally for _, tally in paths)
+        return _fewest(_outermost(paths), whole) or _fewest(_outermost(paths, libraries), whole)
 
     def share_in(self, phase: str, module: str, function: str) -> float:
         """Share of the time of a phase in which a library's function was running, with all that it calls."""
@@ -441,11 +445,14 @@ def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
     return _hot_line(hottest[0].frame, count, whole, _innermost(hottest, count))
 
 
-def _outermost(paths: Iterable[tuple[Sequence[StackFrame], _Count]]) -> list[_At]:
-    """Of each stack its outermost line of the user's; those without one are left out."""
+def _outermost(
+    paths: Iterable[tuple[Sequence[StackFrame], _Count]], libraries: Collection[str] = ()
+) -> list[_At]:
+    """Of each stack its outermost line of the user's, or of these libraries; those without one are left out."""
     found = []
     for path, tally in paths:
-        first = next((number for number, frame in enumerate(path) if frame.is_users), None)
+        own = (number for number, one in enumerate(path) if one.is_users or one.library in libraries)
+        first = next(own, None)
         if first is not None:
             found.append(_At(path[first], path[first + 1 :], tally))
     return found
@@ -502,6 +509,7 @@ def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | 
         samples=count.samples,
         time_ns=count.time_ns,
         inner=inner,
+        library=frame.library,
     )
 
 

@@ -84,8 +84,15 @@ def make_parts(
         warn: called with one sentence.
         cleanup: is told what has to be undone.
     """
+    setup = read_setup(trainer, pl_module, loop)
     info = run_info(
-        trainer, pl_module, loop, config=config.as_plain(), sample_unit=config.unit, version=__version__
+        trainer,
+        pl_module,
+        loop,
+        config=config.as_plain(),
+        sample_unit=config.unit,
+        version=__version__,
+        libraries=setup.libraries,
     )
     outputs = Outputs(
         directory,
@@ -124,7 +131,7 @@ def make_parts(
         outputs=outputs,
         results=results,
         info=info,
-        setup=read_setup(trainer, pl_module, loop),
+        setup=setup,
         capture=capture,
         inspection=_make_inspection(config, loop, trainer, pl_module, timing, clock=clock),
         memory=LoopMemory(trainer, pl_module),

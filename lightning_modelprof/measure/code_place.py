@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_modelprof.measure.user_code import absolute_file, is_library
+from lightning_modelprof.measure.user_code import absolute_file, is_library, library_of
 from lightning_modelprof.run.training_setup import CodePlace
 
 
@@ -40,7 +40,13 @@ def place_of(thing: Any) -> CodePlace | None:
     else:
         file = line = None
     file = None if file is None else absolute_file(file)
-    return CodePlace(name=name, file=file, line=line, is_library=is_library(file))
+    return CodePlace(
+        name=name,
+        file=file,
+        line=line,
+        is_library=is_library(file),
+        library=library_of(str(getattr(thing, "__module__", "")), file),
+    )
 
 
 def own_methods(owner: Any, base_names: tuple[str, ...]) -> dict[str, CodePlace]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,12 +12,20 @@ import torch
 
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.records import RunInfo
+from lightning_modelprof.run.training_setup import Library
 
 
 def run_info(
-    trainer: Any, pl_module: Any, loop: Loop, *, config: dict[str, Any], sample_unit: str, version: str
+    trainer: Any,
+    pl_module: Any,
+    loop: Loop,
+    *,
+    config: dict[str, Any],
+    sample_unit: str,
+    version: str,
+    libraries: Sequence[Library] = (),
 ) -> RunInfo:
-    """The description of a loop that is about to begin."""
+    """The description of a loop that is about to begin; ``libraries`` are those that it belongs to."""
     device = trainer.strategy.root_device
     package = type(trainer).__module__.partition(".")[0]  # lightning or pytorch_lightning
     return RunInfo(
@@ -36,6 +45,7 @@ def run_info(
             "lightning-modelprof": version,
             "torch": str(torch.__version__),
             package: sys.modules[package].__version__,
+            **{one.package: one.version for one in libraries if one.version},
             "python": platform.python_version(),
         },
         config=config,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_modelprof.measure.ledger import PROFILER, VALIDATION
 from lightning_modelprof.measure.log_calls import log_call, logger_codes
-from lightning_modelprof.measure.user_code import UserCode, is_loop, working_folder
+from lightning_modelprof.measure.user_code import UserCode, is_loop, library_of, working_folder
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.stack_samples import (
     LogCall,
@@ -177,8 +177,9 @@ class StackLook:
                 )
             )
         is_users: dict[int, bool] = {}
+        libraries: dict[int, str] = {}
         loggers = logger_codes()
-        frames = tuple(self._frame(code, line, is_users, code in loggers) for code, line in numbers)
+        frames = tuple(self._frame(code, line, is_users, libraries, code in loggers) for code, line in numbers)
         return StackSamples(
             frames=frames,
             stacks=tuple(sorted(stacks, key=lambda stack: -stack.time_ns)),
@@ -192,13 +193,16 @@ class StackLook:
             notes=(*notes, *self._notes()),
         )
 
-    def _frame(self, key: int, line: int, is_users: dict[int, bool], is_loggers: bool) -> StackFrame:
+    def _frame(
+        self, key: int, line: int, is_users: dict[int, bool], libraries: dict[int, str], is_loggers: bool
+    ) -> StackFrame:
         code, module, has_file, _ = self._known[key]
         file = code.co_filename
         if not file.startswith("<"):
             file = os.path.normpath(os.path.join(self._folder, file))  # noqa: PTH118
         if key not in is_users:
             is_users[key] = self._user_code.owns(file, module=module, has_file=has_file)
+            libraries[key] = library_of(module, file)
         return StackFrame(
             file=file,
             line=line,
@@ -207,6 +211,7 @@ class StackLook:
             module=module,
             is_users=is_users[key],
             is_loggers=is_loggers,
+            library=libraries[key],
         )
 
     def _notes(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from lightning_modelprof.measure.code_place import own_methods, place_of
 from lightning_modelprof.measure.compilation import compile_setup
 from lightning_modelprof.measure.convolution_biases import convolution_biases
 from lightning_modelprof.measure.environment import written_class
+from lightning_modelprof.measure.libraries import read_libraries, trainer_call
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.training_setup import (
     CallbackSetup,
@@ -46,6 +47,7 @@ def read_setup(trainer: Any, module: Any, loop: Loop) -> TrainingSetup:
         live.threads,
         live.trainer,
         live.module,
+        live.libraries,
         live.callbacks,
         live.loaders,
         live.val_loaders,
@@ -154,6 +156,15 @@ class _Live:
             "num_trainable_tensors": sum(parameter.requires_grad for parameter in self._module.parameters()),
         }
 
+    def libraries(self) -> dict[str, Any]:
+        """Whose loop it is."""
+        call = trainer_call()
+        return {
+            "libraries": read_libraries(self._trainer, self._module, call),
+            "library_call": call.library,
+            "user_call": call.user,
+        }
+
     def callbacks(self) -> dict[str, Any]:
         """Callbacks, and how often checkpoints are saved."""
         setups, checkpoints = [], []
@@ -259,7 +270,11 @@ def _keeps_gradients(module: Any) -> bool | None:
 def _loaders(loop: Any) -> tuple[LoaderSetup, ...]:
     """All dataloaders of one of Lightning's loops; none as long as it has not made them."""
     combined = getattr(loop, "_combined_loader", None)
-    return () if combined is None else tuple(map(_loader, combined.flattened))
+    if combined is None:
+        return ()
+    source = loop._data_source
+    made_by = place_of(getattr(source.instance, source.name)) if source.is_module() else None
+    return tuple(replace(_loader(loader), made_by=made_by) for loader in combined.flattened)
 
 
 def _loader(loader: Any) -> LoaderSetup:

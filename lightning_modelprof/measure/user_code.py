@@ -168,6 +168,25 @@ def is_library(file: str | None) -> bool:
     return file is None or file.startswith("<frozen") or not UserCode().is_users_file(file)
 
 
+def library_of(module: str, file: str | None) -> str:
+    """The package that installed code is of; ``""`` for the user's code, torch's, Lightning's and Python's own.
+
+    Args:
+        module: name of its module.
+        file: that it is from; ``None`` if there is none.
+    """
+    package = module.partition(".")[0]
+    if file is None or file.startswith("<") or package in _LIBRARIES or package in sys.stdlib_module_names:
+        return ""
+    return package if package != "__main__" and is_library(file) else ""
+
+
+def folders_of(package: str) -> tuple[str, ...]:
+    """The folders of an imported package, or the file of a module; as written, and resolved."""
+    roots = map(str, _roots_of(package))
+    return tuple(dict.fromkeys(name for root in roots for name in (absolute_file(root), os.path.realpath(root))))
+
+
 def working_folder() -> str:
     """The working folder; ``""`` when it is gone."""
     try:

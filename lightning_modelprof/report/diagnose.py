@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
+from lightning_modelprof.report.owners import with_owners
 from lightning_modelprof.report.repeated_time import without_repeats
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.busy_cpus import BusyCpus
@@ -90,17 +91,20 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
     """What a rule says; a rule that fails costs its own finding, not the report."""
     try:
         findings = rule.evaluate(analysis)
-        if not rule.takes_time_there:
-            return findings
-        return tuple(
-            at_exact_lines(
-                finding,
-                analysis.hot_lines,
-                outside_modules=rule.outside_modules,
-                phases=rule.sampled_phases,
+        libraries = () if analysis.setup is None else [one.package for one in analysis.setup.libraries]
+        if rule.takes_time_there:
+            findings = tuple(
+                at_exact_lines(
+                    finding,
+                    analysis.hot_lines,
+                    outside_modules=rule.outside_modules,
+                    phases=rule.sampled_phases,
+                    libraries=libraries,
+                    into_libraries=rule.into_libraries,
+                )
+                for finding in findings
             )
-            for finding in findings
-        )
+        return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
         return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")
 

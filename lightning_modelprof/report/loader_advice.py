@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.owners import Owner, constructor
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio, text
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup
 
@@ -86,13 +87,23 @@ def loader_advice(
     wait_ns: float,
     wall_ns: float,
     cpu: BatchCpu | None = None,
+    owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for; arguments as of :func:`workers_advice`."""
     if not loaders or not is_row_by_row(loaders[0], wait_ns):
-        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu)
+        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner)
     loader = loaders[0]
     size = loader.batch_size or 1
     sample_ns = wait_ns / size
+    if owner is not None:
+        return LoaderAdvice(
+            f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows, in code of"
+            f" {owner.library}'s ({owner.where}). A worker would take longer to hand a batch over."
+            f"{owner.cheaper_batches}",
+            [count("batch_size", size), duration("one sample", sample_ns)],
+            (1 - _SLICED) * wait_ns,
+            is_minor=True,
+        )
     return LoaderAdvice(
         f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows. Fetch whole batches:"
         f" {loader.kind}(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), {size},"
@@ -123,6 +134,7 @@ def workers_advice(
     wait_ns: float,
     wall_ns: float,
     cpu: BatchCpu | None = None,
+    owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for, and the numbers behind it.
 
@@ -135,12 +147,17 @@ def workers_advice(
         wait_ns: for one batch.
         wall_ns: from one batch to the next, with the wait.
         cpu: what batches and steps take of the CPUs; ``None`` if unknown.
+        owner: the library that makes the loader; ``None`` if the user does.
     """
+    cheaper = f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
     loader = loaders[0] if loaders else None
     if loader is None or loader.num_workers is None:
         kind = "the loader" if loader is None else loader.kind
         return LoaderAdvice(
-            f"Make batches faster, or beside the training: {kind} is not torch's DataLoader.", [], wait_ns
+            f"Make batches faster, or beside the training: {kind} is not torch's DataLoader."
+            f"{'' if owner is None else owner.cheaper_batches}",
+            [],
+            wait_ns,
         )
     workers = loader.num_workers
     if cpu is not None and cpu.workers_keep_up:
@@ -167,17 +184,17 @@ def workers_advice(
         evidence.append(text("start method", loader.start_method))
     if saving_ns < _WORTH_IT * wait_ns:
         why = _why_no_worker(workers, wait_ns, cpu)
-        return LoaderAdvice(f"{_CHEAPER}{why}", evidence, wait_ns, is_minor=_is_short(workers, wait_ns))
+        return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=_is_short(workers, wait_ns))
     evidence += [
         count("num_workers advised", advised),
         duration("a step with these workers, at best", step_ns),
     ]
-    parts = [f"{_call(loader, advised)}: num_workers is {workers} now.", _whose_cpu(cpu)]
+    parts = [f"{_call(loader, advised, owner)}: num_workers is {workers} now.", _whose_cpu(cpu)]
     if saving_ns < _MOST_OF_IT * wait_ns:
         limit = f"this process may use {cpus} CPUs" if least_ns is None else "the CPUs are busy then"
         parts.append(
             f"That saves {milliseconds(saving_ns)} of the {milliseconds(wait_ns)} at most, as {limit}."
-            f" For more: {_CHEAPER[:1].lower()}{_CHEAPER[1:]}"
+            f" For more: {cheaper[:1].lower()}{cheaper[1:]}"
         )
     return LoaderAdvice(" ".join(parts), evidence, saving_ns, advised)
 
@@ -238,9 +255,9 @@ def _why_no_worker(workers: int, wait_ns: float, cpu: BatchCpu | None) -> str:
     return ""
 
 
-def _call(loader: LoaderSetup, workers: int) -> str:
-    """The constructor as it should be called."""
-    arguments = [f"num_workers={workers}"]
+def _call(loader: LoaderSetup, workers: int, owner: Owner | None) -> str:
+    """What to write: the constructor as it should be called, or what the library has for it."""
+    arguments: dict[str, Any] = {"num_workers": workers}
     if not loader.persistent_workers:
-        arguments.append("persistent_workers=True")
-    return f"{loader.kind}({', '.join(arguments)})"
+        arguments["persistent_workers"] = True
+    return constructor(loader.kind, arguments) if owner is None else owner.loader(loader.kind, **arguments)

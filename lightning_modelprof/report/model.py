@@ -148,7 +148,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where in the user's code, as far as it is known.
+    """Where in the user's code, or in that of a library, as far as it is known.
 
     Attributes:
         file: path as Python knows it; ``None`` if only the rest is known.
@@ -158,6 +158,8 @@ class Location:
         is_exact: whether ``line`` is the statement that takes the time; otherwise the function begins there.
         inner: the line that most of this line's time is spent at, in a function of the user's that it
             calls, however deep; ``None`` if it is this line, or not known.
+        library: whose code it is; ``""`` for the user's.
+        call: the user's own line that led to this code of a library's; ``None`` if there is none.
     """
 
     file: str | None = None
@@ -166,6 +168,8 @@ class Location:
     module: str | None = None
     is_exact: bool = False
     inner: Location | None = None
+    library: str = ""
+    call: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,11 @@ def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
     split, loader = part.split, part.loader
     each = max(split.num_batches, 1)
     advice = loader_advice(
-        () if loader is None else (loader,), part.setup.usable_cpus, part.cost_ns / each, part.whole_ns / each
+        () if loader is None else (loader,),
+        part.setup.usable_cpus,
+        part.cost_ns / each,
+        part.whole_ns / each,
+        owner=owner_of_loader(part.setup, loader),
     )
     return (
         f"Of the validation dataloader: {advice.action} Samples that are the same in every validation can be"
@@ -142,8 +146,8 @@ def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
     parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
     if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
         parts.append(
-            "Of the validation dataloader: pin_memory=True, False now; copies from pageable memory block the"
-            " host."
+            f"Of the validation dataloader: {_arguments(part, pin_memory=True)}, False now; copies from pageable"
+            " memory block the host."
         )
     return " ".join(parts) or FEWER_ITEMS, []
 
@@ -217,10 +221,18 @@ def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
         )
     workers = "a worker is" if loader.num_workers == 1 else f"{loader.num_workers} workers are"
     return (
-        f"Of the validation dataloader: persistent_workers=True, False now: {workers} started in each"
-        " validation.",
+        f"Of the validation dataloader: {_arguments(part, persistent_workers=True)}, False now: {workers} started"
+        " in each validation.",
         evidence,
     )
+
+
+def _arguments(part: _Part, **arguments: Any) -> str:
+    """Arguments of the validation dataloader, as its user writes them."""
+    owner = owner_of_loader(part.setup, part.loader)
+    if owner is None or part.loader is None:
+        return as_arguments(arguments)
+    return owner.loader(part.loader.kind, **arguments)
 
 
 # Where to look, if samples do not tell the line

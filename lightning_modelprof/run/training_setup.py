@@ -19,12 +19,29 @@ class CodePlace:
         file: path as Python knows it; ``None`` for what is not written in Python.
         line: of its ``def`` or ``class``, of the first decorator if it has one; ``None`` as above.
         is_library: whether it lies where packages are installed, so that it is not the user's to change.
+        library: the package that it is of; ``""`` for the user's code, and for torch's, Lightning's and the like.
     """
 
     name: str
     file: str | None = None
     line: Count | None = None
     is_library: bool = False
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A library that trains with Lightning for its users: their calls end in its code.
+
+    Attributes:
+        package: the name that it is imported by.
+        version: ``""`` if it does not say.
+        folders: that it lies in.
+    """
+
+    package: str
+    version: str = ""
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +57,7 @@ class LoaderSetup:
         dataset: its ``__getitem__`` or ``__iter__``.
         collate: the function that joins samples.
         worker_init: the function that each worker begins with.
+        made_by: the hook of a DataModule or module that gives it; ``None`` where the Trainer was given it.
     """
 
     kind: str
@@ -52,6 +70,7 @@ class LoaderSetup:
     dataset: CodePlace | None = None
     collate: CodePlace | None = None
     worker_init: CodePlace | None = None
+    made_by: CodePlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +198,10 @@ class TrainingSetup:
         local_world_size: processes of this training on this machine.
         manual_optimization: whether the module steps its optimizers itself.
         module: the LightningModule's class.
+        libraries: whose classes the LightningModule or the DataModule are, or derive from, and who called the
+            Trainer: the nearest one first.
+        library_call: the library's line that called the Trainer; ``None`` where the user's own code did.
+        user_call: the user's line that led there, if there is one.
         module_hooks: its methods that are its own, not Lightning's: ``training_step``, ``on_...``, ....
         keeps_gradients: whether its own ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if it
             is not its own or that cannot be read from its source.
@@ -206,6 +229,9 @@ class TrainingSetup:
     optimizers: tuple[OptimizerSetup, ...] = ()
     manual_optimization: bool = False
     module: CodePlace | None = None
+    libraries: tuple[Library, ...] = ()
+    library_call: CodePlace | None = None
+    user_call: CodePlace | None = None
     module_hooks: dict[str, CodePlace] = field(default_factory=dict)
     keeps_gradients: bool | None = None
     num_trainable_tensors: Whole | None = None

@@ -99,6 +99,8 @@ def place_of(location: Location) -> Place:
         words.append(f"(def {name})" if has_line and not location.is_exact else f"in {name}")
     if location.module:
         words.append(f"module {one_line(location.module)}")
+    if location.library:
+        words.append(f"of {one_line(location.library)}")
     return Place(file, ", ".join(words))
 
 
@@ -116,4 +118,6 @@ def _place(location: Location) -> str:
     text = str(place_of(location))
     if location.inner is not None and (inner := str(place_of(location.inner))):
         text += f" → {inner} (most of its time)"
+    if location.call is not None and (call := str(place_of(location.call))):
+        text += f", from your call {call}"
     return text

@@ -103,7 +103,8 @@ def _location(location: Location) -> dict[str, Any]:
     """``file:line``, as editors understand it, and where that is."""
     where = place_of(location)
     inner = None if location.inner is None else place_of(location.inner)
-    return {"file": where.file, "where": where.where, "inner": inner}
+    call = None if location.call is None else place_of(location.call)
+    return {"file": where.file, "where": where.where, "inner": inner, "call": call}
 
 
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -58,6 +58,9 @@ class Rule(ABC):
     sampled_phases: ClassVar[tuple[str, ...]] = ()
     """Phases whose time is that of its findings, so that any line of the user's in them may be the place."""
 
+    into_libraries: ClassVar[bool] = False
+    """Whether its places are followed into what libraries run for them, such as the transform that costs."""
+
     rests_on_time: ClassVar[bool] = True
     """Whether how much its findings matter rests on the time of the steps."""
 
@@ -152,10 +155,10 @@ class ShareRule(Rule):
 
 
 def location_of(place: CodePlace) -> Location:
-    """The same place in the words of a report; a library's is named, as no line of it is the user's."""
-    if place.is_library:
+    """The same place in the words of a report; of torch, Lightning and the like without a line."""
+    if place.is_library and not place.library:
         return Location(function=place.name)
-    return Location(file=place.file, line=place.line, function=place.name)
+    return Location(file=place.file, line=place.line, function=place.name, library=place.library)
 
 
 def milliseconds(ns: float) -> str:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.host_waits import HostWait
+from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.device_facts import Circumstances
 from lightning_modelprof.report.rules.wait_findings import WaitRule
 from lightning_modelprof.run.sites import BATCH_START, HOST_TO_DEVICE, SourceSite
 
 _TRANSFER: Final = "transfer"
 _FOR_BATCHES: Final = (
-    "DataLoader(pin_memory=True): copies of the batch from pageable memory block the host; from pinned memory"
+    "{call}: copies of the batch from pageable memory block the host; from pinned memory"
     " Lightning does not wait for them."
 )
 _FOR_OTHERS: Final = (
@@ -21,7 +22,7 @@ _FOR_OTHERS: Final = (
     " copied each time goes from pinned memory with non_blocking=True."
 )
 _FOR_EITHER: Final = (
-    "If this is the batch: DataLoader(pin_memory=True) and .to(device, non_blocking=True). If it is made in"
+    "If this is the batch: {call} and .to(device, non_blocking=True). If it is made in"
     " the step: make it on the device, or once."
 )
 
@@ -48,10 +49,17 @@ class HostToDeviceCopy(WaitRule):
     ) -> str:
         """For the batch, for other tensors, or for both."""
         if not circumstances.is_run and not any(wait.place.phase == _TRANSFER for wait in waits):
-            return _FOR_EITHER
+            return _FOR_EITHER.format(call=_call(circumstances))
         of_batch = [wait.place.phase == _TRANSFER for wait in waits]
         of_batch += [site.phase == BATCH_START for site in sites if not waits]
-        chosen = [_FOR_BATCHES] if any(of_batch) else []
+        chosen = [_FOR_BATCHES.format(call=_call(circumstances))] if any(of_batch) else []
         if not all(of_batch):
             chosen.append(_FOR_OTHERS)
         return " ".join(chosen) or _FOR_OTHERS
+
+
+def _call(circumstances: Circumstances) -> str:
+    """What pins the memory of batches."""
+    setup = circumstances.setup
+    owner = owner_of_loader(setup, setup.loaders[0]) if setup is not None and setup.loaders else None
+    return "DataLoader(pin_memory=True)" if owner is None else owner.loader("DataLoader", pin_memory=True)

@@ -14,6 +14,7 @@ from lightning_modelprof.report.loader_advice import (
     sampler_advice,
 )
 from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.base import (
     ShareRule,
     Whole,
@@ -50,6 +51,7 @@ class InputBound(ShareRule):
     title: ClassVar[str] = "The loop waits for its batches"
     bound: ClassVar[str | None] = "input_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
+    into_libraries: ClassVar[bool] = True
 
     warning: float = 0.05
     critical: float = 0.20
@@ -80,7 +82,7 @@ class InputBound(ShareRule):
         cpus = None if setup is None else setup.usable_cpus
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = sampler_advice(analysis.hot_lines, wait_ns) or loader_advice(
-            loaders, cpus, wait_ns, wall_ns, cpu
+            loaders, cpus, wait_ns, wall_ns, cpu, owner_of_loader(setup, loaders[0] if loaders else None)
         )
         is_ready = cpu is not None and cpu.workers_keep_up
         severity = self.severity(share)

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.owners import owner_of_optimizer
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
@@ -22,7 +23,7 @@ from lightning_modelprof.report.rules.base import (
     usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.training_setup import OptimizerSetup
+from lightning_modelprof.run.training_setup import OptimizerSetup, TrainingSetup
 
 _FUSED_ON_CPU: Final = 0.25
 """What is left of the step of an optimizer on the CPU when it is fused."""
@@ -84,8 +85,7 @@ class OptimizerNotFused(ShareRule):
             self.found(
                 f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)}"
                 f" ({percent(share)} of {whole}).",
-                f"{one.kind}(..., {'fused=True' if one.has_fused else 'foreach=True'}): foreach is"
-                f" {one.foreach}, fused is {one.fused} now. Measure it.",
+                f"{_call(setup, one)}: foreach is {one.foreach}, fused is {one.fused} now. Measure it.",
                 self.severity(share) if on_cuda else self._severity_on_cpu((1 - _FUSED_ON_CPU) * share),
                 saving_ns=saving_ns,
                 places=[setup.module_hooks.get("configure_optimizers")],
@@ -104,3 +104,10 @@ def _is_one_by_one(one: OptimizerSetup, on_cuda: bool) -> bool:
     if one.fused:
         return False
     return one.has_fused if not on_cuda else one.has_foreach and one.foreach is False
+
+
+def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
+    """What to write."""
+    argument = "fused" if one.has_fused else "foreach"
+    owner = owner_of_optimizer(setup)
+    return f"{one.kind}(..., {argument}=True)" if owner is None else owner.optimizer(one.kind, **{argument: True})

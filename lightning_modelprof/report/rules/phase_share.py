@@ -65,7 +65,7 @@ class PhaseShareRule(ShareRule):
         return (
             self.found(
                 f"{self.what} takes {milliseconds(cost_ns)} a step ({percent(share)} of {whole}).",
-                self._less(analysis.hot_lines) or self.action(setup),
+                self._less(analysis.hot_lines, setup) or self.action(setup),
                 self.severity(share),
                 saving_ns=cost_ns,
                 places=self.places(setup),
@@ -73,8 +73,10 @@ class PhaseShareRule(ShareRule):
             ),
         )
 
-    def _less(self, hot: HotLines | Absent) -> str:
-        lines = () if isinstance(hot, Absent) or not self.less else hot.statements_in(self.sampled_phases)
+    def _less(self, hot: HotLines | Absent, setup: TrainingSetup) -> str:
+        if isinstance(hot, Absent) or not self.less:
+            return ""
+        lines = hot.statements_in(self.sampled_phases, [one.package for one in setup.libraries])
         names = ", ".join(dict.fromkeys(line.function for line in lines))
         return self.less.format(names=names) if names else ""
 

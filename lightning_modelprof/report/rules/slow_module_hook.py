@@ -26,9 +26,11 @@ class SlowModuleHook(PhaseShareRule):
         return f"Do less in {names}, or do it in fewer steps."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
-        """The module's own hooks that run in a step."""
+        """The module's own hooks that run in a step, and those that it has from a library."""
         return [
             place
             for name, place in setup.module_hooks.items()
-            if name.startswith("on_") and "batch_transfer" not in name and not place.is_library
+            if name.startswith("on_")
+            and "batch_transfer" not in name
+            and (place.library or not place.is_library)
         ]

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.report.loader_advice import FEWER_ITEMS
 from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.owners import loader_call
 from lightning_modelprof.report.rules.base import text
 from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
 from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
@@ -26,9 +27,11 @@ class SlowTransfer(PhaseShareRule):
         """Pin, and do less in the hooks."""
         hooks = ", ".join(one.name for one in self.places(setup))
         parts = [self.less.format(names=hooks)] if hooks else []
-        if setup.cuda is not None and any(one.pin_memory is False for one in setup.loaders):
+        unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
+        if setup.cuda is not None and unpinned is not None:
             parts.append(
-                "DataLoader(pin_memory=True): False now; copies from pageable memory block the host."
+                f"{loader_call(setup, unpinned, pin_memory=True)}: False now; copies from pageable memory block"
+                " the host."
             )
         return " ".join(parts) or FEWER_ITEMS
 

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.loader_advice import loader_advice
 from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     ShareRule,
@@ -31,6 +32,7 @@ class SynchronousLoader(ShareRule):
     title: ClassVar[str] = "Batches are made in the training process"
 
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
+    into_libraries: ClassVar[bool] = True
 
     warning: float = 0.01
     covered: float = 0.05
@@ -56,7 +58,9 @@ class SynchronousLoader(ShareRule):
         if share >= self.covered:
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
-        advice = loader_advice((loader,), setup.usable_cpus, wait_ns, wall_ns, cpu)
+        advice = loader_advice(
+            (loader,), setup.usable_cpus, wait_ns, wall_ns, cpu, owner_of_loader(setup, loader)
+        )
         if advice.num_workers is None:
             return self.clean("num_workers is 0, and workers would save little.")
         return (

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.owners import loader_call
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     THE_LOOP,
@@ -69,7 +70,7 @@ class WorkerStartup(ShareRule):
             self.found(
                 f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
                 f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop).",
-                f"{loader.kind}(persistent_workers=True): False now.",
+                f"{loader_call(setup, loader, persistent_workers=True)}: False now.",
                 self.severity(share),
                 saving_ns=total_ns,
                 places=[loader.worker_init or loader.dataset],

@@ -1,0 +1,98 @@
+"""Which libraries a loop belongs to: the LightningModule's, the DataModule's, the one that called the Trainer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from lightning_modelprof.measure.environment import written_class
+from lightning_modelprof.measure.user_code import UserCode, absolute_file, folders_of, library_of
+from lightning_modelprof.run.training_setup import CodePlace, Library
+
+_TRAINERS: Final = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+_ENTRIES: Final = ("fit", "validate", "test", "predict")
+_OF_LIGHTNING: Final = ("LightningModule", "LightningDataModule")
+"""By name, as there are two Lightnings."""
+
+
+class TrainerCall(NamedTuple):
+    """Who called the Trainer.
+
+    Attributes:
+        library: the library's function that did; ``None`` where the user's own code did.
+        user: the user's line that led there; ``None`` without a library between, or where there is none.
+    """
+
+    library: CodePlace | None
+    user: CodePlace | None
+
+
+def trainer_call() -> TrainerCall:
+    """Who called the Trainer that runs now. To be called from a hook."""
+    user_code, library = UserCode(), None
+    for frame in _callers(sys._getframe(1)):
+        module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        if user_code.is_users(frame):
+            return TrainerCall(library, None if library is None else _line(frame))
+        if library is None and (package := library_of(module, absolute_file(file))):
+            library = _line(frame, package)
+    return TrainerCall(library, None)
+
+
+def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Library, ...]:
+    """The libraries of a loop: of the module, of the DataModule, and of who called the Trainer."""
+    kinds = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
+    packages = [library_of(kind.__module__, _file_of(kind)) for kind in kinds]
+    packages.append("" if call.library is None else call.library.library)
+    return tuple(
+        Library(package=package, version=_version(package), folders=folders_of(package))
+        for package in dict.fromkeys(filter(None, packages))
+    )
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames outside of the nearest Trainer, innermost first."""
+    is_outside = False
+    while frame is not None:
+        is_trainer = frame.f_globals.get("__name__") in _TRAINERS
+        if is_outside and not is_trainer:
+            yield frame
+        is_outside = is_outside or (is_trainer and frame.f_code.co_name in _ENTRIES)
+        frame = frame.f_back
+
+
+def _line(frame: FrameType, library: str = "") -> CodePlace:
+    code = frame.f_code
+    return CodePlace(
+        name=getattr(code, "co_qualname", code.co_name),
+        file=absolute_file(code.co_filename),
+        line=frame.f_lineno or code.co_firstlineno,
+        is_library=bool(library),
+        library=library,
+    )
+
+
+def _written(kind: type) -> Iterator[type]:
+    """A class and those of its bases that derive from Lightning's."""
+    for base in kind.__mro__:
+        names = {one.__name__ for one in base.__mro__[1:]}
+        if names.intersection(_OF_LIGHTNING):
+            yield base
+
+
+def _file_of(kind: type) -> str | None:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return None if file is None else absolute_file(file)
+
+
+def _version(package: str) -> str:
+    found = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(found, str):
+        return found
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,16 @@
+"""GluonTS: estimators whose ``train`` builds an iterable of batches and the Trainer."""
+
+from typing import Final
+
+from lightning_modelprof.report.libraries.base import LibraryWays, Way
+
+GLUONTS: Final = LibraryWays(
+    package="gluonts",
+    batches=(
+        Way(
+            words="estimator.train(..., cache_data=True), which transforms each series once",
+            target="gluonts.torch.model.estimator:PyTorchLightningEstimator.train",
+            parameter="cache_data",
+        ),
+    ),
+)
