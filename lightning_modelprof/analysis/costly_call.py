@@ -13,17 +13,22 @@ _MIN_SAMPLES: Final = 3
 _TRANSFORMS: Final = ("transform", "augment")
 """What modules of libraries that change samples have in their names."""
 
-_Path = tuple[Sequence[StackFrame], int, int]
+_Path = tuple[list[StackFrame], int, int]
 """Frames below the line, outermost first; samples; nanoseconds."""
 
 
 def costly_call(
-    hot: HotLines, phases: Collection[str], *, file: str, line: int | None = None, function_line: int | None = None
+    hot: HotLines,
+    phases: Collection[str],
+    *,
+    file: str,
+    line: int | None = None,
+    function_line: int | None = None,
 ) -> HotLine | None:
     """The function below a line, or a function, in which most of its time is spent, however deep.
 
-    It is the user's, or a transform of a library; without either the deepest function of any library but torch,
-    Lightning, NumPy and Python's own. Its ``share`` is of the time of the line.
+    It is the user's, or a transform of a library; without either the deepest function of any library but
+    torch, Lightning, NumPy and Python's own. Its ``share`` is of the time of the line.
 
     Args:
         hot: what was sampled.

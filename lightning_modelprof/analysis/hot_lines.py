@@ -448,7 +448,7 @@ def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
 def _outermost(
     paths: Iterable[tuple[Sequence[StackFrame], _Count]], libraries: Collection[str] = ()
 ) -> list[_At]:
-    """Of each stack its outermost line of the user's, or of these libraries; those without one are left out."""
+    """Of each stack its outermost line of the user's, or of these libraries; those without are left out."""
     found = []
     for path, tally in paths:
         own = (number for number, one in enumerate(path) if one.is_users or one.library in libraries)

@@ -1,4 +1,4 @@
-"""Which libraries a loop belongs to: the LightningModule's, the DataModule's, the one that called the Trainer."""
+"""Which libraries a loop belongs to: of the LightningModule, the DataModule and the Trainer's caller."""
 
 from __future__ import annotations
 

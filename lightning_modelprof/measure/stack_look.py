@@ -179,7 +179,9 @@ class StackLook:
         is_users: dict[int, bool] = {}
         libraries: dict[int, str] = {}
         loggers = logger_codes()
-        frames = tuple(self._frame(code, line, is_users, libraries, code in loggers) for code, line in numbers)
+        frames = tuple(
+            self._frame(code, line, is_users, libraries, code in loggers) for code, line in numbers
+        )
         return StackSamples(
             frames=frames,
             stacks=tuple(sorted(stacks, key=lambda stack: -stack.time_ns)),

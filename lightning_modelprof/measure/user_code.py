@@ -169,7 +169,7 @@ def is_library(file: str | None) -> bool:
 
 
 def library_of(module: str, file: str | None) -> str:
-    """The package that installed code is of; ``""`` for the user's code, torch's, Lightning's and Python's own.
+    """The package that installed code is of; ``""`` for the user's, torch's, Lightning's and Python's own.
 
     Args:
         module: name of its module.
@@ -184,7 +184,9 @@ def library_of(module: str, file: str | None) -> str:
 def folders_of(package: str) -> tuple[str, ...]:
     """The folders of an imported package, or the file of a module; as written, and resolved."""
     roots = map(str, _roots_of(package))
-    return tuple(dict.fromkeys(name for root in roots for name in (absolute_file(root), os.path.realpath(root))))
+    return tuple(
+        dict.fromkeys(name for root in roots for name in (absolute_file(root), os.path.realpath(root)))
+    )
 
 
 def working_folder() -> str:

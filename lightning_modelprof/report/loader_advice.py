@@ -87,11 +87,12 @@ def loader_advice(
     wait_ns: float,
     wall_ns: float,
     cpu: BatchCpu | None = None,
+    *,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for; arguments as of :func:`workers_advice`."""
     if not loaders or not is_row_by_row(loaders[0], wait_ns):
-        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner)
+        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
     loader = loaders[0]
     size = loader.batch_size or 1
     sample_ns = wait_ns / size
@@ -134,6 +135,7 @@ def workers_advice(
     wait_ns: float,
     wall_ns: float,
     cpu: BatchCpu | None = None,
+    *,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for, and the numbers behind it.

@@ -1,4 +1,4 @@
-"""Whose code it is, and what the user of a library writes where the library makes a DataLoader or an optimizer."""
+"""Whose code it is, and what its user writes where a library makes a DataLoader or an optimizer."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Owner:
         made = f"{self.library} makes the {kind} in {self.where}"
         if not said:
             return (
-                f"{as_arguments(arguments)} for the {kind} that {self.library} makes in {self.where}: look for"
-                f" an argument of {self.library}'s{self.is_own_way}"
+                f"{as_arguments(arguments)} for the {kind} that {self.library} makes in {self.where}: look"
+                f" for an argument of {self.library}'s{self.is_own_way}"
             )
         rest = f", which has no argument for {as_arguments(left)}" if left else ""
         return f"{said} ({made}{rest})"
@@ -84,8 +84,8 @@ def short_file(place: CodePlace) -> str:
 def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> Owner | None:
     """The library that makes a loader; ``None`` where the user does.
 
-    It is the library of the hook that gives the loader, or of the call of the Trainer that is given it. Where the
-    user's own code hands it over, it is the user's, but for libraries that are known to have a function for it.
+    It is the library of the hook that gives the loader, or of the call of the Trainer that is given it. Where
+    the user's own code hands it over, it is the user's, but for libraries with a known function for it.
     """
     if setup is None or loader is None:
         return None
@@ -137,8 +137,8 @@ def _with_way(action: str, locations: Sequence[Location]) -> str:
     first = locations[0]
     what = f"{first.function} is" if first.function else "This is"
     return (
-        f"{action} {what} {first.library}'s: look for an argument of {first.library}'s that changes it, or override"
-        " it in a class of your own."
+        f"{action} {what} {first.library}'s: look for an argument of {first.library}'s that changes it, or"
+        " override it in a class of your own."
     )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.hot_lines import HotLine
 from lightning_modelprof.analysis.validation_split import ValidationSplit
 from lightning_modelprof.report.exact_lines import location_at
+from lightning_modelprof.report.libraries.base import as_arguments
 from lightning_modelprof.report.loader_advice import FEWER_ITEMS, loader_advice, places_of_batches
 from lightning_modelprof.report.model import Evidence, Location
+from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
 from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup, TrainingSetup
 
@@ -146,8 +148,8 @@ def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
     parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
     if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
         parts.append(
-            f"Of the validation dataloader: {_arguments(part, pin_memory=True)}, False now; copies from pageable"
-            " memory block the host."
+            f"Of the validation dataloader: {_arguments(part, pin_memory=True)}, False now; copies from"
+            " pageable memory block the host."
         )
     return " ".join(parts) or FEWER_ITEMS, []
 
@@ -221,8 +223,8 @@ def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
         )
     workers = "a worker is" if loader.num_workers == 1 else f"{loader.num_workers} workers are"
     return (
-        f"Of the validation dataloader: {_arguments(part, persistent_workers=True)}, False now: {workers} started"
-        " in each validation.",
+        f"Of the validation dataloader: {_arguments(part, persistent_workers=True)}, False now: {workers}"
+        " started in each validation.",
         evidence,
     )
 

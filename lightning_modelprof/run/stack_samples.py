@@ -21,9 +21,9 @@ class StackFrame:
         module: name of the Python module, such as ``torch.nn.modules.module``.
         is_users: whether it is the user's code, not a library's.
         is_loggers: whether it is a method of a class of Lightning's loggers, whoever wrote that class.
-        library: the installed package that it is of; ``""`` for torch's, Lightning's, NumPy's and Python's own
-            code and for what is not installed. The package of the LightningModule's class may be the user's as
-            well.
+        library: the installed package that it is of; ``""`` for torch's, Lightning's, NumPy's and Python's
+            own code and for what is not installed. That of the LightningModule's class counts as the user's,
+            too.
     """
 
     file: str

@@ -19,7 +19,7 @@ class CodePlace:
         file: path as Python knows it; ``None`` for what is not written in Python.
         line: of its ``def`` or ``class``, of the first decorator if it has one; ``None`` as above.
         is_library: whether it lies where packages are installed, so that it is not the user's to change.
-        library: the package that it is of; ``""`` for the user's code, and for torch's, Lightning's and the like.
+        library: the package that it is of; ``""`` for the user's code, torch's, Lightning's and the like.
     """
 
     name: str

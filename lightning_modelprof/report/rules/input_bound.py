@@ -82,7 +82,12 @@ class InputBound(ShareRule):
         cpus = None if setup is None else setup.usable_cpus
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = sampler_advice(analysis.hot_lines, wait_ns) or loader_advice(
-            loaders, cpus, wait_ns, wall_ns, cpu, owner_of_loader(setup, loaders[0] if loaders else None)
+            loaders,
+            cpus,
+            wait_ns,
+            wall_ns,
+            cpu,
+            owner=owner_of_loader(setup, loaders[0] if loaders else None),
         )
         is_ready = cpu is not None and cpu.workers_keep_up
         severity = self.severity(share)

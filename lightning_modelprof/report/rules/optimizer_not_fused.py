@@ -110,4 +110,8 @@ def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
     """What to write."""
     argument = "fused" if one.has_fused else "foreach"
     owner = owner_of_optimizer(setup)
-    return f"{one.kind}(..., {argument}=True)" if owner is None else owner.optimizer(one.kind, **{argument: True})
+    return (
+        f"{one.kind}(..., {argument}=True)"
+        if owner is None
+        else owner.optimizer(one.kind, **{argument: True})
+    )

@@ -30,8 +30,8 @@ class SlowTransfer(PhaseShareRule):
         unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
         if setup.cuda is not None and unpinned is not None:
             parts.append(
-                f"{loader_call(setup, unpinned, pin_memory=True)}: False now; copies from pageable memory block"
-                " the host."
+                f"{loader_call(setup, unpinned, pin_memory=True)}: False now; copies from pageable memory"
+                " block the host."
             )
         return " ".join(parts) or FEWER_ITEMS
 

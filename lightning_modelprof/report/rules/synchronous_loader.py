@@ -59,7 +59,7 @@ class SynchronousLoader(ShareRule):
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = loader_advice(
-            (loader,), setup.usable_cpus, wait_ns, wall_ns, cpu, owner_of_loader(setup, loader)
+            (loader,), setup.usable_cpus, wait_ns, wall_ns, cpu, owner=owner_of_loader(setup, loader)
         )
         if advice.num_workers is None:
             return self.clean("num_workers is 0, and workers would save little.")
