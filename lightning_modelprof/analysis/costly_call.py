@@ -54,7 +54,12 @@ def costly_call(
         )
         if begin is not None:
             paths.append((frames[begin + 1 :], stack.samples, stack.time_ns))
-    return _deepest(paths, _is_telling) or _deepest(paths, lambda frame: bool(frame.library))
+    return _deepest(paths, _is_telling) or _deepest(paths, _is_named)
+
+
+def _is_named(frame: StackFrame) -> bool:
+    """Whether it is a library's function that has a name of its own, so no comprehension."""
+    return bool(frame.library) and not frame.function.endswith(">")
 
 
 def _is_telling(frame: StackFrame) -> bool:
