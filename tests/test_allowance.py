@@ -13,6 +13,7 @@ from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.fit import allowance
 from lightning_modelprof.fit.allowance import Allowance
 from lightning_modelprof.fit.inspection_plan import InspectionPlan, plan_later
+from lightning_modelprof.measure import capture, torch_profiler
 from lightning_modelprof.measure.schedule import Action, Schedule
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
@@ -146,6 +147,22 @@ def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypa
     assert 0.05 * before_ns[inspected[0]] >= 4_000_000
     assert 0.05 * (before_ns[inspected[0]] - 20 * step_ns) < 4_000_000
     assert 0.05 * before_ns[window.first_step] >= 10_000_000
+
+
+def test_each_window_is_paid_for_once(tmp_path, monkeypatch):
+    """Closing one takes a second each time."""
+    clock, spent = Ticks(), []
+
+    def stop(profiler, ranges):
+        torch_profiler.stop(profiler, ranges)
+        clock.now += S
+
+    monkeypatch.setattr(capture, "stop", stop)
+    monkeypatch.setattr(Allowance, "spend", lambda self, ns: spent.append(ns))
+    callback, _ = fit(tmp_path, 300, clock, active=2, skip_first=5, wait=50, repeat=3, flops=False)
+    assert [len(one.recorded_steps) for one in callback.run.ranks[0].windows] == [2, 2, 2]
+    assert len(spent) == 3
+    assert all(0.8 * S < one < 1.1 * S for one in spent)
 
 
 @pytest.mark.parametrize("num_steps", [60, 400])

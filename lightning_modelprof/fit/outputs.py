@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -92,6 +93,12 @@ class Outputs:
         self._failed: set[str] = set()
         self._has_files = False
         self._has_layout = False
+
+    def without_loggers(self) -> Outputs:
+        """The same for files alone, which keeps no logger alive."""
+        files = copy.copy(self)
+        files._loggers = []
+        return files
 
     @property
     def has_loggers(self) -> bool:
@@ -219,9 +226,12 @@ class Outputs:
         """The report in one line: how fast, why, and where it is."""
         ips = (report.sections["benchmark"] or {}).get("ips") or {}
         speed = f"{ips['avg']:.3g} {ips['unit']}" if ips.get("avg") else "no clean step"
-        verdict = "" if report.verdict is None else f"; {verdict_line(report.verdict)}"
-        place = f"; {self.directory}" if self.directory is not None and self._has_files else ""
-        return f"{report.title}: {speed}{verdict}{place}"
+        sentences = [f"{report.title}: {speed}."]
+        if report.verdict is not None:
+            sentences.append(verdict_line(report.verdict))
+        if self.directory is not None and self._has_files:
+            sentences.append(f"Files: {self.directory}")
+        return one_line(" ".join(sentences))
 
     def _last_words(self, report: Report) -> list[str]:
         """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""

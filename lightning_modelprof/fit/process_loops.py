@@ -118,6 +118,10 @@ class ProcessLoops:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as in a child of this process."""
         self._roots: dict[Path, Path] = {}
         self._claims: dict[Path, Counter[str]] = {}  # loops of each kind with a folder there
         self._kinds: dict[tuple[str, str], _Kind] = {}
@@ -175,7 +179,7 @@ class ProcessLoops:
             self._lines.append(_line(outputs, run, report))
         first = None if self._first is None else self._first[0].directory
         if first is None and outputs.directory in (None, *self._roots.values()):
-            self._first = outputs, run, report
+            self._first = outputs.without_loggers(), run, report
         self._is_unsaved |= len(self._lines) > 1
         if self._clock() >= self._saves.next_ns:
             self._saves.save(self.save)
@@ -236,10 +240,6 @@ class ProcessLoops:
             if self._kinds and self._uses_terminal:
                 print_lines([_last_line(self._short_loops())])
 
-    def forget(self) -> None:
-        """In a child of this process."""
-        self.__init__()  # type: ignore[misc]
-
 
 def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
     rate: dict[str, Any] = (report.sections["benchmark"] or {}).get("ips") or {}
@@ -268,8 +268,8 @@ def _last_line(short: Sequence[ShortLoops]) -> str:
 
 def _cell() -> object:
     """The cell of a notebook that runs; ``None`` in a program."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # its import may still run
+    shell = None if get_shell is None else get_shell()
     return None if shell is None else shell.execution_count
 
 
