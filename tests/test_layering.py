@@ -104,7 +104,8 @@ LIBRARIES = {
     "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),
     "pytorch_lightning": (),
     "yaml": ("config_sources",),
-    "rich": ("show.terminal", "show.progress"),
+    "rich": (),  # Lightning takes another bar where it is installed
+    "tqdm": ("show.progress",),
     "jinja2": ("show.html",),
     "tensorboard": ("show.event_file", "show.hparams", "tensorboard_plugin"),
     "werkzeug": ("tensorboard_plugin",),

@@ -230,6 +230,13 @@ class LoopSession:
         parts.outputs.write_profile(lambda: run_profile(run, report), step)
         if self.is_first:
             PROCESS_LOOPS.add(parts.outputs, run, report)
+        if status != "finished":
+            self.tell()
+
+    def tell(self) -> None:
+        """Print what was reported, if that was not done yet."""
+        if self._parts is not None:
+            self._parts.outputs.tell()
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""

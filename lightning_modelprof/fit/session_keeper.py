@@ -324,6 +324,7 @@ class SessionKeeper:
             self._among_ranks(meeting.leave)
         if session is not None:
             self._guard(session.close)
+            self._guard(session.tell)
             self._take_results(session)  # another callback's exception may have kept ours from being told
 
     def _forget_module(self) -> None:
