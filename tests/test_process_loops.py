@@ -23,6 +23,7 @@ from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, ProcessLoops, S
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS
 from lightning_modelprof.run.process_loops import MAX_KEPT
+from tests.fits import run_script
 from tests.support import make_trainer
 
 pytestmark = pytest.mark.short
@@ -250,3 +251,42 @@ def test_a_notebook_s_shell_that_is_not_made_yet(tmp_path, monkeypatch):
     callback = callback_in(tmp_path / "run", active=0)
     trainer_of(callback, tmp_path).fit(Small(), [0] * 8)
     assert callback.report is not None
+
+
+JOBS = """
+import sys
+from pathlib import Path
+from joblib import Parallel, delayed
+from tests.fits import *
+
+def job(number):
+    callback = make_callback(Path(sys.argv[1]) / str(number), terminal=True, active=0)
+    trainer = make_trainer(Path(sys.argv[1]) / str(number), callback)
+    trainer.fit(Net(), loader(32))
+    trainer.validate(trainer.lightning_module, loader(2), verbose=False)
+
+if __name__ == "__main__":
+    Parallel(n_jobs=2, backend=sys.argv[2])(delayed(job)(number) for number in range(2))
+"""
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
+    pytest.importorskip("joblib")
+    result = run_script(JOBS, tmp_path, backend, cwd=tmp_path, timeout=300, fresh=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    lines = [line for line in result.stdout.splitlines() if "lightning-modelprof" in line]
+    assert len(lines) == 2
+    assert {line.rpartition("Files: ")[2] for line in lines} == {
+        str(tmp_path / number / "modelprof") for number in "01"
+    }
+    assert "Perf Summary" not in result.stdout
+
+
+def test_ray_is_told_by_what_it_sets(monkeypatch):
+    trainer = SimpleNamespace(world_size=1, strategy=SimpleNamespace(launcher=None))
+    assert not process_loops.is_worker(trainer)
+    monkeypatch.setenv("RAY_RAYLET_PID", "7")
+    assert process_loops.is_worker(trainer)
+    trainer.world_size = 2
+    assert not process_loops.is_worker(trainer), "a training of several ranks reports once"

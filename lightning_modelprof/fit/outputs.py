@@ -154,7 +154,7 @@ class Outputs:
         Args:
             report: of the loop.
             step: at which loggers have it.
-            is_brief: a line is printed instead, as a report of such a loop was printed before.
+            is_brief: a line is printed instead, as many such loops run.
         """
         loop = loop_of(report.sections["run"]["loop"])
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +38,10 @@ SHORT_FIT: Final = 5
 
 SHORT_EVALUATION: Final = 20
 """The same of a validation, test or prediction loop on its own, in batches."""
+
+
+_RAY_WORKER: Final = "RAY_RAYLET_PID"
+"""Ray sets it in the processes that it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +83,18 @@ def short_loop(
         batches=batches,
         begin_ns=now,
         wanted=wanted,
-        uses_terminal=config.terminal,
+        uses_terminal=config.terminal and not is_worker(trainer),
     )
+
+
+def is_worker(trainer: Any) -> bool:
+    """Whether this process is one of many that run trainings for a program, as joblib's and Ray's are.
+
+    The ranks of one training are none.
+    """
+    if trainer.world_size > 1 or getattr(trainer.strategy, "launcher", None) is not None:
+        return False
+    return multiprocessing.parent_process() is not None or _RAY_WORKER in os.environ
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
 from lightning_modelprof.fit.loop_parts import LoopParts, make_parts
-from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, is_worker
 from lightning_modelprof.fit.rank_record import make_rank_record
 from lightning_modelprof.fit.sampling import Sampling
 from lightning_modelprof.fit.save_timer import SaveTimer
@@ -225,7 +225,9 @@ class LoopSession:
         if heard or absent:
             run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
-        is_brief = self._config.terminal and PROCESS_LOOPS.has_printed(self._loop)
+        is_brief = self._config.terminal and (
+            PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+        )
         parts.outputs.show_report(report, step, is_brief=is_brief)
         parts.outputs.write_profile(lambda: run_profile(run, report), step)
         if self.is_first:
