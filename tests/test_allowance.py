@@ -10,11 +10,12 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import allowance
+from lightning_modelprof.fit import allowance, session
 from lightning_modelprof.fit.allowance import Allowance
 from lightning_modelprof.fit.inspection_plan import InspectionPlan, plan_later
 from lightning_modelprof.measure import capture, torch_profiler
 from lightning_modelprof.measure.schedule import Action, Schedule
+from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
 from tests.support import make_trainer
@@ -73,7 +74,7 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(folder, num_steps, clock=None, **arguments):
+def fit(folder, num_steps, clock=None, model=None, **arguments):
     callback = ModelProfCallback(
         **{"dirpath": folder / "run", "terminal": False, "tensorboard": False, "sampling": False, **arguments}
     )
@@ -81,7 +82,7 @@ def fit(folder, num_steps, clock=None, **arguments):
     trainer = make_trainer(
         callbacks=[callback], default_root_dir=folder, max_epochs=1, max_steps=-1, accumulate_grad_batches=1
     )
-    model = Small()
+    model = model or Small()
     trainer.fit(model, [0] * num_steps)
     return callback, model
 
@@ -106,7 +107,7 @@ def test_what_is_asked_for_by_name_is_done(tmp_path, monkeypatch):
     assert callback.run.ranks[0].model_cost.count is not None
     callback, _ = fit(tmp_path / "stacks", 60, with_stack=True)
     assert callback.run.ranks[0].windows[0].status is WindowStatus.COMPLETE
-    callback, _ = fit(tmp_path / "alone", 60)
+    callback, _ = fit(tmp_path / "alone", 60, Ticks())
     cost = callback.run.ranks[0].model_cost
     assert (cost.count, cost.times) == (None, None)
     assert cost.count_note == (
@@ -147,6 +148,22 @@ def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypa
     assert 0.05 * before_ns[inspected[0]] >= 4_000_000
     assert 0.05 * (before_ns[inspected[0]] - 20 * step_ns) < 4_000_000
     assert 0.05 * before_ns[window.first_step] >= 10_000_000
+
+
+@pytest.mark.parametrize(("step_ns", "reports"), [(1_000_000, 1), (1_000_000_000, 2)])
+def test_a_short_loop_has_its_report_when_it_ends(tmp_path, monkeypatch, step_ns, reports):
+    """One that has run for ten seconds has one when a window has closed, too."""
+    clock, built = Ticks(), []
+
+    class Slow(Small):
+        def training_step(self, batch):
+            clock.now += step_ns
+            return super().training_step(batch)
+
+    monkeypatch.setattr(session, "build_report", lambda *args: built.append(1) or build_report(*args))
+    callback, _ = fit(tmp_path, 40, clock, model=Slow(), active=2, flops=False)
+    assert callback.run.ranks[0].windows[0].recorded_steps
+    assert len(built) == reports
 
 
 def test_each_window_is_paid_for_once(tmp_path, monkeypatch):
