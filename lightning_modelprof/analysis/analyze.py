@@ -8,6 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.batch_cpu import BatchCpu, batch_cpu
+from lightning_modelprof.analysis.batch_scaling import BatchScaling, batch_scaling
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
@@ -78,6 +79,7 @@ class Analysis:
         rank_skew: the ranks of the job side by side.
         slow: steps that took much longer than usual, and why.
         batch_cpu: what batches and steps take of the CPUs.
+        batch_scaling: how the time of a step depends on the size of its batch.
         own_cost: what this profiler took of the loop.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
@@ -115,6 +117,7 @@ class Analysis:
     rank_skew: RankSkew | Absent
     slow: SlowFacts | Absent
     batch_cpu: BatchCpu | Absent
+    batch_scaling: BatchScaling | Absent
     own_cost: OwnCost | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
@@ -200,6 +203,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             usable_cpus=None if record.setup is None else record.setup.usable_cpus,
             cpu_wait_share=waited,
         ),
+        batch_scaling=batch_scaling(steps, None if cost is None else cost.batch_sizes),
         own_cost=own_cost(totals, record.outside_ns, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,

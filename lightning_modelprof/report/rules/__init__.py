@@ -37,6 +37,7 @@ from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
 from lightning_modelprof.report.rules.slow_optimizer import SlowOptimizer
 from lightning_modelprof.report.rules.slow_steps import SlowStepsCost
 from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
+from lightning_modelprof.report.rules.small_batches import SmallBatches
 from lightning_modelprof.report.rules.straggler import StragglerRank
 from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
 from lightning_modelprof.report.rules.validation_share import ValidationShare
@@ -70,6 +71,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ClipCost(),
     SlowOptimizer(),
     OptimizerNotFused(),
+    SmallBatches(),
     FrozenLayersComputed(),
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),
