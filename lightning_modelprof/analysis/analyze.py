@@ -38,6 +38,7 @@ from lightning_modelprof.run.records import (
     RunInfo,
     Window,
 )
+from lightning_modelprof.run.repeated_samples import RepeatedSamples
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.run.training_setup import TrainingSetup
@@ -80,6 +81,7 @@ class Analysis:
         slow: steps that took much longer than usual, and why.
         batch_cpu: what batches and steps take of the CPUs.
         batch_scaling: how the time of a step depends on the size of its batch.
+        repeated: whether samples are the same in each epoch; ``None`` where nobody looked.
         own_cost: what this profiler took of the loop.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
@@ -118,6 +120,7 @@ class Analysis:
     slow: SlowFacts | Absent
     batch_cpu: BatchCpu | Absent
     batch_scaling: BatchScaling | Absent
+    repeated: RepeatedSamples | None
     own_cost: OwnCost | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
@@ -204,6 +207,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             cpu_wait_share=waited,
         ),
         batch_scaling=batch_scaling(steps, None if cost is None else cost.batch_sizes),
+        repeated=record.repeated,
         own_cost=own_cost(totals, record.outside_ns, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,

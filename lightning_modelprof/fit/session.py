@@ -255,7 +255,9 @@ class LoopSession:
                 self._cleanup.callback(parts.inspection.close)
             if parts is not None and parts.sampling is not None:
                 self._cleanup.callback(parts.sampling.pause)
-            self.ledger.ranges = self.ledger.inspection = None
+            if self._timing.repeated is not None:
+                self._cleanup.callback(self._timing.repeated.close)
+            self.ledger.ranges = self.ledger.inspection = self.ledger.repeated = None
 
     def _uninstall(self) -> None:
         if self._waits:  # the delegate measures no more, and hears whether other callbacks raise

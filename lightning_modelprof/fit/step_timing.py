@@ -17,6 +17,7 @@ from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.phases import make_delegate
 from lightning_modelprof.measure.prefetch import next_is_ready
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.loops import Loop
@@ -37,6 +38,7 @@ class StepTiming:
 
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
+        repeated: compares samples of a few indices; ``None`` outside of a fit.
         recorder: keeps the steps.
         slow: keeps the slowest of them with what went on.
         budget: what this profiler takes.
@@ -75,4 +77,6 @@ class StepTiming:
         )
         self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
         self.ledger.sizes = self.sizes
+        self.repeated = RepeatedSampleWatch(trainer) if loop.is_fit else None
+        self.ledger.repeated = self.repeated
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
+from lightning_modelprof.measure.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
@@ -91,6 +92,7 @@ class PhaseLedger:
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
         on_untold: called when that callback raises itself, so that ours will not be told.
+        repeated: compares samples of some batches with those of earlier epochs; ``None`` without.
         sizes: gives batches their size; ``None`` if nobody asks for it.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
@@ -117,6 +119,7 @@ class PhaseLedger:
         "on_validation_change",
         "outside_ns",
         "ranges",
+        "repeated",
         "samples",
         "self_ns",
         "sizes",
@@ -149,6 +152,7 @@ class PhaseLedger:
         self.ranges: Ranges | None = None
         self.inspection: StepInspection | None = None
         self.sizes: BatchShapes | None = None
+        self.repeated: RepeatedSampleWatch | None = None
         self.next_boundary = 0
         self.steps_ended = 0
         self.unfinished_steps = 0

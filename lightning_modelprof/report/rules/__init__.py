@@ -24,6 +24,7 @@ from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapa
 from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
 from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.repeated_work import RepeatedWork
 from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
 from lightning_modelprof.report.rules.slow_callback import SlowCallback
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
@@ -50,6 +51,7 @@ RULES: Final[tuple[Rule, ...]] = (
     StragglerRank(),
     SynchronousLoader(),
     WorkerStartup(),
+    RepeatedWork(),
     HostDeviceSync(),
     HostToDeviceCopy(),
     LaunchBound(),

@@ -85,13 +85,14 @@ def _action(found: BatchScaling, analysis: Analysis) -> str:
     if accumulated > 1 and accumulated % 2 == 0:
         return (
             f"{try_it} with accumulate_grad_batches={accumulated // 2}: the optimizer steps as often and"
-            " with as many samples as now. Layers that look at the whole batch, such as BatchNorm, see another one."
+            " with as many samples as now. Layers that look at the whole batch, such as BatchNorm, see"
+            " another one."
             " A batch takes twice the memory."
         )
     return (
         f"{try_it}. This changes the training: an epoch has half as many optimizer steps, so the learning"
-        " rate, its schedule and max_steps have to be chosen anew, and it may take more epochs or end up worse."
-        " Compare by the time to the same validation loss. A batch takes twice the memory."
+        " rate, its schedule and max_steps have to be chosen anew, and it may take more epochs or end up"
+        " worse. Compare by the time to the same validation loss. A batch takes twice the memory."
     )
 
 
