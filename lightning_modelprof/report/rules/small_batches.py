@@ -60,9 +60,9 @@ class SmallBatches(Rule):
             return self.not_evaluated(found.reason)
         share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
         said = (
-            f"Of a step of {milliseconds(found.step_ns)} with {found.num_samples:,}"
-            f" {analysis.info.sample_unit}, {milliseconds(found.fixed_ns)} ({percent(share)} of it) would be"
-            " the same with any batch"
+            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
+            f" {milliseconds(found.step_ns)}, of which {milliseconds(found.fixed_ns)} ({percent(share)} of the"
+            " median step) would be the same with any batch"
         )
         evidence = _evidence(found)
         if least < self.least_share or found.least_fixed_ns < self.floor_ns:
