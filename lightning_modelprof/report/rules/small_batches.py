@@ -61,8 +61,8 @@ class SmallBatches(Rule):
         share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
         said = (
             f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
-            f" {milliseconds(found.step_ns)}, of which {milliseconds(found.fixed_ns)} ({percent(share)} of the"
-            " median step) would be the same with any batch"
+            f" {milliseconds(found.step_ns)}, of which {milliseconds(found.fixed_ns)} ({percent(share)} of"
+            " the median step) would be the same with any batch"
         )
         evidence = _evidence(found)
         if least < self.least_share or found.least_fixed_ns < self.floor_ns:
