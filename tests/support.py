@@ -532,7 +532,7 @@ class CostlyLogger(Logger):
             self.truth.step_ends()  # our own figures: at a step's start, and at our own expense
             self.truth.spend("profiler", "logger")
         else:
-            self.truth.spend("logging" if self.truth.in_epoch else "other", "logger")
+            self.truth.spend("logging" if self.truth.in_epoch else "epoch_turn", "logger")
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -40,7 +40,7 @@ from lightning_modelprof.run.records import (
 )
 from lightning_modelprof.run.repeated_samples import RepeatedSamples
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import StepTag, StepTimings
+from lightning_modelprof.run.steps import BEGINS_EPOCH, StepTag, StepTimings
 from lightning_modelprof.run.training_setup import TrainingSetup
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
@@ -227,7 +227,7 @@ def _epoch_starts(steps: StepTimings, num_steps: int) -> list[int]:
     """The steps in which an epoch begins; none if not all steps were kept, as some would be missing."""
     if len(steps) < num_steps:
         return []
-    return [int(step) for step in steps.step[(steps.tags & int(StepTag.FIRST_OF_EPOCH)) != 0]]
+    return [int(step) for step in steps.step[(steps.tags & BEGINS_EPOCH) != 0]]
 
 
 def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ CALLBACKS: Final = PHASE_INDEX["callbacks"]
 BACKWARD: Final = PHASE_INDEX["backward"]
 DATALOADER: Final = PHASE_INDEX["dataloader"]
 DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
+EPOCH_TURN: Final = PHASE_INDEX["epoch_turn"]
 LOGGING: Final = PHASE_INDEX["logging"]
 OPTIMIZER: Final = PHASE_INDEX["optimizer"]
 OTHER: Final = PHASE_INDEX["other"]
@@ -32,6 +33,9 @@ PREDICTIONS: Final = PHASE_INDEX["predictions"]
 PROFILER: Final = PHASE_INDEX["profiler"]
 USER_PROFILER: Final = PHASE_INDEX["user_profiler"]
 VALIDATION: Final = PHASE_INDEX["validation"]
+
+_ALWAYS_FIRST: Final = ~int(StepTag.FIRST_OF_EPOCH)
+"""The tags that say something where each step begins an epoch."""
 
 
 class Ranges(Protocol):
@@ -86,6 +90,7 @@ class PhaseLedger:
         self_ns: nanoseconds per phase since the last step ended.
         outside_ns: nanoseconds per phase that belong to no finished step.
         steps_ended: number of finished steps in this loop.
+        epochs_begun: in this loop.
         step_end_ns: when the last of them ended, by the host clock.
         unfinished_steps: batches that began and did not end.
         hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
@@ -106,6 +111,7 @@ class PhaseLedger:
         "cpu",
         "current",
         "device",
+        "epochs_begun",
         "gap_range_open",
         "hooks_ns",
         "in_validation",
@@ -155,6 +161,7 @@ class PhaseLedger:
         self.repeated: RepeatedSampleWatch | None = None
         self.next_boundary = 0
         self.steps_ended = 0
+        self.epochs_begun = 0
         self.unfinished_steps = 0
         self.hooks_ns = 0
         self.outside_ns = [0] * len(PHASES)
@@ -190,7 +197,8 @@ class PhaseLedger:
             self.device.mark(DATALOADER)
             self.device.close_step(self.steps_ended)
         if self.cpu.is_reading:
-            self.cpu.end_step(self.self_ns, self.tags)
+            is_each_an_epoch = self.epochs_begun > self.steps_ended
+            self.cpu.end_step(self.self_ns, self.tags & _ALWAYS_FIRST if is_each_an_epoch else self.tags)
         self.on_step((self.self_ns, self.tags, self.samples))
         self.step_end_ns = self.last_ns
         self.steps_ended += 1
@@ -248,6 +256,7 @@ class PhaseLedger:
         if self.steps_ended == 0:
             self._start_steps()
         self.tags |= StepTag.FIRST_OF_EPOCH
+        self.epochs_begun += 1
         self.open_gap(DATALOADER_INIT)
 
     def begin_evaluation(self) -> None:
@@ -267,19 +276,22 @@ class PhaseLedger:
             self._do_boundary()
 
     def end_epoch(self) -> None:
-        """The loop over batches ended: its last step ends here; a batch that did not end is no step."""
+        """The loop over batches ended: its last step ends here; a batch that did not end is no step.
+
+        What follows is Lightning's turn of the epoch, until the next one begins.
+        """
         self.charge()
         self.close_gap_range()
         ends_step = self.batch_ended
         if ends_step:
             self.end_step()
         if self.device is not None:
-            self.device.mark(OTHER)  # the epoch's end follows
+            self.device.mark(EPOCH_TURN)
         if self.batch_began and not ends_step:
             if self.in_validation:
                 self.leave_validation()
             self.discard()
-        self.current = OTHER
+        self.current = EPOCH_TURN
 
     # Gaps: phases that no action brackets.
 

@@ -28,6 +28,7 @@ from lightning_modelprof.report.rules.repeated_work import RepeatedWork
 from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
 from lightning_modelprof.report.rules.slow_callback import SlowCallback
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
+from lightning_modelprof.report.rules.slow_epoch_turns import SlowEpochTurns
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
@@ -67,6 +68,7 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowLoggingCalls(),
     ValidationShare(),
     CheckpointShare(),
+    SlowEpochTurns(),
     SlowTransfer(),
     SlowLearningRateScheduler(),
     ZeroGradCost(),
