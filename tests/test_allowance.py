@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -190,3 +192,25 @@ def test_weights_are_the_same(tmp_path, num_steps):
     bare = Small()
     make_trainer(default_root_dir=tmp_path, max_epochs=1, max_steps=-1).fit(bare, [0] * num_steps)
     assert all(map(torch.equal, with_ours.parameters(), bare.parameters()))
+
+
+class SlowData(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.ones(2)
+
+
+def test_twelve_steps_have_a_verdict(tmp_path):
+    """A fit that cannot be longer, with the defaults: the wait for its batches is most of it."""
+    callback = ModelProfCallback(dirpath=tmp_path / "run", terminal=False, tensorboard=False)
+    trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path, max_epochs=1, max_steps=-1)
+    trainer.fit(Small(), torch.utils.data.DataLoader(SlowData(), batch_size=1))
+    assert callback.report.verdict.kind == "input_bound"
+    steps = callback.run.ranks[0].steps
+    assert len(steps) == 12
+    assert (steps.tags & int(StepTag.SKIP_FIRST) != 0).sum() == 2
+    assert (steps.tags & int(StepTag.INSPECTED) != 0).sum() <= 3
+    assert callback.run.info.config["skip_first"] == 10, "as it was asked for"

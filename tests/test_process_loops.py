@@ -137,7 +137,7 @@ def test_fits_of_one_process_have_a_line_each_and_one_folder(tmp_path, capsys):
         one for one in out.splitlines() if one.startswith("lightning-modelprof: 8 training steps of Small")
     ]
     assert len(lines) == 3
-    assert ": no clean step. CANNOT TELL: " in lines[1]
+    assert ". CANNOT TELL: " in lines[1]
     assert lines[1].endswith(f". Files: {tmp_path / 'run' / 'fit_2'}")
     PROCESS_LOOPS.end()
     run = load_run(tmp_path / "run")

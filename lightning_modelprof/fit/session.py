@@ -17,6 +17,7 @@ from typing import Any, Final
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
+from lightning_modelprof.fit.inspection_plan import num_steps, steps_to_skip
 from lightning_modelprof.fit.loop_parts import LoopParts, make_parts
 from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, is_worker
 from lightning_modelprof.fit.rank_record import make_rank_record
@@ -133,6 +134,7 @@ class LoopSession:
         """
         trainer, config, timing = self._trainer, self._config, self._timing
         self._module, self._began_s, self._armed_ns = pl_module, time.time(), self._clock()
+        timing.skip(steps_to_skip(config, num_steps(trainer, self._loop)))
         parts = self._parts = make_parts(
             config,
             self._loop,

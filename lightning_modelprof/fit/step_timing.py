@@ -46,6 +46,7 @@ class StepTiming:
         device: device time by phase; ``None`` without device events.
         ledger: splits each step into phases.
         delegate: hears Lightning's actions.
+        skip_first: steps that the benchmark leaves out.
     """
 
     def __init__(
@@ -79,4 +80,10 @@ class StepTiming:
         self.ledger.sizes = self.sizes
         self.repeated = RepeatedSampleWatch(trainer) if loop.is_fit else None
         self.ledger.repeated = self.repeated
+        self.skip_first = config.skip_first
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
+
+    def skip(self, skip_first: int) -> None:
+        """Leave out so many first steps; to be called before the first."""
+        self.skip_first = self.recorder.skip_first = skip_first
+        self.ledger.cpu.skip(skip_first)

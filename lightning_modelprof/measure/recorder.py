@@ -48,7 +48,7 @@ class Recorder:
     def __init__(
         self, skip_first: int = 0, max_kept: int = MAX_KEPT, *, sizes: BatchShapes | None = None
     ) -> None:
-        self._skip_first = skip_first
+        self.skip_first = skip_first
         self._sizes = sizes
         self._max_kept = max_kept
         self._rows: list[tuple[list[int], int, int]] = []
@@ -101,7 +101,7 @@ class Recorder:
             raise
         step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
         tags = np.array([row[1] for row in rows], np.int64)
-        tags[step < self._skip_first] |= StepTag.SKIP_FIRST
+        tags[step < self.skip_first] |= StepTag.SKIP_FIRST
         tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
         for first, behind in self._draining:
             tags[(step >= first) & (step < behind)] |= StepTag.DRAINING
