@@ -70,8 +70,8 @@ class SlowEpochTurns(ShareRule):
                 f" {_batches(batches)}: {milliseconds(cost_ns)} a step ({percent(share)} of {THE_LOOP}).",
                 "Make epochs longer: more batches an epoch (smaller ones, or a sampler that repeats the data,"
                 " such as RandomSampler(data, replacement=True, num_samples=...)) with max_steps=... in place"
-                " of max_epochs. Fewer callbacks, and fewer metrics logged with on_epoch=True, make a turn"
-                " shorter.",
+                " of max_epochs. Smaller batches and such a sampler change the training. Fewer callbacks, and"
+                " fewer metrics logged with on_epoch=True, make a turn shorter.",
                 self.severity(share),
                 saving_ns=cost_ns,
                 evidence=evidence,
