@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
 from lightning_modelprof.config_sources import explain_unknown_arguments, read_yaml
 from lightning_modelprof.fit.hooks import ProfilingHooks
+from lightning_modelprof.fit.saved import Saved, know_lightning
 
 
-class ModelProfCallback(ProfilingHooks, Callback):
+class ModelProfCallback(Saved, ProfilingHooks, Callback):
     """Shows where the time of a training run goes, at about the cost of an empty callback.
 
     ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
@@ -186,6 +188,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
             rules=rules,
         )
         super().__init__(config)
+        with suppress(Exception):  # of another torch or pytorch_lightning
+            know_lightning(ModelProfCallback, Callback)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:

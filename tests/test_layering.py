@@ -93,6 +93,7 @@ LIBRARIES = {
         "fit.checks",
         "fit.inspection",
         "fit.meeting",
+        "fit.saved",
         "fit.step_copy",
         "flops",
         "measure",
