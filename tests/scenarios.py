@@ -649,7 +649,7 @@ class SteppedByHand(Model):
 
 
 def stepped_by_hand(costs: Costs, folder: Path) -> Training:
-    return Training(SteppedByHand(costs), rows())
+    return Training(SteppedByHand(costs), rows(NUM_STEPS * 16))
 
 
 class RowLoop(Model):
@@ -824,7 +824,7 @@ def own_optimizer(costs: Costs, folder: Path) -> Training:
 
 
 def anomaly_detection(costs: Costs, folder: Path) -> Training:
-    return Training(Model(), rows(), trainer={"detect_anomaly": True})
+    return Training(Model(), rows(NUM_STEPS * 32), trainer={"detect_anomaly": True})
 
 
 class ManyThreads(Callback):

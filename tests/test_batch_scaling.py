@@ -17,7 +17,7 @@ from lightning_modelprof.analysis.theil_sen import theil_sen
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.small_batches import SmallBatches
 from lightning_modelprof.run.batch_sizes import BatchSizes
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
 from tests.diagnosed import MS, analysis_of, only, steps_of
 from tests.fits import Net, Numbers, fit_quietly, make_callback, make_trainer
 from tests.support import FakeClock
@@ -136,7 +136,7 @@ def test_last_batches_with_a_validation_are_compared_by_the_model_alone():
     assert found.fixed_ns == pytest.approx(7 * MS, abs=10)
 
 
-@pytest.mark.parametrize("tag", set(StepTag) - {StepTag.VALIDATION, StepTag.NO_OPTIMIZER_STEP})
+@pytest.mark.parametrize("tag", [tag for tag in StepTag if NOT_CLEAN & tag and tag != StepTag.VALIDATION])
 def test_steps_that_are_special_in_another_way_are_not_compared(tag):
     tags = np.where(np.array(LAST) == 20, int(tag), 0)
     assert isinstance(batch_scaling(experiment(6, 0.03, LAST, tags=tags), None), Absent)
