@@ -61,7 +61,7 @@ def one_round(python: str, example: str) -> dict[str, dict[str, float]]:
             done = subprocess.run(
                 command, cwd=folder, env=environment, capture_output=True, text=True, check=True
             )
-        found[variant] = json.loads(done.stdout.splitlines()[-1])
+        found[variant] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return found
 
 
