@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
 from lightning_modelprof.config_sources import explain_unknown_arguments, read_yaml
 from lightning_modelprof.fit.hooks import ProfilingHooks
+from lightning_modelprof.fit.saved import Saved, know_lightning
 
 
-class ModelProfCallback(ProfilingHooks, Callback):
+class ModelProfCallback(Saved, ProfilingHooks, Callback):
     """Shows where the time of a training run goes, at about the cost of an empty callback.
 
     ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
@@ -27,6 +29,7 @@ class ModelProfCallback(ProfilingHooks, Callback):
         warmup: steps before each window in which torch.profiler runs and its results are thrown away.
         repeat: number of windows; 0 means windows until training ends.
         skip_first: steps at the start that the benchmark leaves out, and after which the first wait begins.
+            Left at 10, the benchmark leaves out no more than a sixth of a loop whose length is known.
         steps: record steps start to end-1 of a half-open (start, end), instead of active, wait, warmup and
             repeat; skip_first then is the benchmark's alone.
         activities: what torch.profiler records, out of cpu, cuda and xpu; None means all there are.
@@ -185,6 +188,8 @@ class ModelProfCallback(ProfilingHooks, Callback):
             rules=rules,
         )
         super().__init__(config)
+        with suppress(Exception):  # of another torch or pytorch_lightning
+            know_lightning(ModelProfCallback, Callback)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:

@@ -162,7 +162,11 @@ def arguments_in_environment() -> dict[str, Any] | None:
     Raises:
         ConfigError: when it is none of these, or asks for something that cannot be meant.
     """
-    value = os.environ.get(SWITCH, "").strip()
+    return _asked_for(os.environ.get(SWITCH, "").strip())
+
+
+def _asked_for(value: str) -> dict[str, Any] | None:
+    """What a value of the variable asks for."""
     where = f"environment variable {SWITCH}"
     if value.lower() in _SWITCHED_OFF or not value:
         return None
@@ -194,7 +198,14 @@ def is_switched_off() -> bool:
     Raises:
         ConfigError: as of :func:`arguments_in_environment`.
     """
-    return bool(os.environ.get(SWITCH, "").strip()) and arguments_in_environment() is None
+    value = os.environ.get(SWITCH, "").strip()
+    return bool(value) and _says_no(value)
+
+
+@functools.lru_cache(maxsize=1)
+def _says_no(value: str) -> bool:
+    """Asked before every loop, while a file that the variable names is read once."""
+    return _asked_for(value) is None
 
 
 def check_names(names: Iterable[Any], where: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.fit import allowance, process_loops
+from lightning_modelprof.fit import allowance, inspection_plan, loop_parts, process_loops, session
 from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
 from tests.chromium import start_chromium
 
@@ -39,10 +40,15 @@ _SHORT = {
         (process_loops, "SHORT_FIT"),
         (process_loops, "SHORT_EVALUATION"),
         (allowance, "LEAST_NS"),
+        (session, "REPORT_AFTER_NS"),
+        (inspection_plan, "SKIPPED_SHARE"),
+        (loop_parts, "SHORT_LOOP"),
     )
 }
 process_loops.SHORT_FIT = process_loops.SHORT_EVALUATION = 0
 allowance.LEAST_NS = 10**18
+session.REPORT_AFTER_NS = 0
+inspection_plan.SKIPPED_SHARE, loop_parts.SHORT_LOOP = math.inf, 0
 
 
 @pytest.fixture(autouse=True)

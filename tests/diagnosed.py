@@ -56,6 +56,7 @@ def analysis_of(
     validation=None,
     slow=None,
     cpu=None,
+    repeated=None,
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -70,6 +71,7 @@ def analysis_of(
         validation=validation,
         slow=slow,
         cpu=cpu,
+        repeated=repeated,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})

@@ -649,7 +649,7 @@ class SteppedByHand(Model):
 
 
 def stepped_by_hand(costs: Costs, folder: Path) -> Training:
-    return Training(SteppedByHand(costs), rows())
+    return Training(SteppedByHand(costs), rows(NUM_STEPS * 16))
 
 
 class RowLoop(Model):
@@ -824,7 +824,7 @@ def own_optimizer(costs: Costs, folder: Path) -> Training:
 
 
 def anomaly_detection(costs: Costs, folder: Path) -> Training:
-    return Training(Model(), rows(), trainer={"detect_anomaly": True})
+    return Training(Model(), rows(NUM_STEPS * 32), trainer={"detect_anomaly": True})
 
 
 class ManyThreads(Callback):
@@ -863,6 +863,11 @@ class Flat(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         wait(5)
         return inputs * self.scale
+
+
+def small_batches(costs: Costs, folder: Path) -> Training:
+    """8 ms with any batch; the last one of eight holds one row instead of four."""
+    return Training(Working(), rows(29), trainer={"max_epochs": 8})
 
 
 def bias_before_batchnorm(costs: Costs, folder: Path) -> Training:
@@ -936,6 +941,9 @@ SCENARIOS = (
         "cpu_threads_oversubscribed",
         saving=False,
         placed=False,
+    ),
+    Scenario(
+        "small_batches", small_batches, "balanced", "small_batches", saving=False, severe=False, placed=False
     ),
     Scenario(
         "bias_before_batchnorm",

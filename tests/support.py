@@ -188,7 +188,9 @@ class Truth:
             self.validation[_part_of(phase, what)] += ns
             phase = "validation"
         self._open[phase] += ns
-        self._open_device[phase] += 3 * ns
+        # Callbacks put no marks on a device: there their time is that of the phase around them.
+        is_between = phase == "callbacks" and not self.in_epoch
+        self._open_device["epoch_turn" if is_between else phase] += 3 * ns
         if phase == "callbacks":
             self.by_hook[what] += ns
 
@@ -532,7 +534,7 @@ class CostlyLogger(Logger):
             self.truth.step_ends()  # our own figures: at a step's start, and at our own expense
             self.truth.spend("profiler", "logger")
         else:
-            self.truth.spend("logging" if self.truth.in_epoch else "other", "logger")
+            self.truth.spend("logging" if self.truth.in_epoch else "epoch_turn", "logger")
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,10 +12,12 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import allowance
+from lightning_modelprof.fit import allowance, session
 from lightning_modelprof.fit.allowance import Allowance
 from lightning_modelprof.fit.inspection_plan import InspectionPlan, plan_later
+from lightning_modelprof.measure import capture, torch_profiler
 from lightning_modelprof.measure.schedule import Action, Schedule
+from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
 from tests.support import make_trainer
@@ -72,7 +76,7 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(folder, num_steps, clock=None, **arguments):
+def fit(folder, num_steps, clock=None, model=None, **arguments):
     callback = ModelProfCallback(
         **{"dirpath": folder / "run", "terminal": False, "tensorboard": False, "sampling": False, **arguments}
     )
@@ -80,7 +84,7 @@ def fit(folder, num_steps, clock=None, **arguments):
     trainer = make_trainer(
         callbacks=[callback], default_root_dir=folder, max_epochs=1, max_steps=-1, accumulate_grad_batches=1
     )
-    model = Small()
+    model = model or Small()
     trainer.fit(model, [0] * num_steps)
     return callback, model
 
@@ -105,7 +109,7 @@ def test_what_is_asked_for_by_name_is_done(tmp_path, monkeypatch):
     assert callback.run.ranks[0].model_cost.count is not None
     callback, _ = fit(tmp_path / "stacks", 60, with_stack=True)
     assert callback.run.ranks[0].windows[0].status is WindowStatus.COMPLETE
-    callback, _ = fit(tmp_path / "alone", 60)
+    callback, _ = fit(tmp_path / "alone", 60, Ticks())
     cost = callback.run.ranks[0].model_cost
     assert (cost.count, cost.times) == (None, None)
     assert cost.count_note == (
@@ -148,6 +152,38 @@ def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypa
     assert 0.05 * before_ns[window.first_step] >= 10_000_000
 
 
+@pytest.mark.parametrize(("step_ns", "reports"), [(1_000_000, 1), (1_000_000_000, 2)])
+def test_a_short_loop_has_its_report_when_it_ends(tmp_path, monkeypatch, step_ns, reports):
+    """One that has run for ten seconds has one when a window has closed, too."""
+    clock, built = Ticks(), []
+
+    class Slow(Small):
+        def training_step(self, batch):
+            clock.now += step_ns
+            return super().training_step(batch)
+
+    monkeypatch.setattr(session, "build_report", lambda *args: built.append(1) or build_report(*args))
+    callback, _ = fit(tmp_path, 40, clock, model=Slow(), active=2, flops=False)
+    assert callback.run.ranks[0].windows[0].recorded_steps
+    assert len(built) == reports
+
+
+def test_each_window_is_paid_for_once(tmp_path, monkeypatch):
+    """Closing one takes a second each time."""
+    clock, spent = Ticks(), []
+
+    def stop(profiler, ranges):
+        torch_profiler.stop(profiler, ranges)
+        clock.now += S
+
+    monkeypatch.setattr(capture, "stop", stop)
+    monkeypatch.setattr(Allowance, "spend", lambda self, ns: spent.append(ns))
+    callback, _ = fit(tmp_path, 300, clock, active=2, skip_first=5, wait=50, repeat=3, flops=False)
+    assert [len(one.recorded_steps) for one in callback.run.ranks[0].windows] == [2, 2, 2]
+    assert len(spent) == 3
+    assert all(0.8 * S < one < 1.1 * S for one in spent)
+
+
 @pytest.mark.parametrize("num_steps", [60, 400])
 def test_weights_are_the_same(tmp_path, num_steps):
     torch.manual_seed(0)
@@ -156,3 +192,25 @@ def test_weights_are_the_same(tmp_path, num_steps):
     bare = Small()
     make_trainer(default_root_dir=tmp_path, max_epochs=1, max_steps=-1).fit(bare, [0] * num_steps)
     assert all(map(torch.equal, with_ours.parameters(), bare.parameters()))
+
+
+class SlowData(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.ones(2)
+
+
+def test_twelve_steps_have_a_verdict(tmp_path):
+    """A fit that cannot be longer, with the defaults: the wait for its batches is most of it."""
+    callback = ModelProfCallback(dirpath=tmp_path / "run", terminal=False, tensorboard=False)
+    trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path, max_epochs=1, max_steps=-1)
+    trainer.fit(Small(), torch.utils.data.DataLoader(SlowData(), batch_size=1))
+    assert callback.report.verdict.kind == "input_bound"
+    steps = callback.run.ranks[0].steps
+    assert len(steps) == 12
+    assert (steps.tags & int(StepTag.SKIP_FIRST) != 0).sum() == 2
+    assert (steps.tags & int(StepTag.INSPECTED) != 0).sum() <= 3
+    assert callback.run.info.config["skip_first"] == 10, "as it was asked for"

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ class Copying(Callback):
             self.made = self.make(self.copied)
 
 
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize(
+    "make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(ForkingPickler.dumps(one))]
+)
 def test_a_copy_has_nothing_of_the_fit_and_measures_another(tmp_path: Path, make: Any) -> None:
     callback = make_callback(tmp_path, steps=(4, 9))
     copying = Copying(callback, make)

@@ -218,7 +218,7 @@ def test_cpu_has_no_device_clock():
 
 
 class EndsEpoch(Callback):
-    """Costs time after the last step of an epoch: to the device that is Lightning's loop."""
+    """Costs time after the last step of an epoch: to the device that is the turn of the epoch."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth

@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
-from lightning_modelprof import ConfigError, ModelProfCallback
+from lightning_modelprof import ConfigError, ModelProfCallback, config_sources
+from lightning_modelprof.config_sources import SWITCH, is_switched_off
 from lightning_modelprof.fit import warn
 from lightning_modelprof.run.archive import load_run
 from tests.fits import Net, fit_quietly, loader
@@ -185,3 +186,19 @@ def test_with_the_command_line_of_lightning(tmp_path, monkeypatch):
     cli = LightningCLI(Net, trainer_defaults=QUIET, run=False, save_config_callback=None)
     fit_quietly(cli.trainer, cli.model, loader())
     assert (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_file_is_read_once_for_many_loops(tmp_path, monkeypatch):
+    file = tmp_path / "profile.yaml"
+    file.write_text("active: 0\n")
+    monkeypatch.setenv(SWITCH, str(file))
+    config_sources._says_no.cache_clear()
+    assert not is_switched_off()
+    file.unlink()
+    assert not is_switched_off()
+    monkeypatch.setenv(SWITCH, "off")
+    assert is_switched_off()
+    monkeypatch.setenv(SWITCH, "flase")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="flase"):
+            is_switched_off()

@@ -41,6 +41,7 @@ FOREIGN = {
     *("sort_by", "batch_size_fn", "max_new_tokens"),  # of a table, ThroughputMonitor, generate
     "export_to_flame_graph",  # PyTorchProfiler's, by its keyword arguments
     *("with_flops", "with_modules", "profile_memory"),  # torch.profiler's, given on by PyTorchProfiler
+    *("pl_trainer_kwargs", "trainer_kwargs", "cache_data", "fused"),  # of libraries and torch.optim
 }
 """Names of arguments that no signature here has."""
 

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from rich.progress import Progress
@@ -361,3 +361,14 @@ def test_no_progress_over_another_live_display(monkeypatch):
         with show_progress("a trace") as tell:
             tell(10**7, 3 * 10**7)
         assert "a trace" not in stream.getvalue()[begin:]
+
+
+def test_a_report_is_printed_once_where_another_callback_ends_the_fit(tmp_path, capsys):
+    class Last(Callback):
+        def on_train_end(self, *args):
+            assert "Perf Summary" not in capsys.readouterr().out, "a bar may still be open"
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fit(tmp_path, Last())
+    assert capsys.readouterr().out.count("lightning-modelprof: ") == 1

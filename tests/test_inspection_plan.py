@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.fit.inspection_plan import NUM_TIMED, plan_inspection
+from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.fit.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
 from lightning_modelprof.measure.schedule import Action, Schedule
 
 SMALL = st.integers(0, 6)
@@ -59,3 +60,21 @@ def test_no_inspected_step_is_in_a_window(skip_first, wait, warmup, active, repe
         # Then there is no free step at all, but perhaps the very first.
         last = 200 if num_steps is None else num_steps
         assert all(schedule.action(step) is not Action.WAIT for step in range(1, last))
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("asked", "num_steps", "expected"),
+    [
+        (10, None, 10),
+        (10, 600, 10),
+        (10, 60, 10),
+        (10, 59, 9),
+        (10, 12, 2),
+        (10, 5, 1),
+        (7, 12, 7),
+        (0, 12, 0),
+    ],
+)
+def test_a_short_loop_skips_less_unless_it_is_asked_to(asked, num_steps, expected):
+    assert steps_to_skip(ProfileConfig(skip_first=asked), num_steps) == expected

@@ -93,6 +93,7 @@ LIBRARIES = {
         "fit.checks",
         "fit.inspection",
         "fit.meeting",
+        "fit.saved",
         "fit.step_copy",
         "flops",
         "measure",
@@ -104,7 +105,8 @@ LIBRARIES = {
     "lightning": ("callback", "measure.phases", "measure.hook_phases", "measure.environment"),
     "pytorch_lightning": (),
     "yaml": ("config_sources",),
-    "rich": ("show.terminal", "show.progress"),
+    "rich": (),  # Lightning takes another bar where it is installed
+    "tqdm": ("show.progress",),
     "jinja2": ("show.html",),
     "tensorboard": ("show.event_file", "show.hparams", "tensorboard_plugin"),
     "werkzeug": ("tensorboard_plugin",),

@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from lightning_modelprof.analysis.module_tree import module_tree
@@ -17,8 +16,8 @@ from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.model_profile import profile_model
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.tables import module_tables
-from lightning_modelprof.show import terminal
 from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.terminal import print_report
 from tests.test_module_tree import COST
 
 
@@ -223,14 +222,14 @@ def test_printed_or_written(capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
-def test_fits_a_terminal_of_120_columns():
+def test_fits_a_terminal_of_120_columns(monkeypatch):
     """With given times: those of a busy machine may have more digits."""
+    for name, value in (("COLUMNS", "120"), ("FORCE_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
     tables = module_tables(module_tree(COST))
     report = Report(title="A model", facts=(), tables=tables, notes=(), sections={})
-    console = Console(width=120, file=io.StringIO(), record=True)
-    for part in terminal._parts(report, 120, 40):
-        console.print(part)
-    text = console.export_text()
+    print_report(report, drawn := io.StringIO())
+    text = drawn.getvalue()
     assert max(map(len, text.splitlines())) <= 120
     # Both tables in one piece: their first column is there once.
     assert text.count("body (Sequential)") == 1

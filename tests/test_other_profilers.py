@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from lightning_modelprof.measure import other_profilers
+from lightning_modelprof.measure.other_profilers import ProfilerWatch
 from tests.fits import run_script
 
 # torch can take the process with it when two profilers meet, so each case is a process of its own, forked
@@ -168,3 +170,19 @@ def test_another_torch_profiler(outcomes, name):
     if outcome["traces"] is not None:
         assert len(outcome["traces"]) == 1
         assert outcome["traces"][0] > 20, "theirs has what it recorded"
+
+
+def test_all_objects_are_looked_at_until_none_waited(monkeypatch):
+    looks, answers = [], [True, False]
+    monkeypatch.setattr(
+        other_profilers, "_is_one_waiting", lambda: looks.append(None) or answers[len(looks) - 1]
+    )
+    watch = ProfilerWatch()
+    watch.begin()
+    try:
+        assert [watch.is_one_waiting() for _ in range(4)] == [True, False, False, False]
+        assert len(looks) == 2
+        watch._on_prepare()
+        assert watch.is_one_waiting()
+    finally:
+        watch.end()

@@ -102,7 +102,7 @@ def test_automatic_optimization_with_everything(bench, interval):
     assert bench.truth.steps[3]["dataloader_init"] > 0
     assert bench.truth.steps[1]["logging"] > 0
     assert bench.truth.steps[2]["profiler"] > 0  # the same logger with our own figures of clean steps
-    assert bench.truth.steps[3]["other"] > 0  # the logger's point at the epoch's end
+    assert bench.truth.steps[3]["epoch_turn"] > 0  # the logger's point at the epoch's end
     bench.check_callback_times()
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.cli import main
+from lightning_modelprof.fit import process_loops
 from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS
 from lightning_modelprof.run.process_loops import MAX_KEPT
+from tests.fits import run_script
 from tests.support import make_trainer
 
 pytestmark = pytest.mark.short
@@ -132,7 +137,8 @@ def test_fits_of_one_process_have_a_line_each_and_one_folder(tmp_path, capsys):
         one for one in out.splitlines() if one.startswith("lightning-modelprof: 8 training steps of Small")
     ]
     assert len(lines) == 3
-    assert str(tmp_path / "run" / "fit_2") in out
+    assert ". CANNOT TELL: " in lines[1]
+    assert lines[1].endswith(f". Files: {tmp_path / 'run' / 'fit_2'}")
     PROCESS_LOOPS.end()
     run = load_run(tmp_path / "run")
     assert [one.folder for one in run.loops] == [
@@ -215,3 +221,72 @@ def test_a_child_begins_anew(tmp_path):
     loops.forget()
     loops.end()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.logs_warnings
+def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypatch):
+    """As one of another Lightning, or one that somebody made up."""
+
+    def fail(trainer, loop):
+        raise AttributeError("max_batches")
+
+    monkeypatch.setattr(process_loops, "num_steps", fail)
+    model = Small()
+    trainer_of(callback_in(tmp_path / "run"), tmp_path).predict(model, [0] * 3)
+    assert len(model.profilers) == 3
+
+
+def test_the_first_loop_s_loggers_do_not_live_on(tmp_path):
+    logger = CSVLogger(tmp_path)
+    callback = callback_in(tmp_path / "run", active=0, terminal=False)
+    trainer_of(callback, tmp_path, logger=logger).fit(Small(), [0] * 8)
+    is_there = weakref.ref(logger)
+    del logger, callback
+    gc.collect()
+    assert is_there() is None
+
+
+def test_a_notebook_s_shell_that_is_not_made_yet(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    callback = callback_in(tmp_path / "run", active=0)
+    trainer_of(callback, tmp_path).fit(Small(), [0] * 8)
+    assert callback.report is not None
+
+
+JOBS = """
+import sys
+from pathlib import Path
+from joblib import Parallel, delayed
+from tests.fits import *
+
+def job(number):
+    callback = make_callback(Path(sys.argv[1]) / str(number), terminal=True, active=0)
+    trainer = make_trainer(Path(sys.argv[1]) / str(number), callback)
+    trainer.fit(Net(), loader(32))
+    trainer.validate(trainer.lightning_module, loader(2), verbose=False)
+
+if __name__ == "__main__":
+    Parallel(n_jobs=2, backend=sys.argv[2])(delayed(job)(number) for number in range(2))
+"""
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
+    pytest.importorskip("joblib")
+    result = run_script(JOBS, tmp_path, backend, cwd=tmp_path, timeout=300, fresh=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    lines = [line for line in result.stdout.splitlines() if "lightning-modelprof" in line]
+    assert len(lines) == 2
+    assert {line.rpartition("Files: ")[2] for line in lines} == {
+        str(tmp_path / number / "modelprof") for number in "01"
+    }
+    assert "Perf Summary" not in result.stdout
+
+
+def test_ray_is_told_by_what_it_sets(monkeypatch):
+    trainer = SimpleNamespace(world_size=1, strategy=SimpleNamespace(launcher=None))
+    assert not process_loops.is_worker(trainer)
+    monkeypatch.setenv("RAY_RAYLET_PID", "7")
+    assert process_loops.is_worker(trainer)
+    trainer.world_size = 2
+    assert not process_loops.is_worker(trainer), "a training of several ranks reports once"

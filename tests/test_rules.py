@@ -559,6 +559,8 @@ def optimizer(**changes):
         ("cuda", {}, None),  # torch takes foreach by itself
         ("cuda", {"foreach": False}, Severity.CRITICAL),
         ("cuda", {"foreach": False, "fused": True}, None),
+        ("mps", {}, None),
+        ("mps", {"foreach": False}, Severity.CRITICAL),
     ],
 )
 def test_optimizer_not_fused(device, changes, severity):

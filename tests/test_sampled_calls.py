@@ -136,3 +136,23 @@ def test_in_a_real_fit(tmp_path, is_on):
     [finding] = [one for one in callback.report.findings if one.kind == "anomaly_detection"]
     assert finding.status is (Status.FOUND if is_on else Status.CLEAN)
     assert callback.run.ranks[0].setup.detects_anomaly is is_on
+
+
+def test_anomaly_detection_of_a_fit_that_was_interrupted(tmp_path):
+    """Lightning has switched it off before we can tell of the exception."""
+
+    class Interrupted(Deep):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 20:
+                raise KeyboardInterrupt
+            return super().training_step(batch)
+
+    callback = ModelProfCallback(
+        active=0, dirpath=tmp_path / "run", flops=False, terminal=False, tensorboard=False, sampling=False
+    )
+    trainer = make_trainer(
+        callbacks=[callback], default_root_dir=tmp_path, max_steps=60, max_epochs=-1, detect_anomaly=True
+    )
+    with pytest.raises((KeyboardInterrupt, SystemExit)):  # by Lightning's version
+        trainer.fit(Interrupted(), [0] * 100)
+    assert callback.run.ranks[0].setup.detects_anomaly is True

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from lightning_modelprof.report.diagnose import findings_section
 from lightning_modelprof.report.model import (
@@ -23,7 +22,7 @@ from lightning_modelprof.report.model import (
 from lightning_modelprof.show.findings import found_texts, place_of
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard import markdown_summary
-from lightning_modelprof.show.terminal import _parts, print_report
+from lightning_modelprof.show.terminal import print_report
 from lightning_modelprof.show.text import render_text
 
 HOSTILE = "[bold]<img src=x onerror=alert(1)>\x1b[31m|`a`\nb"
@@ -128,16 +127,12 @@ def test_without_a_ratio_nothing_is_said_of_it():
     assert "accounted" not in render_text(report(SLOW, ratio=None))
 
 
-def terminal(width):
-    console = Console(width=width, file=io.StringIO(), markup=False, highlight=False, emoji=False)
-    for part in _parts(report(SLOW, HINT), width, 40):
-        console.print(part)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_terminal(width):
-    text = terminal(width)
+def test_terminal(monkeypatch, width):
+    for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+    print_report(report(SLOW, HINT), drawn := io.StringIO())
+    text = drawn.getvalue()
     assert text.split("\n")[1].startswith("OVERHEAD-BOUND:")
     assert "[CRITICAL]" in text
     assert "[not judged]" in text

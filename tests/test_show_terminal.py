@@ -5,13 +5,17 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from lightning_modelprof.report.model import Report, apply_options
 from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.show import terminal
 from lightning_modelprof.show.format import DASH
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.terminal import print_report, wrap
 from lightning_modelprof.show.text import render_text
+from tests.fits import ROOT
 from tests.golden_support import check_golden
 from tests.sample_reports import (
     ALL_REPORTS,
@@ -32,7 +36,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
@@ -155,3 +159,57 @@ def test_a_stream_with_an_old_encoding_does_not_raise(name, encoding):
     print_report(ALL_REPORTS[name](), stream)
     stream.flush()
     assert b"Names" in raw.getvalue() or b"Perf Summary" in raw.getvalue()
+
+
+def test_a_dumb_terminal_gets_no_escape_sequences(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    text = printed(gpu_report(), 80, monkeypatch)
+    assert "\x1b" not in text
+    assert "─" in text
+
+
+def test_colour_in_a_pipe_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_report(gpu_report(), stream := io.StringIO())
+    assert "\x1b[1;36m" in stream.getvalue()
+
+
+def test_a_notebook_is_no_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does
+
+    class OutStream(Terminal):
+        pass
+
+    OutStream.__module__ = "ipykernel.iostream"
+    print_report(gpu_report(), stream := OutStream())
+    assert stream.getvalue() == render_text(gpu_report())
+
+
+def test_an_old_console_of_windows_gets_plain_text(monkeypatch):
+    for name in ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(terminal.os, "name", "nt")
+    text = printed(gpu_report(), 80, monkeypatch)
+    monkeypatch.undo()
+    assert text == render_text(gpu_report())
+
+
+@given(st.text(st.sampled_from("ab 数é\u0301"), max_size=60), st.integers(2, 20))
+def test_wrapped_lines_hold_all_and_fit(text, width):
+    lines = wrap(text, width)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(cell_len(line) <= width for line in lines)
+    assert all(line for line in lines) or not text.strip()
+
+
+def test_nothing_of_ours_brings_rich():
+    """Lightning takes its RichProgressBar wherever rich is installed."""
+    needs = re.findall(r'"(\w[\w-]*)', (ROOT / "pyproject.toml").read_text().split("[project.optional")[0])
+    assert "tqdm" in needs
+    assert "rich" not in needs
+
+
+def test_in_a_file_the_report_begins_below_the_bar(capsys):
+    print("Epoch 0: 100%", end="")
+    print_report(cpu_report(), is_below_a_bar=True)
+    assert capsys.readouterr().out == f"Epoch 0: 100%\n{render_text(cpu_report())}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader, Subset
 from lightning_modelprof.measure import training_setup
 from lightning_modelprof.measure.code_place import own_methods, place_of
 from lightning_modelprof.measure.convolution_biases import convolution_biases
+from lightning_modelprof.measure.environment import run_info
 from lightning_modelprof.measure.training_setup import read_setup
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.archive import load_run
@@ -221,3 +224,33 @@ def test_findings_in_report_json(tmp_path):
     keys = {"kind", "status", "severity", "title", "summary", "action", "saving_ns_per_step", "locations"}
     assert all(set(one) == keys | {"evidence"} for one in document["findings"])
     assert len({one["kind"] for one in document["findings"]}) > 20
+
+
+LIBRARY = """
+import lightning.pytorch
+__version__ = "3.2.1"
+
+class Trainer(lightning.pytorch.Trainer):
+    pass
+
+class Forecaster(lightning.pytorch.LightningModule):
+    pass
+"""
+
+
+def test_versions_name_the_library(tmp_path, monkeypatch):
+    """Of the model's class, or of one that the user's derives from; a file of the user's has no version."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "forecasts.py").write_text(LIBRARY)
+    (tmp_path / "users.py").write_text(
+        LIBRARY.replace(".LightningModule", ".Forecaster").replace("lightning.pytorch", "forecasts")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    users = importlib.import_module("users")
+    trainer = users.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    info = run_info(trainer, users.Forecaster(), FIT, config={}, sample_unit="samples", version="0")
+    assert list(info.versions) == ["lightning-modelprof", "torch", "forecasts", "lightning", "python"]
+    assert info.versions["forecasts"] == "3.2.1"
+    for name in ("users", "forecasts"):
+        sys.modules.pop(name)

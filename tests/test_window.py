@@ -202,8 +202,8 @@ def own_ns(name, trace):
 def test_model_summary_agrees_with_the_ledger(tmp_path):
     """Two measurements of the same steps: our clock, and torch's time stamps of our ranges.
 
-    A busy machine may stop the thread between the two time stamps of any step, so the closest of six are compared: what
-    is wrong in our arithmetic is wrong in each.
+    A busy machine may stop the thread between the two time stamps of any step, so the closest of six are
+    compared: what is wrong in our arithmetic is wrong in each.
     """
     data = torch.utils.data.DataLoader(SlowNumbers(24), batch_size=2)
     callback = run_fit(tmp_path, module=Slow(), data=data, steps=(3, 9))

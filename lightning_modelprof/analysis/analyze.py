@@ -8,6 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.batch_cpu import BatchCpu, batch_cpu
+from lightning_modelprof.analysis.batch_scaling import BatchScaling, batch_scaling
 from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion, all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.forward_check import ForwardFacts, forward_facts
@@ -37,8 +38,9 @@ from lightning_modelprof.run.records import (
     RunInfo,
     Window,
 )
+from lightning_modelprof.run.repeated_samples import RepeatedSamples
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import StepTag, StepTimings
+from lightning_modelprof.run.steps import BEGINS_EPOCH, StepTag, StepTimings
 from lightning_modelprof.run.training_setup import TrainingSetup
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
@@ -78,6 +80,8 @@ class Analysis:
         rank_skew: the ranks of the job side by side.
         slow: steps that took much longer than usual, and why.
         batch_cpu: what batches and steps take of the CPUs.
+        batch_scaling: how the time of a step depends on the size of its batch.
+        repeated: whether samples are the same in each epoch; ``None`` where nobody looked.
         own_cost: what this profiler took of the loop.
         call_tree: in which functions the training thread was, from the phases on.
         hot_lines: which lines the training thread was at.
@@ -115,6 +119,8 @@ class Analysis:
     rank_skew: RankSkew | Absent
     slow: SlowFacts | Absent
     batch_cpu: BatchCpu | Absent
+    batch_scaling: BatchScaling | Absent
+    repeated: RepeatedSamples | None
     own_cost: OwnCost | Absent
     call_tree: CallTree | Absent
     hot_lines: HotLines | Absent
@@ -200,6 +206,8 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             usable_cpus=None if record.setup is None else record.setup.usable_cpus,
             cpu_wait_share=waited,
         ),
+        batch_scaling=batch_scaling(steps, None if cost is None else cost.batch_sizes),
+        repeated=record.repeated,
         own_cost=own_cost(totals, record.outside_ns, costs),
         call_tree=call_tree(record.stacks),
         hot_lines=hot,
@@ -219,7 +227,7 @@ def _epoch_starts(steps: StepTimings, num_steps: int) -> list[int]:
     """The steps in which an epoch begins; none if not all steps were kept, as some would be missing."""
     if len(steps) < num_steps:
         return []
-    return [int(step) for step in steps.step[(steps.tags & int(StepTag.FIRST_OF_EPOCH)) != 0]]
+    return [int(step) for step in steps.step[(steps.tags & BEGINS_EPOCH) != 0]]
 
 
 def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:

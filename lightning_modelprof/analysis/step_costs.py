@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.benchmark import standard_error
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.steps import BEGINS_EPOCH, NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 
 _OURS: Final = int(NOT_CLEAN & ~(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION))
 """Tags of steps that are not what they would be without this profiler, or are among the first ones."""
@@ -26,7 +26,10 @@ More of it could be most of the least share that a rule finds, 3 %."""
 _TRIMMED: Final = 0.2
 
 SURROUNDINGS: Final = frozenset(
-    ("callbacks", "module_hooks", "logging", "validation", "checkpoint", "dataloader_init", "lr_scheduler")
+    (
+        *("callbacks", "module_hooks", "logging", "validation", "checkpoint", "lr_scheduler"),
+        *("dataloader_init", "epoch_turn"),
+    )
 )
 """Phases that may be in few steps only, and that a profiler or an inspection does not slow down."""
 
@@ -287,9 +290,10 @@ def _boundaries(
 ) -> EpochBoundaries:
     """What the kept steps show of the starts of epochs; only their number is of all steps."""
     first = steady.select(_begins_an_epoch(steady))
-    num_first = totals.num_with(StepTag.FIRST_OF_EPOCH)
-    is_step_0 = (steps.step == 0) & ((steps.tags & int(StepTag.FIRST_OF_EPOCH)) != 0)
+    num_first = totals.num_with(BEGINS_EPOCH)
+    is_step_0 = (steps.step == 0) & ((steps.tags & BEGINS_EPOCH) != 0)
     init, wait = first.phases_ns[:, _DATALOADER_INIT], first.phases_ns[:, _DATALOADER]
+    clean = clean.select((clean.tags & BEGINS_EPOCH) == 0)
     inside = clean.phases_ns[:, _DATALOADER]
     is_measured = bool((init != NOT_MEASURED).all() and (wait != NOT_MEASURED).all())
     extra = None
@@ -306,5 +310,5 @@ def _boundaries(
 
 def _begins_an_epoch(steps: StepTimings) -> NDArray[np.bool_]:
     """Which steps hold the boundary between two epochs."""
-    begins: NDArray[np.bool_] = ((steps.tags & int(StepTag.FIRST_OF_EPOCH)) != 0) & (steps.step != 0)
+    begins: NDArray[np.bool_] = ((steps.tags & BEGINS_EPOCH) != 0) & (steps.step != 0)
     return begins

@@ -16,7 +16,7 @@ _FORWARD: Final = ("forward",)
 OPTIMIZER: Final = ("optimizer", "clip")
 """The optimizer step: what a rank does after the gradients are there."""
 
-_WORK_OR_WAIT: Final = (*_FORWARD, *OPTIMIZER, "validation", "other")
+_WORK_OR_WAIT: Final = (*_FORWARD, *OPTIMIZER, "validation", "other", "epoch_turn")
 _SURE_WAITS: Final = ("backward", "rank_wait")
 """All ranks meet in the first; the second is nothing but the wait for others."""
 
@@ -77,7 +77,8 @@ class Straggler:
         """
         if self.phase in OPTIMIZER:
             return self.waiting_phase != "rank_wait"
-        return self.phase in _MAY_MEET and self.waiting_phase in (*OPTIMIZER, "validation", "other")
+        may_wait = (*OPTIMIZER, "validation", "other", "epoch_turn")
+        return self.phase in _MAY_MEET and self.waiting_phase in may_wait
 
     @property
     def awaited_ns(self) -> float:

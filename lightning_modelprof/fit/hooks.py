@@ -99,6 +99,10 @@ class ProfilingHooks(SessionKeeper):
             self._stop_counting(error)
         if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
             self._meet_size(ledger.sizes(batch))
+        if ledger.repeated is not None:
+            ledger.repeated.begin_batch(batch)
+            if ledger.repeated.is_over:
+                ledger.repeated = None
         inspection = ledger.inspection
         if inspection is not None:
             self._guard(lambda: inspection.begin_batch(batch, batch_idx))

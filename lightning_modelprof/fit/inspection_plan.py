@@ -6,11 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_modelprof.config import DEFAULTS, ProfileConfig
 from lightning_modelprof.measure.schedule import Action, Schedule
 from lightning_modelprof.run.loops import Loop
 
 NUM_TIMED: Final = 3
 """Steps in which modules are timed: enough to see one slow step for what it is."""
+
+SKIPPED_SHARE: Final = 1 / 6
+"""Of a loop that is known to be short no more is skipped, or too few steps would be left for a verdict."""
+
+SHORT_LOOP: Final = 30
+"""Steps; in a loop of fewer, modules are timed in one of them."""
 
 _WARM: Final = 1
 """The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
@@ -61,8 +68,25 @@ def plan_later(
     return InspectionPlan(counted=plan.counted + by, timed=tuple(step + by for step in plan.timed))
 
 
+def steps_to_skip(config: ProfileConfig, num_steps: int | None) -> int:
+    """How many first steps the benchmark leaves out: what was asked for, or fewer in a short loop.
+
+    Args:
+        config: its default is no order.
+        num_steps: length of the loop; ``None`` if unknown.
+    """
+    if num_steps is None or config.skip_first != DEFAULTS.skip_first:
+        return config.skip_first
+    return max(1, math.floor(min(num_steps * SKIPPED_SHARE, config.skip_first)))
+
+
 def plan_inspection(
-    schedule: Schedule, *, skip_first: int, accumulate: int = 1, num_steps: int | None = None
+    schedule: Schedule,
+    *,
+    skip_first: int,
+    accumulate: int = 1,
+    num_steps: int | None = None,
+    num_timed: int = NUM_TIMED,
 ) -> InspectionPlan:
     """Choose steps that are in no profiler window, and if possible among those that the benchmark skips.
 
@@ -71,8 +95,9 @@ def plan_inspection(
         skip_first: steps that the benchmark leaves out.
         accumulate: batches per optimizer step; the counted step ends with one, if possible.
         num_steps: length of the fit; ``None`` if unknown.
+        num_timed: steps in which modules are timed.
     """
-    wanted = accumulate + NUM_TIMED
+    wanted = accumulate + num_timed
     # Every kind of step has come by then; without waits, free steps come only after the last window.
     cycles = 2 if schedule.wait else max(2, schedule.repeat)
     behind = skip_first + cycles * schedule.cycle + wanted + _WARM
@@ -81,10 +106,10 @@ def plan_inspection(
     if last <= begin:
         begin = max(0, min(_WARM, last - 1), last - wanted)
     free = [step for step in range(begin, last) if schedule.action(step) is Action.WAIT]
-    stepping = [step for step in free[:-NUM_TIMED] or free if (step + 1) % accumulate == 0]
+    stepping = [step for step in free[:-num_timed] or free if (step + 1) % accumulate == 0]
     counted = next(iter(stepping or free), None)
     timed = [step for step in free if counted is not None and step > counted]
-    return InspectionPlan(counted=counted, timed=tuple(timed[:NUM_TIMED]))
+    return InspectionPlan(counted=counted, timed=tuple(timed[:num_timed]))
 
 
 def num_steps(trainer: Any, loop: Loop) -> int | None:

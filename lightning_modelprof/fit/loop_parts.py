@@ -11,7 +11,7 @@ from typing import Any
 from lightning_modelprof import __version__
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.inspection import Inspection
-from lightning_modelprof.fit.inspection_plan import num_steps, plan_inspection
+from lightning_modelprof.fit.inspection_plan import NUM_TIMED, SHORT_LOOP, num_steps, plan_inspection
 from lightning_modelprof.fit.loop_memory import LoopMemory
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.fit.sampling import Sampling
@@ -151,11 +151,14 @@ def _make_inspection(
     """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
     if not config.wants_flops or timing.sizes is None:
         return None
+    steps = num_steps(trainer, loop)
+    is_short = steps is not None and steps < SHORT_LOOP and not config.flops
     plan = plan_inspection(
         config.schedule,
-        skip_first=config.skip_first,
+        skip_first=timing.skip_first,
         accumulate=trainer.accumulate_grad_batches if loop.is_fit else 1,
-        num_steps=num_steps(trainer, loop),
+        num_steps=steps,
+        num_timed=1 if is_short else NUM_TIMED,
     )
     return Inspection(
         plan,

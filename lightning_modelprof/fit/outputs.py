@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -92,6 +93,13 @@ class Outputs:
         self._failed: set[str] = set()
         self._has_files = False
         self._has_layout = False
+        self._untold: tuple[Report, bool] | None = None
+
+    def without_loggers(self) -> Outputs:
+        """The same for files alone, which keeps no logger alive."""
+        files = copy.copy(self)
+        files._loggers = []
+        return files
 
     @property
     def has_loggers(self) -> bool:
@@ -141,23 +149,32 @@ class Outputs:
             self._try_file(path, partial(_write_rendered, path, render, report))
 
     def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:
-        """Print the report and write it to TensorBoard as text.
+        """Write the report to TensorBoard as text; it is printed by :meth:`tell`.
 
         Args:
             report: of the loop.
             step: at which loggers have it.
-            is_brief: print a line instead, as a report of such a loop was printed before.
+            is_brief: a line is printed instead, as many such loops run.
         """
         loop = loop_of(report.sections["run"]["loop"])
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if loop.is_fit:
             self._write_hparams(report, step)
-        if self._use_terminal and is_brief:
+        if self._use_terminal:
+            self._untold = report, is_brief
+
+    def tell(self) -> None:
+        """Print the report, once: when the progress bar is closed, which would be drawn again below it."""
+        untold, self._untold = self._untold, None
+        if untold is None:
+            return
+        report, is_brief = untold
+        if is_brief:
             self._try("terminal", lambda: print_lines([self._brief(report)]))
-        elif self._use_terminal:
+        else:
             short, last_words = report.without_details(self._place), self._last_words(report)
-            self._try("terminal", lambda: print_report(short, last_words=last_words))
+            self._try("terminal", lambda: print_report(short, last_words=last_words, is_below_a_bar=True))
 
     def write_profile(self, make: Callable[[], Profile], step: int) -> None:
         """Write what the dashboard shows of a run or a window, if a logger has an event file.
@@ -219,9 +236,12 @@ class Outputs:
         """The report in one line: how fast, why, and where it is."""
         ips = (report.sections["benchmark"] or {}).get("ips") or {}
         speed = f"{ips['avg']:.3g} {ips['unit']}" if ips.get("avg") else "no clean step"
-        verdict = "" if report.verdict is None else f"; {verdict_line(report.verdict)}"
-        place = f"; {self.directory}" if self.directory is not None and self._has_files else ""
-        return f"{report.title}: {speed}{verdict}{place}"
+        sentences = [f"{report.title}: {speed}."]
+        if report.verdict is not None:
+            sentences.append(verdict_line(report.verdict))
+        if self.directory is not None and self._has_files:
+            sentences.append(f"Files: {self.directory}")
+        return one_line(" ".join(sentences))
 
     def _last_words(self, report: Report) -> list[str]:
         """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +38,10 @@ SHORT_FIT: Final = 5
 
 SHORT_EVALUATION: Final = 20
 """The same of a validation, test or prediction loop on its own, in batches."""
+
+
+_RAY_WORKER: Final = "RAY_RAYLET_PID"
+"""Ray sets it in the processes that it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +83,18 @@ def short_loop(
         batches=batches,
         begin_ns=now,
         wanted=wanted,
-        uses_terminal=config.terminal,
+        uses_terminal=config.terminal and not is_worker(trainer),
     )
+
+
+def is_worker(trainer: Any) -> bool:
+    """Whether this process is one of many that run trainings for a program, as joblib's and Ray's are.
+
+    The ranks of one training are none.
+    """
+    if trainer.world_size > 1 or getattr(trainer.strategy, "launcher", None) is not None:
+        return False
+    return multiprocessing.parent_process() is not None or _RAY_WORKER in os.environ
 
 
 @dataclass(slots=True)
@@ -118,6 +134,10 @@ class ProcessLoops:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as in a child of this process."""
         self._roots: dict[Path, Path] = {}
         self._claims: dict[Path, Counter[str]] = {}  # loops of each kind with a folder there
         self._kinds: dict[tuple[str, str], _Kind] = {}
@@ -175,7 +195,7 @@ class ProcessLoops:
             self._lines.append(_line(outputs, run, report))
         first = None if self._first is None else self._first[0].directory
         if first is None and outputs.directory in (None, *self._roots.values()):
-            self._first = outputs, run, report
+            self._first = outputs.without_loggers(), run, report
         self._is_unsaved |= len(self._lines) > 1
         if self._clock() >= self._saves.next_ns:
             self._saves.save(self.save)
@@ -236,10 +256,6 @@ class ProcessLoops:
             if self._kinds and self._uses_terminal:
                 print_lines([_last_line(self._short_loops())])
 
-    def forget(self) -> None:
-        """In a child of this process."""
-        self.__init__()  # type: ignore[misc]
-
 
 def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
     rate: dict[str, Any] = (report.sections["benchmark"] or {}).get("ips") or {}
@@ -268,8 +284,8 @@ def _last_line(short: Sequence[ShortLoops]) -> str:
 
 def _cell() -> object:
     """The cell of a notebook that runs; ``None`` in a program."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # its import may still run
+    shell = None if get_shell is None else get_shell()
     return None if shell is None else shell.execution_count
 
 

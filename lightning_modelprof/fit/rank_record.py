@@ -50,6 +50,7 @@ def make_rank_record(
         memory=parts.memory.record(None if inspection is None else inspection.followed),
         slow=timing.slow.record(),
         cpu=timing.ledger.cpu.record(),
+        repeated=None if timing.repeated is None else timing.repeated.record(),
         stacks=None if sampling is None else sampling.stacks(),
         samples_note=samples_note,
         notes=tuple(notes),

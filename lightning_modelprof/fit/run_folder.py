@@ -122,13 +122,14 @@ def _problem(directory: Path) -> str:
 
 def _refused(folder: Path) -> str:
     """Why nothing can be made in a folder that claims to be writeable, as root is told of ``/sys``."""
-    if folder in _TRIED and folder.is_absolute():
+    if folder in _TRIED:
         return ""
     trial = folder / f".{uuid4().hex}"
     try:
         trial.mkdir()
         trial.rmdir()
-        _TRIED.add(folder)
+        if folder.is_absolute():  # another is elsewhere when the working folder is
+            _TRIED.add(folder)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a fit is worth having without its files
         return "" if is_full else f"nothing can be made in {folder}: {error.strerror or error}"

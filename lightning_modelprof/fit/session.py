@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.fallback import HookFallback
+from lightning_modelprof.fit.inspection_plan import num_steps, steps_to_skip
 from lightning_modelprof.fit.loop_parts import LoopParts, make_parts
-from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
+from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, is_worker
 from lightning_modelprof.fit.rank_record import make_rank_record
 from lightning_modelprof.fit.sampling import Sampling
 from lightning_modelprof.fit.save_timer import SaveTimer
@@ -37,6 +38,9 @@ from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps, side_by_side
 from lightning_modelprof.run.records import Run, Window
+
+REPORT_AFTER_NS: Final = 10_000_000_000
+"""A loop that has run for less has its report when it ends: one takes up to 0.2 s."""
 
 
 class LoopSession:
@@ -101,6 +105,8 @@ class LoopSession:
         self._boundaries: StepBoundaries | None = None
         self._module: Any = None
         self._began_s = 0.0
+        self._armed_ns = 0
+        self._is_report_due = False  # a window has closed since the last one
         self.failure, self._waits = "failed", False
         self._notes: list[str] = []
         self._saves = SaveTimer(clock)
@@ -127,7 +133,8 @@ class LoopSession:
             why_there: why it is not beside the run; ``""`` where it is.
         """
         trainer, config, timing = self._trainer, self._config, self._timing
-        self._module, self._began_s = pl_module, time.time()
+        self._module, self._began_s, self._armed_ns = pl_module, time.time(), self._clock()
+        timing.skip(steps_to_skip(config, num_steps(trainer, self._loop)))
         parts = self._parts = make_parts(
             config,
             self._loop,
@@ -225,11 +232,20 @@ class LoopSession:
         if heard or absent:
             run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
-        is_brief = self._config.terminal and PROCESS_LOOPS.has_printed(self._loop)
+        is_brief = self._config.terminal and (
+            PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+        )
         parts.outputs.show_report(report, step, is_brief=is_brief)
         parts.outputs.write_profile(lambda: run_profile(run, report), step)
         if self.is_first:
             PROCESS_LOOPS.add(parts.outputs, run, report)
+        if status != "finished":
+            self.tell()
+
+    def tell(self) -> None:
+        """Print what was reported, if that was not done yet."""
+        if self._parts is not None:
+            self._parts.outputs.tell()
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -241,7 +257,9 @@ class LoopSession:
                 self._cleanup.callback(parts.inspection.close)
             if parts is not None and parts.sampling is not None:
                 self._cleanup.callback(parts.sampling.pause)
-            self.ledger.ranges = self.ledger.inspection = None
+            if self._timing.repeated is not None:
+                self._cleanup.callback(self._timing.repeated.close)
+            self.ledger.ranges = self.ledger.inspection = self.ledger.repeated = None
 
     def _uninstall(self) -> None:
         if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
@@ -302,15 +320,16 @@ class LoopSession:
         return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
-        """A window closed: keep what it holds, and write the report as far as it goes."""
+        """A window closed: keep what it holds, and write the report as far as it goes, or have it written."""
         assert self._parts is not None
         results = self._parts.results
         results.add(window, raw_path, self._clock)
+        self._is_report_due = True
         if window.recorded_steps:
             self._timing.budget.add_window(results.windows[-1].close_ns or 0)
         is_first = len(results.windows) == 1
         if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
-            self._saves.save(self._report_running)
+            self._saves.save(self._save)
 
     # Results
 
@@ -331,12 +350,14 @@ class LoopSession:
         return Run(info=replace(self._parts.info, status=status), ranks=(record,))
 
     def _save(self) -> None:
-        """Save what was measured until now."""
+        """Save what was measured until now, with a report where a window has closed since the last one."""
         assert self._parts is not None
-        self._parts.outputs.save_run(self._make_run("running"))
-
-    def _report_running(self) -> None:
-        self._report(self._make_run("running"))
+        run = self._make_run("running")
+        if self._is_report_due and self._clock() - self._armed_ns >= REPORT_AFTER_NS:
+            self._is_report_due = False
+            self._report(run)
+        else:
+            self._parts.outputs.save_run(run)
 
     def _report(self, run: Run) -> Report:
         assert self._parts is not None

@@ -201,14 +201,18 @@ class SessionKeeper:
         session = self._session
         if session is None:
             return False
-        self._short = short_loop(
-            self.config,
-            self._loop,
-            trainer,
-            model=type(pl_module).__name__,
-            wanted=self._directory,
-            now=self._clock(),
-        )
+
+        def look() -> None:
+            self._short = short_loop(
+                self.config,
+                self._loop,
+                trainer,
+                model=type(pl_module).__name__,
+                wanted=self._directory,
+                now=self._clock(),
+            )
+
+        self._guard(look)
         if self._short is not None:
             self._session = None
             self._guard(session.close)
@@ -320,6 +324,7 @@ class SessionKeeper:
             self._among_ranks(meeting.leave)
         if session is not None:
             self._guard(session.close)
+            self._guard(session.tell)
             self._take_results(session)  # another callback's exception may have kept ours from being told
 
     def _forget_module(self) -> None:

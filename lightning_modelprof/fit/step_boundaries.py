@@ -38,6 +38,9 @@ _LOOK_EVERY: Final = 200
 _USUAL_OPERATORS: Final = 500
 """Of a step, where none was counted."""
 
+_LONGEST_WAIT: Final = 10**9
+"""Steps; no loop has as many."""
+
 _WAITED: Final = "{what} would have taken more than 5 % of {loop} ({ask} does it in any case)"
 
 _NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
@@ -83,7 +86,8 @@ class StepBoundaries:
         self._armed_ns = clock()
         self._warm_ns = 0  # when the first step ended
         self._usual_ns = 0  # what a step took before the one that is looked into
-        self._inspection_began_ns = self._window_began = self._window_began_ns = 0
+        self._inspection_began_ns = 0
+        self._window_began = self._window_began_ns = self._window_step_ns = 0
         self._allowance = Allowance(clock)
         # Several ranks end at the same batch instead: see ScheduledStop.
         self._stops_trainer = config.stop_after_profile and loop.is_fit and trainer.world_size == 1
@@ -126,6 +130,8 @@ class StepBoundaries:
         timing, sampling = self._timing, self._parts.sampling
         if self._must_wait(capture, step):
             return
+        if not capture.is_open:
+            self._note_window(step)
         if sampling is not None:
             sampling.pause()
         tags = capture.begin_step(step)
@@ -134,7 +140,8 @@ class StepBoundaries:
         timing.ledger.tags |= tags
         if StepTag.PROFILER_STOP in tags:
             passed_ns = self._clock() - self._window_began_ns
-            self._allowance.spend(passed_ns - (step - self._window_began) * self._usual_ns)
+            self._allowance.spend(passed_ns - (step - self._window_began) * self._window_step_ns)
+            self._note_window(step)  # the next one may have begun
             timing.recorder.drain(step, num_prefetched(self._trainer, self._loop))
         timing.ledger.ranges = capture.ranges
         timing.delegate.choose_table()
@@ -165,12 +172,15 @@ class StepBoundaries:
             self._inspection_began_ns = self._clock()
             self._usual_ns = self._step_ns(self._inspection_began_ns, max(step, 1))
 
+    def _note_window(self, step: int) -> None:
+        """A window may open now: how long steps take without one."""
+        now = self._clock()
+        self._window_began, self._window_began_ns = step, now
+        self._window_step_ns = self._step_ns(now, max(step, 1))
+
     def _must_wait(self, capture: Capture, step: int) -> bool:
         """Whether the window that is to begin comes later, as nobody has asked for it."""
         config, inspection = self._config, self._parts.inspection
-        if capture.may_wait:
-            self._window_began, self._window_began_ns = step, self._clock()
-            self._usual_ns = self._step_ns(self._window_began_ns, max(step, 1))
         if not capture.may_wait or config.asks_for_window:
             return False
         cost = None if inspection is None else inspection.cost.count
@@ -221,7 +231,7 @@ class StepBoundaries:
     def _steps_to_wait(self, step: int, cost_ns: float) -> int:
         """In how many steps something of such cost is within bounds; 0 if it is now."""
         wait_ns = self._allowance.wait_ns(cost_ns)
-        return -(-wait_ns // self._step_ns(self._clock(), max(step, 1)))
+        return min(_LONGEST_WAIT, -(-wait_ns // self._step_ns(self._clock(), max(step, 1))))
 
     def meet_size(self, size: int) -> None:
         """The running step has a batch of another size than the one before: count it, if that tells more."""

@@ -17,6 +17,7 @@ from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.phases import make_delegate
 from lightning_modelprof.measure.prefetch import next_is_ready
 from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.loops import Loop
@@ -37,6 +38,7 @@ class StepTiming:
 
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
+        repeated: compares samples of a few indices; ``None`` outside of a fit.
         recorder: keeps the steps.
         slow: keeps the slowest of them with what went on.
         budget: what this profiler takes.
@@ -44,6 +46,7 @@ class StepTiming:
         device: device time by phase; ``None`` without device events.
         ledger: splits each step into phases.
         delegate: hears Lightning's actions.
+        skip_first: steps that the benchmark leaves out.
     """
 
     def __init__(
@@ -75,4 +78,12 @@ class StepTiming:
         )
         self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
         self.ledger.sizes = self.sizes
+        self.repeated = RepeatedSampleWatch(trainer) if loop.is_fit else None
+        self.ledger.repeated = self.repeated
+        self.skip_first = config.skip_first
         self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
+
+    def skip(self, skip_first: int) -> None:
+        """Leave out so many first steps; to be called before the first."""
+        self.skip_first = self.recorder.skip_first = skip_first
+        self.ledger.cpu.skip(skip_first)

@@ -95,10 +95,15 @@ class Capture:
         return self._upcoming is None and (self._scheduled is None or self._scheduled.is_done)
 
     @property
+    def is_open(self) -> bool:
+        """Whether a window warms up or records."""
+        return self._profiler is not None
+
+    @property
     def may_wait(self) -> bool:
         """Whether no window has begun, and no other rank keeps to the schedule."""
         upcoming = self._upcoming
-        return upcoming is not None and upcoming.index == 0 and self._profiler is None and not self._scheduled
+        return upcoming is not None and upcoming.index == 0 and not self.is_open and not self._scheduled
 
     def postpone(self, steps: int, why: str) -> None:
         """All windows come so many steps later, if the loop lasts; to be called while :attr:`may_wait`.

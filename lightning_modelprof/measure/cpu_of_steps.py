@@ -29,7 +29,7 @@ class CpuOfSteps:
     """
 
     def __init__(self, skip_first: int = 0, is_ready: Callable[[], bool | None] = lambda: None) -> None:
-        self._left = skip_first + 1
+        self.skip(skip_first)
         self._is_ready = is_ready
         self._ready: bool | None = None
         self._num_asked = self._num_ready = 0
@@ -42,6 +42,10 @@ class CpuOfSteps:
         self._began_s = 0.0
         self._reaped_ns: int | None = None
         self._workers_ns: int | None = None
+
+    def skip(self, skip_first: int) -> None:
+        """Read none of so many steps from now on."""
+        self._left = skip_first + 1
 
     # In the loop's thread, around fetches
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
+from lightning_modelprof.measure.user_code import INSTALLED
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.records import RunInfo
 from lightning_modelprof.run.training_setup import Library
+
+_LIGHTNINGS: Final = ("lightning", "pytorch_lightning")
 
 
 def run_info(
@@ -27,7 +31,6 @@ def run_info(
 ) -> RunInfo:
     """The description of a loop that is about to begin; ``libraries`` are those that it belongs to."""
     device = trainer.strategy.root_device
-    package = type(trainer).__module__.partition(".")[0]  # lightning or pytorch_lightning
     return RunInfo(
         created=_now(),
         loop=loop.key,
@@ -44,12 +47,27 @@ def run_info(
         versions={
             "lightning-modelprof": version,
             "torch": str(torch.__version__),
-            package: sys.modules[package].__version__,
+            **_versions((type(trainer), written_class(pl_module))),
             **{one.package: one.version for one in libraries if one.version},
             "python": platform.python_version(),
         },
         config=config,
     )
+
+
+def _versions(kinds: Iterable[type]) -> dict[str, str]:
+    """Versions of Lightning, and of installed packages with a class among these and their bases."""
+    found = {}
+    for kind in (base for one in kinds for base in one.__mro__):
+        if not {"Trainer", "LightningModule"}.intersection(base.__name__ for base in kind.__mro__):
+            continue
+        package = kind.__module__.partition(".")[0]
+        module = sys.modules.get(package)
+        version, file = getattr(module, "__version__", None), getattr(module, "__file__", None)
+        is_library = package in _LIGHTNINGS or not {*INSTALLED}.isdisjoint(Path(str(file)).parts)
+        if isinstance(version, str) and is_library:
+            found[package] = version
+    return found
 
 
 def _now() -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from lightning_modelprof.measure.batch_shapes import BatchShapes
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
+from lightning_modelprof.measure.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.validation_parts import ValidationParts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
@@ -24,6 +25,7 @@ CALLBACKS: Final = PHASE_INDEX["callbacks"]
 BACKWARD: Final = PHASE_INDEX["backward"]
 DATALOADER: Final = PHASE_INDEX["dataloader"]
 DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
+EPOCH_TURN: Final = PHASE_INDEX["epoch_turn"]
 LOGGING: Final = PHASE_INDEX["logging"]
 OPTIMIZER: Final = PHASE_INDEX["optimizer"]
 OTHER: Final = PHASE_INDEX["other"]
@@ -31,6 +33,9 @@ PREDICTIONS: Final = PHASE_INDEX["predictions"]
 PROFILER: Final = PHASE_INDEX["profiler"]
 USER_PROFILER: Final = PHASE_INDEX["user_profiler"]
 VALIDATION: Final = PHASE_INDEX["validation"]
+
+_ALWAYS_FIRST: Final = ~int(StepTag.FIRST_OF_EPOCH)
+"""The tags that say something where each step begins an epoch."""
 
 
 class Ranges(Protocol):
@@ -85,12 +90,14 @@ class PhaseLedger:
         self_ns: nanoseconds per phase since the last step ended.
         outside_ns: nanoseconds per phase that belong to no finished step.
         steps_ended: number of finished steps in this loop.
+        epochs_begun: in this loop.
         step_end_ns: when the last of them ended, by the host clock.
         unfinished_steps: batches that began and did not end.
         hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
         on_untold: called when that callback raises itself, so that ours will not be told.
+        repeated: compares samples of some batches with those of earlier epochs; ``None`` without.
         sizes: gives batches their size; ``None`` if nobody asks for it.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
@@ -104,6 +111,7 @@ class PhaseLedger:
         "cpu",
         "current",
         "device",
+        "epochs_begun",
         "gap_range_open",
         "hooks_ns",
         "in_validation",
@@ -117,6 +125,7 @@ class PhaseLedger:
         "on_validation_change",
         "outside_ns",
         "ranges",
+        "repeated",
         "samples",
         "self_ns",
         "sizes",
@@ -149,8 +158,10 @@ class PhaseLedger:
         self.ranges: Ranges | None = None
         self.inspection: StepInspection | None = None
         self.sizes: BatchShapes | None = None
+        self.repeated: RepeatedSampleWatch | None = None
         self.next_boundary = 0
         self.steps_ended = 0
+        self.epochs_begun = 0
         self.unfinished_steps = 0
         self.hooks_ns = 0
         self.outside_ns = [0] * len(PHASES)
@@ -186,7 +197,8 @@ class PhaseLedger:
             self.device.mark(DATALOADER)
             self.device.close_step(self.steps_ended)
         if self.cpu.is_reading:
-            self.cpu.end_step(self.self_ns, self.tags)
+            is_each_an_epoch = self.epochs_begun > self.steps_ended
+            self.cpu.end_step(self.self_ns, self.tags & _ALWAYS_FIRST if is_each_an_epoch else self.tags)
         self.on_step((self.self_ns, self.tags, self.samples))
         self.step_end_ns = self.last_ns
         self.steps_ended += 1
@@ -244,6 +256,7 @@ class PhaseLedger:
         if self.steps_ended == 0:
             self._start_steps()
         self.tags |= StepTag.FIRST_OF_EPOCH
+        self.epochs_begun += 1
         self.open_gap(DATALOADER_INIT)
 
     def begin_evaluation(self) -> None:
@@ -263,19 +276,22 @@ class PhaseLedger:
             self._do_boundary()
 
     def end_epoch(self) -> None:
-        """The loop over batches ended: its last step ends here; a batch that did not end is no step."""
+        """The loop over batches ended: its last step ends here; a batch that did not end is no step.
+
+        What follows is Lightning's turn of the epoch, until the next one begins.
+        """
         self.charge()
         self.close_gap_range()
         ends_step = self.batch_ended
         if ends_step:
             self.end_step()
         if self.device is not None:
-            self.device.mark(OTHER)  # the epoch's end follows
+            self.device.mark(EPOCH_TURN)
         if self.batch_began and not ends_step:
             if self.in_validation:
                 self.leave_validation()
             self.discard()
-        self.current = OTHER
+        self.current = EPOCH_TURN
 
     # Gaps: phases that no action brackets.
 

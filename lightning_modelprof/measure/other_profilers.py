@@ -36,6 +36,7 @@ class ProfilerWatch:
         self.begun = 0
         self.is_waiting = False
         self.recording: int | None = None
+        self._none_waited = False  # when we came, of those that somebody had made before
 
     def begin(self) -> None:
         """Begin to watch; each call needs an :meth:`end`."""
@@ -43,7 +44,7 @@ class ProfilerWatch:
             self._users += 1
             if self._users > 1 or not all(hasattr(torch_profiler, name) for name in _WATCHED):
                 return
-            self.is_waiting = False
+            self.is_waiting = self._none_waited = False
             for name, before in zip(_WATCHED, (self._on_prepare, self._on_start, self._on_stop), strict=True):
                 self._originals[name] = original = getattr(torch_profiler, name)
                 setattr(torch_profiler, name, _after(before, original))
@@ -58,8 +59,15 @@ class ProfilerWatch:
                 self._originals = {}
 
     def is_one_waiting(self) -> bool:
-        """Whether a profiler is prepared and has not started; takes 20 ms, as it looks at all objects."""
-        return self.is_waiting or _is_one_waiting()
+        """Whether a profiler is prepared and has not started.
+
+        Takes 20 ms until it once said no, as it looks at all objects; from then on what is prepared is seen.
+        """
+        if self.is_waiting or self._none_waited:
+            return self.is_waiting
+        is_waiting = _is_one_waiting()
+        self._none_waited = bool(self._originals) and not is_waiting and not is_profiling()
+        return is_waiting
 
     def leave(self, begun: int) -> None:
         """Nobody will start the profiler that was the ``begun``-th, if it still waits."""

@@ -25,6 +25,8 @@ _FOLDED: Final = 256
 
 _MAX_PARTS: Final = 32
 
+_FIRST, _WHOLE = int(StepTag.FIRST_OF_EPOCH), int(StepTag.WHOLE_EPOCH)
+
 _INTEGERS: Final = (np.int8, np.int16, np.int32, np.int64)
 
 
@@ -46,7 +48,7 @@ class Recorder:
     def __init__(
         self, skip_first: int = 0, max_kept: int = MAX_KEPT, *, sizes: BatchShapes | None = None
     ) -> None:
-        self._skip_first = skip_first
+        self.skip_first = skip_first
         self._sizes = sizes
         self._max_kept = max_kept
         self._rows: list[tuple[list[int], int, int]] = []
@@ -61,6 +63,7 @@ class Recorder:
         self._num_halved = 0
         self._totals = StepTotals.of(StepTimings.empty())  # of all steps but the fresh ones
         self._device_rows: dict[int, tuple[int, ...]] = {}
+        self._only_firsts = True  # of their epochs, all steps so far
         self._draining: list[tuple[int, int]] = []  # (first step, step behind the last)
 
     @property
@@ -98,10 +101,11 @@ class Recorder:
             raise
         step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
         tags = np.array([row[1] for row in rows], np.int64)
-        tags[step < self._skip_first] |= StepTag.SKIP_FIRST
+        tags[step < self.skip_first] |= StepTag.SKIP_FIRST
         tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
         for first, behind in self._draining:
             tags[(step >= first) & (step < behind)] |= StepTag.DRAINING
+        self._tag_whole_epochs(tags)
         if self._sizes is not None:
             self._sizes.end(self._num_cut, tags)
         part = StepTimings(
@@ -120,6 +124,26 @@ class Recorder:
         self._num_fresh += len(part)
         if self._num_fresh >= _FOLDED + MAX_PENDING:
             self._fold()
+
+    def _tag_whole_epochs(self, tags: NDArray[np.int64]) -> None:
+        """Where each step so far begins an epoch, that is no reason to leave any of them out.
+
+        A first step alone says nothing, as the next one may be of the same epoch.
+
+        Args:
+            tags: of the new steps; changed in place, as are those of all others once they turn out to differ.
+        """
+        was_whole = self._num_cut > 1 and self._only_firsts
+        self._only_firsts &= bool(((tags & _FIRST) != 0).all())
+        is_whole = self._num_cut + len(tags) > 1 and self._only_firsts
+        if is_whole:
+            _swap(tags, _FIRST, _WHOLE)
+        if is_whole != was_whole:
+            old, new = (_FIRST, _WHOLE) if is_whole else (_WHOLE, _FIRST)
+            for part in {id(one): one for one in (*self._new, *self._fresh, *self._kept)}.values():
+                _swap(part.tags, old, new)
+            _swap(self._totals.tags, old, new)
+            self._totals = StepTotals.merge([self._totals])
 
     def take_new(self) -> StepTimings:
         """The steps since this was last called, without device times, which come later.
@@ -185,6 +209,12 @@ class Recorder:
             (steps.tags & int(StepTag.INSPECTED)) != 0
         )
         return kept
+
+
+def _swap(tags: NDArray[np.int64], old: int, new: int) -> None:
+    """One tag in place of another, in place."""
+    has_it = (tags & old) != 0
+    tags[has_it] = tags[has_it] & ~old | new
 
 
 def _narrow(steps: StepTimings) -> StepTimings:

@@ -118,13 +118,14 @@ class _Live:
         self._loop = loop
 
     def threads(self) -> dict[str, Any]:
-        """CPUs and threads."""
+        """CPUs, threads and torch's settings, which may be others when the loop has ended."""
         nodes = max(1, int(getattr(self._trainer, "num_nodes", 1)))
         return {
             "usable_cpus": usable_cpus(),
             "num_threads": torch.get_num_threads(),
             "local_world_size": max(1, int(self._trainer.world_size) // nodes),
             "matmul_precision": torch.get_float32_matmul_precision(),
+            "detects_anomaly": torch.is_anomaly_enabled(),
         }
 
     def trainer(self) -> dict[str, Any]:
@@ -141,7 +142,6 @@ class _Live:
             "check_every_n_epochs": self._trainer.check_val_every_n_epoch,
             "num_val_batches": sum(batches) if is_known else None,
             "gradient_clip_val": self._trainer.gradient_clip_val,
-            "detects_anomaly": torch.is_anomaly_enabled(),
         }
 
     def module(self) -> dict[str, Any]:

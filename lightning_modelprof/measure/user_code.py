@@ -25,7 +25,7 @@ _LIBRARIES: Final = (
 )
 """Never the user's, also where they are installed from a checkout."""
 
-_INSTALLED: Final = ("site-packages", "dist-packages")
+INSTALLED: Final = ("site-packages", "dist-packages")
 _TYPED_IN: Final = (
     "<ipython-input",
     "<stdin>",
@@ -83,7 +83,7 @@ class UserCode:
         for name in {path, os.path.realpath(path) if os.path.isabs(path) else path}:  # noqa: PTH117
             if any(_is_below(name, root) for root in self._foreign):
                 return False
-            if any(part in _INSTALLED or part.startswith("torchinductor_") for part in Path(name).parts):
+            if any(part in INSTALLED or part.startswith("torchinductor_") for part in Path(name).parts):
                 return False
         # pip install --target puts packages beside what describes them, without a folder of a known name.
         entries = (entry for entry in sys.path if entry and _is_below(path, entry))

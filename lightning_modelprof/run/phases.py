@@ -47,6 +47,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase("other", "Loop", "Lightning's loop between the above"),
     Phase("rank_wait", "Rank wait", "several ranks: until Lightning has told all whether a signal came"),
     Phase("user_profiler", "Your profiler", "Trainer(profiler=...): what it does at each action"),
+    Phase("epoch_turn", "Epoch turn", "Lightning's own work between two epochs, loggers at an epoch's end"),
 )
 
 PHASE_INDEX: Final[dict[str, int]] = {phase.key: index for index, phase in enumerate(PHASES)}

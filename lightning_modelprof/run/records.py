@@ -15,6 +15,7 @@ from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
 from lightning_modelprof.run.ranges import Count, Ranks, Whole
+from lightning_modelprof.run.repeated_samples import RepeatedSamples
 from lightning_modelprof.run.slow_steps import SlowSteps
 from lightning_modelprof.run.stack_samples import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
@@ -122,6 +123,8 @@ class RankRecord:
         memory: over the loop; ``None`` in runs of versions that did not look.
         slow: steps that took much longer than usual; ``None`` as above.
         cpu: CPU time of some steps; ``None`` where none was read, before the loop has ended, and as above.
+        repeated: whether samples of an index are the same in each epoch; ``None`` outside of a fit, and in
+            runs of older versions.
         samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
             where nothing does.
         notes: what could not be measured, or was measured in another way, and why.
@@ -141,6 +144,7 @@ class RankRecord:
     memory: MemoryRecord | None = None
     slow: SlowSteps | None = None
     cpu: CpuUse | None = None
+    repeated: RepeatedSamples | None = None
     samples_note: str = ""
     notes: tuple[str, ...] = ()
 

@@ -41,6 +41,9 @@ class StepTag(IntFlag):
     """Its batch was prefetched while the profiler worked: the DataLoader's workers went on meanwhile."""
     INSPECTED = 256
     """Its FLOPs were counted or its modules timed."""
+    WHOLE_EPOCH = 512
+    """In place of ``FIRST_OF_EPOCH`` where all steps have that: epochs (or dataloaders) of one batch.
+    Such a step is still a clean step, as there are no others."""
 
 
 NOT_CLEAN: Final = (
@@ -54,6 +57,9 @@ NOT_CLEAN: Final = (
     | StepTag.INSPECTED
 )
 """Tags that keep a step out of the benchmark figures."""
+
+BEGINS_EPOCH: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.WHOLE_EPOCH)
+"""Tags of steps that contain the boundary between two epochs."""
 
 SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
 """Tags of steps that are longer than others by what the user asked for."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Final
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
 
@@ -29,7 +26,7 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
     Yields:
         A function to be called with the bytes that are done, and with how many there are.
     """
-    bar: Progress | None = None
+    bar: Any = None
     is_wanted = not hasattr(sys.stderr, "rich_proxied_file")
 
     def tell(done: int, total: int) -> None:
@@ -37,10 +34,8 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if not is_wanted or total < _LARGE_BYTES:
             return
         try:
-            bar = bar or _started_bar(label)
-            is_wanted = bar is not None
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=done, total=total)
+            bar = bar or _started_bar(label, total)
+            bar.update(done - bar.n)
         except Exception:  # a standard error that is closed, or somebody's own
             is_wanted = False
 
@@ -49,22 +44,23 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
     finally:
         if bar is not None:
             with contextlib.suppress(Exception):
-                bar.stop()
+                bar.close()
 
 
-def _started_bar(label: str) -> Progress | None:
-    """A bar on the standard error stream, ``None`` if that is no terminal."""
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        return None
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
+def _started_bar(label: str, total: int) -> Any:
+    """A bar on the standard error stream, which shows nothing if that is no terminal."""
+    from tqdm import tqdm  # noqa: PLC0415  # where there is something to show
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0  # no thread
+
+    return Bar(
+        total=total,
+        desc=one_line(label),
+        unit="B",
+        unit_scale=True,
+        dynamic_ncols=True,
+        leave=False,
+        disable=None,
+        file=sys.stderr,
     )
-    bar.add_task(one_line(label), total=None)
-    bar.start()
-    return bar

@@ -29,6 +29,7 @@ TAG_WORDS: Final = {
     64: "no optimizer step",
     128: "prefetched while the profiler worked",
     256: "FLOPs counted or modules timed",
+    512: "the whole epoch",
 }
 """Bit of ``run.records.StepTag`` → what it says of a step."""
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.table import Table as RichTable
-from rich.text import Text
+from typing import IO, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Severity, Table
@@ -22,6 +16,7 @@ from lightning_modelprof.show.grid import (
     NAME_LIMIT,
     Block,
     Grid,
+    align_left,
     align_right,
     build_grid,
     display_width,
@@ -29,32 +24,78 @@ from lightning_modelprof.show.grid import (
 )
 from lightning_modelprof.show.text import render_text
 
-_MAX_ROWS = 40
-_MAX_PROSE_WIDTH = 100
-_GAP = 2
-"""Spaces that rich puts between two columns: one of padding and one where a divider would be."""
+_MAX_ROWS: Final = 40
+_MAX_PROSE_WIDTH: Final = 100
+"""Lines of more than a hundred characters are hard to read."""
 
-_FIVE_NUMBERS = 52
+_GAP: Final = "  "
+"""Between two columns, and before what belongs to the line above."""
+
+_FIVE_NUMBERS: Final = 52
 """What Total, Avg, Max, Min and Ratio need beside the names, so that the group stays in one piece."""
 
-_FACT_LIMIT = 24
-_SEVERITY_STYLE: dict[Severity | None, str] = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow"}
-_MIN_NAME = 24
-_MIN_COLUMN = 16
+_FACT_LIMIT: Final = 24
+_MIN_NAME: Final = 24
+_MIN_COLUMN: Final = 16
+
+_CODES: Final = {
+    "bold": "1",
+    "dim": "2",
+    "cyan": "36",
+    "bold cyan": "1;36",
+    "bold red": "1;31",
+    "yellow": "33",
+}
+_WITHOUT_COLOUR: Final = {"bold cyan": "bold", "bold red": "bold", "cyan": "", "yellow": ""}
+_SEVERITY_STYLE: Final[dict[Severity | None, str]] = {
+    Severity.CRITICAL: "bold red",
+    Severity.WARNING: "yellow",
+}
+
+_NO_TERMINALS: Final = ("ipykernel", "idlelib")
+"""Whose streams may call themselves terminals, or be asked for colours (Jupyter sets FORCE_COLOR)."""
+
+_NEW_WINDOWS: Final = ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM")
+"""One of them is set in a console of Windows that understands colours and lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Terminal:
+    """What is known of the terminal behind a stream."""
+
+    width: int
+    has_styles: bool
+    has_colours: bool
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in bold, dim or a colour, as far as that can be shown and is wanted."""
+        wanted = style if self.has_colours else _WITHOUT_COLOUR.get(style, style)
+        return f"\x1b[{_CODES[wanted]}m{text}\x1b[0m" if text and wanted and self.has_styles else text
+
+    @property
+    def prose_width(self) -> int:
+        """Of sentences."""
+        return max(1, min(self.width, _MAX_PROSE_WIDTH))
 
 
 def print_report(
-    report: Report, file: IO[str] | None = None, *, max_rows: int = _MAX_ROWS, last_words: Sequence[str] = ()
+    report: Report,
+    file: IO[str] | None = None,
+    *,
+    max_rows: int = _MAX_ROWS,
+    last_words: Sequence[str] = (),
+    is_below_a_bar: bool = False,
 ) -> None:
     """Print the report: tables as wide as the terminal, or plain text where there is no terminal.
 
-    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM`` as rich does.
+    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``.
 
     Args:
         report: what to print.
         file: where to; the standard output by default.
         max_rows: longest table in a terminal; a longer one is cut and says so.
         last_words: lines below the report.
+        is_below_a_bar: begin a line, as a progress bar may have left its own open.
     """
     given = sys.stdout if file is None else file
     if given is None:  # a program without a console has no standard output
@@ -62,18 +103,13 @@ def print_report(
     # A live display, such as Lightning's RichProgressBar, puts a stream of its own in this place, and erases
     # what goes past it. Where there is no terminal, nothing is erased: text goes where it would without it.
     behind = getattr(given, "rich_proxied_file", given)
-    console, encoding = _console(file), getattr(behind, "encoding", None)
-    stream = behind if console is None else given
-    if console is None or console.legacy_windows or not str(encoding or "utf-8").lower().startswith("utf"):
-        text = render_text(report) + "".join(f"{line}\n" for line in last_words)
+    terminal, encoding = _terminal(behind), getattr(behind, "encoding", None)
+    if terminal is None or not str(encoding or "utf-8").lower().startswith("utf"):
+        text = "\n" * is_below_a_bar + render_text(report)
     else:
-        console.file = drawn = io.StringIO()
-        for part in _parts(report, console.width, max_rows):
-            console.print(part)
-        for line in last_words:
-            console.print(Text(line), soft_wrap=True)  # a path that is broken in two cannot be copied
-        text = drawn.getvalue()
-    _write(_encodable(text, encoding), stream)
+        text = "".join(f"{line}\n" for line in _lines(report, terminal, max_rows))
+    text += "".join(f"{line}\n" for line in last_words)  # a path that is broken in two cannot be copied
+    _write(_encodable(text, encoding), behind if terminal is None else given)
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -86,14 +122,36 @@ def print_lines(lines: Sequence[str]) -> None:
         )
 
 
-def _console(file: IO[str] | None) -> Console | None:
+def _terminal(stream: IO[str]) -> _Terminal | None:
     """The terminal behind a stream, ``None`` if it is none."""
+    asked = os.environ.get
     try:
-        # Names come from anybody's code: "[Callback]X" is not markup and ":smile:" not a picture.
-        console = Console(file=file, markup=False, highlight=False, emoji=False)
-        return console if console.is_terminal else None
+        if type(stream).__module__.partition(".")[0] in _NO_TERMINALS:
+            return None
+        is_old = os.name == "nt" and not any(map(asked, _NEW_WINDOWS))
+        if is_old or not (stream.isatty() or asked("FORCE_COLOR")):
+            return None
+        return _Terminal(
+            width=_width(stream),
+            has_styles=asked("TERM") not in ("dumb", "unknown"),
+            has_colours=not asked("NO_COLOR"),
+        )
     except Exception:  # somebody's own stream; it may be written to all the same
         return None
+
+
+def _width(stream: IO[str]) -> int:
+    """Columns of the terminal, 80 if nothing tells."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    for one in (stream, sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        try:
+            if width := os.get_terminal_size(one.fileno()).columns:  # type: ignore[union-attr]
+                return width
+        except (AttributeError, OSError, ValueError):  # noqa: PERF203 - no file, or no terminal
+            continue
+    return 80
 
 
 def _write(text: str, stream: IO[str]) -> None:
@@ -130,70 +188,89 @@ def _encodable(text: str, encoding: object) -> str:
     return text
 
 
-def _parts(report: Report, width: int, max_rows: int) -> Iterator[RenderableType]:
+def _lines(report: Report, terminal: _Terminal, max_rows: int) -> Iterator[str]:
     """Everything to print, from top to bottom."""
+    paint = terminal.paint
     yield ""
     if report.verdict is not None:
-        yield Text(verdict_line(report.verdict), style="bold")
-    yield Text(one_line(report.title), style="bold cyan")
-    yield _facts(report.facts)
+        yield from _wrapped(terminal, verdict_line(report.verdict), "bold")
+    yield from _wrapped(terminal, one_line(report.title), "bold cyan")
+    yield from _facts(report.facts, terminal)
     if report.findings:
         yield ""
-        yield from _findings(report, width)
+        yield paint("Findings", "bold")
+        yield from _findings(report, terminal)
     tables, absent = part_absent(report.tables)
     for table in tables:
         yield ""
-        yield from _table(table, width, max_rows)
-    if absent:
-        yield ""
-        yield Text("Without data", style="bold")
-        yield from _notes(tuple(absent), width)
-    if report.notes:
-        yield ""
-        yield Text("Notes", style="bold")
-        yield from _notes(report.notes, width)
+        yield from _table(table, terminal, max_rows)
+    for heading, notes in (("Without data", absent), ("Notes", report.notes)):
+        if notes:
+            yield ""
+            yield paint(heading, "bold")
+            yield from _notes(notes, terminal)
 
 
-def _findings(report: Report, width: int) -> Iterator[RenderableType]:
-    yield Text("Findings", style="bold")
+def _wrapped(terminal: _Terminal, text: str, style: str = "") -> Iterator[str]:
+    for line in wrap(text, terminal.width):
+        yield terminal.paint(line, style)
+
+
+def _findings(report: Report, terminal: _Terminal) -> Iterator[str]:
     for text in found_texts(report.findings):
-        yield Text(text.head, style=_SEVERITY_STYLE.get(text.severity, ""))
+        yield from _wrapped(terminal, text.head, _SEVERITY_STYLE.get(text.severity, ""))
         for line in text.lines:
-            yield Padding(Text(line), (0, max(0, width - _MAX_PROSE_WIDTH), 0, _GAP))
-    yield Text(summary_line(report.findings), style="dim")
+            yield from (_GAP + part for part in wrap(line, terminal.prose_width - len(_GAP)))
+    yield from _wrapped(terminal, summary_line(report.findings), "dim")
 
 
-def _facts(facts: tuple[tuple[str, str], ...]) -> RichTable:
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for label, value in facts:
-        table.add_row(Text(shorten(one_line(label), _FACT_LIMIT)), Text(one_line(value)))
-    return table
+def _facts(facts: tuple[tuple[str, str], ...], terminal: _Terminal) -> Iterator[str]:
+    labels = align_left([shorten(one_line(label), _FACT_LIMIT) for label, _ in facts])
+    for label, (_, value) in zip(labels, facts, strict=True):
+        indent = display_width(label) + len(_GAP)
+        first, *rest = wrap(one_line(value), terminal.width - indent)
+        yield terminal.paint(label, "dim") + _GAP + first
+        yield from (" " * indent + line for line in rest)
 
 
-def _table(table: Table, width: int, max_rows: int) -> Iterator[RenderableType]:
-    title = Text(one_line(table.title), style="bold")
+def _table(table: Table, terminal: _Terminal, max_rows: int) -> Iterator[str]:
+    title = one_line(table.title)
     if table.absent_reason is not None and not table.rows:
-        yield title.append(f": {one_line(table.absent_reason)}", style="not bold dim")
-        yield from _notes(table.notes, width)
+        first, *rest = wrap(f"{title}: {one_line(table.absent_reason)}", terminal.width)
+        yield terminal.paint(first[: len(title)], "bold") + terminal.paint(first[len(title) :], "dim")
+        yield from (terminal.paint(line, "dim") for line in rest)
+        yield from _notes(table.notes, terminal)
         return
     grid = build_grid(table, max_rows=max_rows)
-    if grid.time_unit is not None:
-        title.append(f"  time in {grid.time_unit}", style="not bold dim")
-    yield title
-    yield from _panels(grid, width)
-    yield from _notes(grid.notes, width)
+    unit = "" if grid.time_unit is None else f"  time in {grid.time_unit}"
+    yield terminal.paint(title, "bold") + terminal.paint(unit, "dim")
+    yield from _panels(grid, terminal)
+    yield from _notes(grid.notes, terminal)
 
 
-def _notes(notes: tuple[str, ...], width: int) -> Iterator[RenderableType]:
+def _notes(notes: Sequence[str], terminal: _Terminal) -> Iterator[str]:
     for note in notes:
-        text = one_line(" ".join(note.split()))
-        if text:
-            line = RichTable.grid(padding=(0, 1, 0, 0))
-            line.add_row(Text("·", style="dim"), Text(text, style="dim"))
-            # Lines of more than a hundred characters are hard to read.
-            yield Padding(line, (0, max(0, width - _MAX_PROSE_WIDTH), 0, 0))
+        if text := one_line(" ".join(note.split())):
+            for number, line in enumerate(wrap(text, terminal.prose_width - len(_GAP))):
+                yield terminal.paint(f"{_GAP if number else '· '}{line}", "dim")
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most so many terminal cells, broken at spaces, and within words that are longer."""
+    width, lines, line = max(width, 2), [], ""
+    for word in text.split(" "):
+        longer = f"{line} {word}" if line else word
+        if display_width(longer) <= width:
+            line = longer
+            continue
+        if line:
+            lines.append(line)
+        line = word
+        while display_width(line) > width:
+            end = next(end for end in range(width, 0, -1) if display_width(line[:end]) <= width)
+            lines.append(line[:end])
+            line = line[end:]
+    return [*lines, line] if line or not lines else lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +284,15 @@ class _Column:
 
     @property
     def width(self) -> int:
-        return max(map(display_width, (self.group, self.label, *self.cells))) + _GAP
+        return max(map(display_width, (self.group, self.label, *self.cells))) + len(_GAP)
 
 
-def _panels(grid: Grid, width: int) -> Iterator[RenderableType]:
+def _panels(grid: Grid, terminal: _Terminal) -> Iterator[str]:
     """The table, continued below with its names repeated where it is wider than the terminal."""
     # The names take what is free when all columns stand side by side, else leave room for one group.
+    width = terminal.width
     beside = sum(column.width for block in grid.blocks for column in _columns(block, width))
-    limit = max(_MIN_NAME, min(48, width - _FIVE_NUMBERS), min(NAME_LIMIT, width - beside - _GAP))
+    limit = max(_MIN_NAME, min(48, width - _FIVE_NUMBERS), min(NAME_LIMIT, width - beside - len(_GAP)))
     names = tuple(shorten(name, limit) for name in grid.indented_names())
     first = _Column("", grid.names.label, names, is_number=False)
     free = max(width - first.width, _MIN_COLUMN)
@@ -227,11 +305,11 @@ def _panels(grid: Grid, width: int) -> Iterator[RenderableType]:
             if panel and sum(column.width for column in (*panel, *piece)) > free:
                 if block.is_empty_group:
                     continue  # a table of dashes says nothing that the table's notes do not
-                yield _draw([first, *panel], grid.depths)
+                yield from _draw([first, *panel], grid.depths, terminal)
                 yield ""
                 panel = []
             panel += piece
-    yield _draw([first, *panel], grid.depths)
+    yield from _draw([first, *panel], grid.depths, terminal)
 
 
 def _columns(block: Block, free: int) -> list[_Column]:
@@ -243,36 +321,38 @@ def _columns(block: Block, free: int) -> list[_Column]:
         _Column(
             group if index == 0 else "",
             strip.label,
-            strip.aligned() if strip.is_number else tuple(shorten(cell, free - _GAP) for cell in strip.cells),
+            strip.aligned()
+            if strip.is_number
+            else tuple(shorten(cell, free - len(_GAP)) for cell in strip.cells),
             strip.is_number,
         )
         for index, strip in enumerate(block.strips)
     ]
 
 
-def _draw(columns: list[_Column], depths: tuple[int, ...]) -> RichTable:
-    table = RichTable(
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="cyan",
-        border_style="dim",
-    )
-    has_groups = any(column.group for column in columns)
+def _draw(columns: list[_Column], depths: tuple[int, ...], terminal: _Terminal) -> Iterator[str]:
+    """One panel: headings, a rule, rows; what is wider than a sliver of a terminal is cut off."""
+    paint, has_groups = terminal.paint, any(column.group for column in columns)
     drawn = []
     for column in columns:
-        label = f"{column.group}\n{column.label}" if has_groups else column.label
-        table.add_column(Text(label), justify="right" if column.is_number else "left", no_wrap=True)
-        # rich would strip the spaces that align the decimal points, so all cells get one width here.
-        headed = align_right([column.group, column.label, *column.cells])
-        drawn.append(headed[2:] if column.is_number else column.cells)
-    is_tree = any(depths)
-    for row, depth in enumerate(depths):
-        style = "bold" if is_tree and depth == 0 else ""
-        table.add_row(*(_cell(cells[row]) for cells in drawn), style=style)
-    return table
+        texts = [*([column.group] if has_groups else ()), column.label, *column.cells]
+        drawn.append((align_right if column.is_number else align_left)(texts))
+    lines = [list(cells) for cells in zip(*drawn, strict=True)]
+    num_heads, is_tree = 1 + has_groups, any(depths)
+    for number, cells in enumerate(lines):
+        if number == num_heads:
+            yield paint("─" * min(terminal.width, display_width(_GAP.join(cells))), "dim")
+        line = _cut(_GAP.join(cells), terminal.width)
+        if number < num_heads:
+            yield paint(line, "cyan")
+        elif is_tree and depths[number - num_heads] == 0:
+            yield paint(line, "bold")
+        else:
+            yield line
 
 
-def _cell(text: str) -> Text:
-    return Text(text, style="dim" if text.strip() == DASH else "", justify="left")
+def _cut(line: str, width: int) -> str:
+    if display_width(line) <= width:
+        return line.rstrip()
+    end = next(end for end in range(width - 1, -1, -1) if display_width(line[:end]) < width)
+    return line[:end] + ELLIPSIS

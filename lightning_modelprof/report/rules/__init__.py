@@ -24,9 +24,11 @@ from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapa
 from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
 from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.repeated_work import RepeatedWork
 from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
 from lightning_modelprof.report.rules.slow_callback import SlowCallback
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
+from lightning_modelprof.report.rules.slow_epoch_turns import SlowEpochTurns
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
@@ -37,6 +39,7 @@ from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
 from lightning_modelprof.report.rules.slow_optimizer import SlowOptimizer
 from lightning_modelprof.report.rules.slow_steps import SlowStepsCost
 from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
+from lightning_modelprof.report.rules.small_batches import SmallBatches
 from lightning_modelprof.report.rules.straggler import StragglerRank
 from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
 from lightning_modelprof.report.rules.validation_share import ValidationShare
@@ -49,6 +52,7 @@ RULES: Final[tuple[Rule, ...]] = (
     StragglerRank(),
     SynchronousLoader(),
     WorkerStartup(),
+    RepeatedWork(),
     HostDeviceSync(),
     HostToDeviceCopy(),
     LaunchBound(),
@@ -64,12 +68,14 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowLoggingCalls(),
     ValidationShare(),
     CheckpointShare(),
+    SlowEpochTurns(),
     SlowTransfer(),
     SlowLearningRateScheduler(),
     ZeroGradCost(),
     ClipCost(),
     SlowOptimizer(),
     OptimizerNotFused(),
+    SmallBatches(),
     FrozenLayersComputed(),
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
-from lightning_modelprof.report.model import Finding
+from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.sampled_calls import SampledCallsRule
 from lightning_modelprof.run.stack_samples import StackFrame
 
@@ -56,7 +56,7 @@ class AnomalyDetection(SampledCallsRule):
         """A hint where it is on, whatever it takes."""
         if analysis.setup is None or not analysis.setup.detects_anomaly:
             return self.clean("Anomaly detection is off.")
-        return self.hint(_IS_ON, self.action(analysis))
+        return (self.found(_IS_ON, self.action(analysis), Severity.INFO),)
 
 
 _NOTHING: Final = FoundCalls(lines=(), share=0.0, samples=0, functions=())

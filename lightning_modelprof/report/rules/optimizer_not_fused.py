@@ -33,8 +33,8 @@ _FUSED_ON_CPU: Final = 0.25
 class OptimizerNotFused(ShareRule):
     """The phase Optimization is more than a share of the step, and an optimizer that could be fused is not.
 
-    On CUDA what fusing would save is not known before it is tried, so there is no time at stake. On the CPU
-    three quarters of the phase are, and severity is by that; below 10 % of the step it is a hint.
+    On the CPU three quarters of the phase are at stake, and severity is by that; below 10 % of the step it is
+    a hint. What fusing would save on another device is not known before it is tried, so nothing is at stake.
 
     Attributes:
         least_tensors: parameters from which on it is worth a word.
@@ -69,24 +69,24 @@ class OptimizerNotFused(ShareRule):
         cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "optimizer"), self.whole(analysis, costs)
         if cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of the optimizer was not seen")
-        on_cuda = analysis.info.device_type == "cuda"
+        on_cpu = analysis.info.device_type == "cpu"
         slow = [
             one
             for one in setup.optimizers
-            if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cuda)
+            if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cpu)
         ]
         share = cost_ns / wall_ns
         evidence = [duration("optimizer per step", cost_ns), ratio(f"share of {whole}", share)]
         if not slow or not self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "optimizer")):
             return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
         one = slow[0]
-        saving_ns = None if on_cuda else (1 - _FUSED_ON_CPU) * cost_ns
+        saving_ns = (1 - _FUSED_ON_CPU) * cost_ns if on_cpu else None
         return (
             self.found(
                 f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)}"
                 f" ({percent(share)} of {whole}).",
                 f"{_call(setup, one)}: foreach is {one.foreach}, fused is {one.fused} now. Measure it.",
-                self.severity(share) if on_cuda else self._severity_on_cpu((1 - _FUSED_ON_CPU) * share),
+                self._severity_on_cpu((1 - _FUSED_ON_CPU) * share) if on_cpu else self.severity(share),
                 saving_ns=saving_ns,
                 places=[setup.module_hooks.get("configure_optimizers")],
                 evidence=[*evidence, count("parameters", one.num_tensors)],
@@ -99,19 +99,17 @@ class OptimizerNotFused(ShareRule):
         return Severity.WARNING if saved >= self.cpu_warning else Severity.INFO
 
 
-def _is_one_by_one(one: OptimizerSetup, on_cuda: bool) -> bool:
-    """On CUDA torch takes foreach by itself unless it is told not to; on the CPU it never does."""
+def _is_one_by_one(one: OptimizerSetup, on_cpu: bool) -> bool:
+    """On the CPU torch never takes foreach by itself; elsewhere it may, unless it is told not to."""
     if one.fused:
         return False
-    return one.has_fused if not on_cuda else one.has_foreach and one.foreach is False
+    return one.has_fused if on_cpu else one.has_foreach and one.foreach is False
 
 
 def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
     """What to write."""
     argument = "fused" if one.has_fused else "foreach"
     owner = owner_of_optimizer(setup)
-    return (
-        f"{one.kind}(..., {argument}=True)"
-        if owner is None
-        else owner.optimizer(one.kind, **{argument: True})
-    )
+    if owner is None:
+        return f"{one.kind}(..., {argument}=True)"
+    return owner.optimizer(one.kind, **{argument: True})

@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.exact_lines import location_at
-from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import (
     THE_LOOP,
     ShareRule,
@@ -95,7 +95,3 @@ class SampledCallsRule(ShareRule):
     def too_few(self, analysis: Analysis, summary: str) -> tuple[Finding, ...]:  # noqa: ARG002
         """What is said where the calls take next to nothing."""
         return self.clean(summary)
-
-    def hint(self, summary: str, action: str) -> tuple[Finding, ...]:
-        """A finding whose time is not known."""
-        return (self.found(summary, action, Severity.INFO),)

@@ -1,0 +1,66 @@
+"""A message-passing network of chemprop: its user builds the Trainer, and the callback goes into it.
+
+pip install chemprop
+python examples/libraries/with_chemprop.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from chemprop import data, models, nn
+from lightning.pytorch import Trainer
+
+from lightning_modelprof import ModelProfCallback
+
+ATOMS = ("C", "N", "O", "CC", "C(=O)", "C(C)", "c1ccccc1")
+
+
+def fit(callbacks: Sequence[Any], *, faster: bool = False) -> models.MPNN:
+    """Train on 1,000 molecules that are made up.
+
+    Args:
+        callbacks: for Lightning's Trainer.
+        faster: as the report advises.
+    """
+    dataset = data.MoleculeDataset(molecules())
+    dataset.cache = faster
+    model = models.MPNN(nn.BondMessagePassing(), nn.MeanAggregation(), nn.RegressionFFN())
+    trainer(callbacks).fit(model, data.build_dataloader(dataset, batch_size=32, num_workers=0))
+    return model
+
+
+def trainer(callbacks: Sequence[Any]) -> Trainer:
+    """Of a fit or a prediction."""
+    return Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        callbacks=[*callbacks],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        enable_checkpointing=False,
+    )
+
+
+def molecules(number: int = 1_000) -> list[data.MoleculeDatapoint]:
+    """Chains of some atoms and rings, with a target that depends on them."""
+    generator = np.random.default_rng(0)
+    points = []
+    for _ in range(number):
+        smiles = "".join(generator.choice(ATOMS, size=8))
+        points.append(data.MoleculeDatapoint.from_smi(f"C{smiles}", [float(smiles.count("N"))]))
+    return points
+
+
+def predict(model: models.MPNN, callbacks: Sequence[Any] = ()) -> object:
+    """A prediction for 20 molecules."""
+    loader = data.build_dataloader(data.MoleculeDataset(molecules(20)), shuffle=False)
+    return trainer(callbacks).predict(model, loader)
+
+
+if __name__ == "__main__":
+    callback = ModelProfCallback()
+    predict(fit([callback]), [callback])

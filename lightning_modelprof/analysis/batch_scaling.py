@@ -1,0 +1,169 @@
+"""How the time of a step depends on its batch, from steps whose batches have other sizes.
+
+The smaller last batch of each epoch is a natural experiment, and so are batches that vary in size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.theil_sen import theil_sen
+from lightning_modelprof.run.batch_sizes import BatchSizes
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+
+MIN_OTHER: Final = 4
+"""Steps of other sizes that a fit needs; fewer than these could be far off by chance in one fit of twenty."""
+
+MIN_RANGE: Final = 1.25
+"""The largest size over the smallest: from sizes nearer to each other nothing follows for twice the size."""
+
+_MOST: Final = 200
+"""Steps of the usual size, and as many of others, that are compared at most: pairs are many."""
+
+_MODEL: Final = ("transfer", "forward", "backward")
+_UPDATE: Final = ("zero_grad", "clip", "optimizer")
+_AROUND: Final = ("callbacks", "module_hooks", "logging", "other")
+_AFTER_VALIDATION: Final = int(NOT_CLEAN & ~StepTag.VALIDATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchScaling:
+    """What of a step does not depend on its batch.
+
+    Attributes:
+        num_samples: in a usual batch.
+        sizes: the smallest and the largest batch that were compared.
+        num_usual, num_other: steps of the usual size and of others that were compared.
+        phases: what was compared; all other time counts as if it grew with the batch.
+        step_ns: median of the clean steps of the usual size.
+        compared_ns: of it, in ``phases``.
+        per_sample_ns: that each further sample adds (Theil-Sen).
+        fixed_ns: of ``compared_ns``, what is the same for any batch.
+        least_fixed_ns, most_fixed_ns: 95 % interval of ``fixed_ns``.
+    """
+
+    num_samples: int
+    sizes: tuple[int, int]
+    num_usual: int
+    num_other: int
+    phases: tuple[str, ...]
+    step_ns: float
+    compared_ns: float
+    per_sample_ns: float
+    fixed_ns: float
+    least_fixed_ns: float
+    most_fixed_ns: float
+
+    def with_twice(self, fixed_ns: float) -> float:
+        """Time of an epoch's steps with batches twice as large, as a share of their time now.
+
+        Half as many steps, each of which takes the fixed part once and all else twice.
+        """
+        return 1 - fixed_ns / (2 * self.step_ns)
+
+
+def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling | Absent:
+    """Compare the steps of other sizes with those of the usual one.
+
+    Args:
+        steps: the finished steps, or those of them that were kept.
+        sizes: of the batches; ``None`` if nobody asked for them.
+    """
+    if sizes is not None and not _only_samples_vary(sizes):
+        return Absent("batches differ in more than the number of their samples")
+    counted = steps.select((steps.samples > 0) & _is_comparable(steps))
+    clean = counted.clean()
+    if not len(clean):
+        return Absent("there is no clean step whose samples were counted")
+    numbers, counts = np.unique(clean.samples, return_counts=True)
+    usual = int(numbers[counts.argmax()])
+    is_clean = (counted.tags & int(NOT_CLEAN)) == 0
+    # The first step of a size makes what later ones of that size find ready.
+    is_other = (counted.samples != usual) & ~_is_first(counted.samples)
+    if int(is_other.sum()) < MIN_OTHER:
+        return Absent(
+            f"fewer than {MIN_OTHER} steps have batches of another size to compare with (the smaller last"
+            " batches of a few more epochs would do)"
+        )
+    are_clean = int((is_other & is_clean).sum()) >= MIN_OTHER
+    if are_clean:  # else what is around the model may be the validation's
+        is_other &= is_clean
+    phases = _phases(counted, has_all=are_clean)
+    if not phases:
+        return Absent("the phases of the model were not seen")
+    usual_at = _thinned(np.flatnonzero((counted.samples == usual) & is_clean))
+    other_at = _thinned(np.flatnonzero(is_other))
+    at = np.sort(np.concatenate([usual_at, other_at]))
+    samples = counted.samples[at].astype(np.float64)
+    if samples.max() < MIN_RANGE * samples.min():
+        return Absent("the sizes of the batches are too near to each other")
+    columns = [PHASE_INDEX[phase] for phase in phases]
+    compared = counted.phases_ns[:, columns].sum(axis=1)
+    order = np.argsort(samples, kind="stable")
+    slope, low, high = theil_sen(samples[order], compared[at][order].astype(np.float64))
+    compared_ns = float(np.median(compared[usual_at]))
+    fixed, least, most = (min(max(compared_ns - usual * one, 0.0), compared_ns) for one in (slope, high, low))
+    return BatchScaling(
+        num_samples=usual,
+        sizes=(int(samples.min()), int(samples.max())),
+        num_usual=len(usual_at),
+        num_other=len(other_at),
+        phases=phases,
+        step_ns=float(np.median(clean.duration_ns[clean.samples == usual])),
+        compared_ns=compared_ns,
+        per_sample_ns=slope,
+        fixed_ns=fixed,
+        least_fixed_ns=least,
+        most_fixed_ns=most,
+    )
+
+
+def _is_comparable(steps: StepTimings) -> NDArray[np.bool_]:
+    """A validation runs when the model's work of a step is done: what comes before is that of any step."""
+    comparable: NDArray[np.bool_] = (steps.tags & _AFTER_VALIDATION) == 0
+    return comparable
+
+
+def _is_first(samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+    first = np.zeros(len(samples), bool)
+    first[np.unique(samples, return_index=True)[1]] = True
+    return first
+
+
+def _phases(steps: StepTimings, *, has_all: bool) -> tuple[str, ...]:
+    """What can be compared; empty without the model's own phases.
+
+    Where gradients are accumulated, the optimizer's work is in some steps only.
+    """
+    always_steps = not (steps.tags & int(StepTag.NO_OPTIMIZER_STEP)).any()
+    wanted = (*_MODEL, *(_UPDATE if always_steps else ()), *(_AROUND if has_all else ()))
+    seen = [one for one in wanted if (steps.phases_ns[:, PHASE_INDEX[one]] != NOT_MEASURED).all()]
+    return tuple(seen) if "forward" in seen and "backward" in seen else ()
+
+
+def _thinned(at: NDArray[np.intp]) -> NDArray[np.intp]:
+    """So many of them at most, spread evenly."""
+    if len(at) <= _MOST:
+        return at
+    thinned: NDArray[np.intp] = at[np.linspace(0, len(at) - 1, _MOST).round().astype(np.intp)]
+    return thinned
+
+
+def _only_samples_vary(sizes: BatchSizes) -> bool:
+    """Whether all dimensions that vary do so together, as those that count samples do."""
+    if sizes.num_rounded or not sizes.shapes:
+        return False
+    if len({tuple(map(len, shapes)) for shapes in sizes.shapes}) > 1:
+        return False
+    table = np.array([[value for shape in shapes for value in shape] for shapes in sizes.shapes], np.int64)
+    varying = table[:, np.ptp(table, axis=0) > 0] if table.size else table
+    if not varying.size:
+        return True
+    # Proportional: a : b is the same in each size.
+    return bool((varying * varying[0, 0] == varying[:, :1] * varying[0]).all())

@@ -1,0 +1,222 @@
+"""Is the sample of an index the same in each epoch? Seen in batches that come anyway.
+
+The indices of a batch are told by the iterator over the sampler, which torch's own iterator of a DataLoader
+holds: it is handed through. No object of the user's is touched, nothing but the data set's length is asked,
+no random number is drawn, and nothing is kept but hashes of a few samples.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import dataloader
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.run.repeated_samples import RepeatedSamples
+
+NUM_WATCHED: Final = 16
+"""Indices of which samples are hashed, at most."""
+
+ENOUGH: Final = 64
+"""Comparisons after which nobody looks any more."""
+
+MOST_BYTES: Final = 1 << 24
+"""A larger sample is not looked at."""
+
+HASHED_BYTES: Final = 1 << 16
+"""Of a larger tensor of a sample so many are hashed, spread evenly."""
+
+_ITERATORS: Final = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)
+_MAX_DEPTH: Final = 4
+
+
+class _UnseenError(Exception):
+    """Nothing can be seen in this loop; the message says why."""
+
+
+class WatchedIndices:
+    """Hands the sampler's indices through and notes in which batches those that are watched will be.
+
+    Args:
+        inner: torch's iterator over the sampler.
+        num_sent: batches whose indices it has given already.
+        watched: indices; the first one of each batch is added while there are few.
+    """
+
+    def __init__(self, inner: Iterator[Any], num_sent: int, watched: set[int]) -> None:
+        self.inner = inner
+        self.found: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # batch → (its size, [(place, index)])
+        self._next = num_sent
+        self._watched = watched
+
+    def __iter__(self) -> WatchedIndices:
+        return self
+
+    def __next__(self) -> Any:
+        indices = next(self.inner)
+        number, self._next = self._next, self._next + 1
+        try:
+            self._note(number, indices)
+        except Exception:  # anybody's sampler: what it gives is not for us
+            self.found.clear()
+        return indices
+
+    def _note(self, number: int, indices: Any) -> None:
+        if indices.__class__ is not list or not indices or indices[0].__class__ is not int:
+            return
+        if len(self._watched) < NUM_WATCHED:
+            self._watched.add(indices[0])
+        if not self._watched.isdisjoint(indices):
+            places = [(place, index) for place, index in enumerate(indices) if index in self._watched]
+            self.found[number] = (len(indices), places)
+
+
+class RepeatedSampleWatch:
+    """Compares samples of a few indices with what came for them before.
+
+    Args:
+        trainer: with the dataloader of a fit.
+
+    Attributes:
+        is_over: whether there is nothing more to see.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._watched: set[int] = set()
+        self._hashes: dict[int, bytes] = {}
+        self._again: set[int] = set()
+        self._num_compared = self._num_equal = self._sample_bytes = 0
+        self._num_samples: int | None = None
+        # Weakly: with torch's iterator of an epoch its workers end.
+        self._iterator: weakref.ref[Any] | None = None
+        self._indices: WatchedIndices | None = None
+        self._note = ""
+        self.is_over = False
+
+    def begin_batch(self, batch: Any) -> None:
+        """A batch is there. Never raises."""
+        try:
+            self._look(batch)
+        except _UnseenError as why:
+            self._give_up(str(why))
+        except Exception as error:  # anybody's batches and loaders, or another torch or Lightning
+            self._give_up(f"samples could not be compared: {told(error)}")
+
+    def close(self) -> None:
+        """Leave torch's iterator as it was; may be called more than once."""
+        iterator = None if self._iterator is None else self._iterator()
+        indices, self._indices = self._indices, None
+        self.is_over = True
+        if iterator is not None and indices is not None and iterator._sampler_iter is indices:
+            iterator._sampler_iter = indices.inner
+
+    def record(self) -> RepeatedSamples:
+        """What was seen until now."""
+        note = self._note
+        if not note and not self._num_compared:
+            note = "no index of the data set came twice while samples were watched"
+        return RepeatedSamples(
+            num_indices=len(self._again),
+            num_compared=self._num_compared,
+            num_equal=self._num_equal,
+            sample_bytes=self._sample_bytes,
+            num_samples=self._num_samples,
+            note=note,
+        )
+
+    def _give_up(self, why: str) -> None:
+        self._note = why
+        self.close()
+
+    def _look(self, batch: Any) -> None:
+        iterator = self._running_iterator()
+        indices = self._indices
+        if indices is None or iterator._sampler_iter is not indices:
+            self._watch(iterator)  # an epoch has begun
+            return
+        prefetched = getattr(self._trainer.fit_loop._data_fetcher, "batches", ())
+        found = indices.found.pop(iterator._num_yielded - 1 - len(prefetched), None)
+        if found is None:
+            return
+        size, places = found
+        with _disable_current_modes():  # of the user's, which are not to see what is ours
+            for place, index in places:
+                self._compare(index, _hash(batch, size, place))
+        if self._num_compared >= ENOUGH or self._num_equal < self._num_compared:
+            self.close()  # one that differs is enough to know
+
+    def _compare(self, index: int, sample: tuple[bytes, int]) -> None:
+        digest, self._sample_bytes = sample
+        before = self._hashes.setdefault(index, digest)
+        if before is digest:
+            return
+        self._again.add(index)
+        self._num_compared += 1
+        self._num_equal += before == digest
+
+    def _running_iterator(self) -> Any:
+        iterators = self._trainer.fit_loop._combined_loader._iterator.iterators
+        if len(iterators) != 1:
+            raise _UnseenError("there are several dataloaders")
+        return iterators[0]
+
+    def _watch(self, iterator: Any) -> None:
+        """Batches whose indices are known come from now on."""
+        if iterator.__class__ not in _ITERATORS:
+            raise _UnseenError("the batches are not made by a DataLoader of torch's")
+        if iterator._dataset_kind != dataloader._DatasetKind.Map:
+            raise _UnseenError("the data set is iterable: it has no indices")
+        if not iterator._auto_collation:
+            raise _UnseenError("the DataLoader makes no batches of single samples")
+        if not getattr(iterator, "_in_order", True):
+            raise _UnseenError("batches come out of order")
+        if self._num_samples is None:
+            data: Any = iterator._dataset
+            self._num_samples = len(data)
+        num_sent = getattr(iterator, "_send_idx", iterator._num_yielded)
+        self._iterator = weakref.ref(iterator)
+        self._indices = WatchedIndices(iterator._sampler_iter, num_sent, self._watched)
+        iterator._sampler_iter = self._indices
+
+
+def _hash(batch: Any, size: int, place: int) -> tuple[bytes, int]:
+    """Hash and bytes of one sample of a batch."""
+    digest, num_bytes = blake2b(digest_size=16), 0
+    for part in _parts(batch, 0):
+        if part.__class__ is not torch.Tensor or not part.shape or part.shape[0] != size:
+            raise _UnseenError("a batch is not made of tensors with one row for each sample")
+        if part.device.type != "cpu":
+            raise _UnseenError("batches are on the device before they could be compared")
+        rows = part.numpy()
+        row = np.asarray(rows[place])
+        num_bytes += row.nbytes
+        if num_bytes > MOST_BYTES:
+            raise _UnseenError("a sample is too large to be compared")
+        flat = row.reshape(-1)
+        step = max(1, -(-row.nbytes // HASHED_BYTES))
+        digest.update(f"{row.dtype}{row.shape}".encode())
+        digest.update(np.ascontiguousarray(flat[::step]).tobytes())
+    if not num_bytes:
+        raise _UnseenError("a batch has no tensors")
+    return digest.digest(), num_bytes
+
+
+def _parts(batch: Any, depth: int) -> Iterator[Any]:
+    if isinstance(batch, dict):
+        children: Any = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        children = batch
+    else:
+        yield batch
+        return
+    if depth >= _MAX_DEPTH:
+        raise _UnseenError("a batch is nested too deeply")
+    for child in children:
+        yield from _parts(child, depth + 1)

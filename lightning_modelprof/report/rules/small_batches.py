@@ -1,0 +1,111 @@
+"""Is most of a step the same, however large its batch is?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.batch_scaling import BatchScaling
+from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.report.rules.base import (
+    FLOOR_NS,
+    NOT_A_FIT,
+    Rule,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
+from lightning_modelprof.run.loops import loop_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallBatches(Rule):
+    """The part of a step that its batch does not change, from steps whose batches have other sizes.
+
+    A line through the times of the steps by their number of samples (Theil-Sen); it is found where the lower
+    end of its interval says so. Fetches, and what was not compared, count as if they grew with the batch.
+
+    Caveats:
+        Beyond the sizes that were seen a step may grow faster: memory and caches are finite. There is no time
+        at stake per step, as steps of twice the batch are other steps. Where the sizes of batches were not
+        recorded, samples may also differ in length.
+
+    Attributes:
+        least_share: of a step, that the fixed part is at least.
+        floor_ns: a fixed part below which nothing is found.
+    """
+
+    kind: ClassVar[str] = "small_batches"
+    title: ClassVar[str] = "Most of a step does not depend on its batch"
+
+    least_share: float = 0.5
+    floor_ns: float = FLOOR_NS
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where no other sizes came, and on a device."""
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if analysis.info.device_type != "cpu":
+            return self.not_evaluated(
+                "the device works on while the host goes on, so times are not the step's"
+            )
+        if analysis.info.world_size > 1:
+            return self.not_evaluated("ranks wait for each other, whatever their batches are")
+        found = analysis.batch_scaling
+        if isinstance(found, Absent):
+            return self.not_evaluated(found.reason)
+        share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
+        said = (
+            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
+            f" {milliseconds(found.step_ns)}, of which {milliseconds(found.fixed_ns)} ({percent(share)} of"
+            " the median step) would be the same with any batch"
+        )
+        evidence = _evidence(found)
+        if least < self.least_share or found.least_fixed_ns < self.floor_ns:
+            return self.clean(f"{said}; at least {milliseconds(found.least_fixed_ns)}.", evidence)
+        low, high = found.with_twice(found.most_fixed_ns), found.with_twice(found.least_fixed_ns)
+        return (
+            self.found(
+                f"{said}. With twice the batch the steps of an epoch would take about"
+                f" {found.with_twice(found.fixed_ns):.2f} of their time ({low:.2f} to {high:.2f}).",
+                _action(found, analysis),
+                Severity.INFO,
+                evidence=evidence,
+            ),
+        )
+
+
+def _action(found: BatchScaling, analysis: Analysis) -> str:
+    accumulated = analysis.info.accumulate_grad_batches
+    try_it = f"Try batches of {2 * found.num_samples:,} {analysis.info.sample_unit}"
+    if accumulated > 1 and accumulated % 2 == 0:
+        return (
+            f"{try_it} with accumulate_grad_batches={accumulated // 2}: the optimizer steps as often and"
+            " with as many samples as now. Layers that look at the whole batch, such as BatchNorm, see"
+            " another one."
+            " A batch takes twice the memory."
+        )
+    return (
+        f"{try_it}. This changes the training: an epoch has half as many optimizer steps, so the learning"
+        " rate, its schedule and max_steps have to be chosen anew, and it may take more epochs or end up"
+        " worse. Compare by the time to the same validation loss. A batch takes twice the memory."
+    )
+
+
+def _evidence(found: BatchScaling) -> list[Evidence]:
+    smallest, largest = found.sizes
+    return [
+        duration("fixed part of a step", found.fixed_ns),
+        duration("at least", found.least_fixed_ns),
+        duration("at most", found.most_fixed_ns),
+        duration("each further sample", found.per_sample_ns),
+        ratio("share of the median step", found.fixed_ns / found.step_ns),
+        ratio("an epoch's steps with twice the batch", found.with_twice(found.fixed_ns)),
+        count("steps of other sizes", found.num_other),
+        count("smallest batch", smallest),
+        count("largest batch", largest),
+    ]
