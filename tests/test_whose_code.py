@@ -348,6 +348,12 @@ def test_settings_one_by_one():
     assert " and scvi.settings.dl_persistent_workers = True (scvi makes" in said
 
 
+def test_arguments_by_two_ways():
+    said = action(InputBound(), setup_of("pytorch_tabular"), **WAITS)
+    assert said.startswith("DataConfig(num_workers=")
+    assert " and DataConfig(dataloader_kwargs={'persistent_workers': True}) (pytorch_tabular makes" in said
+
+
 def test_an_argument_that_a_library_lacks_is_said():
     said = action(InputBound(), setup_of("anomalib"), **WAITS)
     assert "which has no argument for persistent_workers=True)" in said

@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.loader_advice import is_row_by_row, places_of_batches
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
+from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
@@ -86,6 +87,7 @@ class RepeatedWork(ShareRule):
             total = seen.sample_bytes * seen.num_samples
             memory += f", all {seen.num_samples:,} of them {_mebibytes(total)}"
             evidence.append(Evidence(label="memory of all samples", value=total, unit=Unit.BYTES))
+        owner = owner_of_loader(setup, setup.loaders[0])
         each = " in each worker that keeps them" if setup.loaders[0].num_workers else ""
         return (
             self.found(
@@ -93,7 +95,8 @@ class RepeatedWork(ShareRule):
                 f" comes ({seen.num_indices} indices); {whole} waits {milliseconds(wait_ns)}"
                 f" ({percent(share)} of it) for its batch.",
                 "Make each sample once and keep it: in a list in memory, in files, or ahead of the training."
-                f" {memory}{each}. What is random has to stay behind what is kept.",
+                f" {memory}{each}. What is random has to stay behind what is kept."
+                f"{'' if owner is None else owner.cheaper_batches}",
                 Severity.INFO,
                 places=places_of_batches(setup.loaders),
                 evidence=evidence,

@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.straggler import OPTIMIZER, Straggler
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.loader_advice import places_of_batches
 from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.report.owners import loader_call
 from lightning_modelprof.report.rules.base import (
     ShareRule,
     Whole,
@@ -28,7 +29,7 @@ from lightning_modelprof.run.rank_files import rank_file
 _ADVICE: Final = {
     "dataloader": "Look at what makes batches slow on {rank} alone: what its part of the data is, where it"
     " reads from, how many CPUs its workers have. Give ranks equal parts, or it more workers.",
-    "dataloader_init": "Keep the workers between epochs: DataLoader(persistent_workers=True).",
+    "dataloader_init": "Keep the workers between epochs: {persistent}.",
     "callbacks": "Let the callback do less, less often, or on all ranks alike: what one rank alone does, all"
     " wait for.",
     "logging": "Log less often: what one rank alone writes, all wait for.",
@@ -92,6 +93,10 @@ class StragglerRank(ShareRule):
             return (self._either(skew, late, evidence),)
         phase, rank = _label(late.phase), f"rank {late.rank}"
         loaders = () if analysis.setup is None else analysis.setup.loaders
+        advice = _ADVICE.get(late.phase, _USUAL_ADVICE)
+        persistent = "DataLoader(persistent_workers=True)"
+        if analysis.setup is not None and loaders:
+            persistent = loader_call(analysis.setup, loaders[0], persistent_workers=True)
         too = f" Late as well: {_listed(late.others)}." if late.others else ""
         may_cost_nothing = late.phase in OPTIMIZER and analysis.info.device_type != "cpu"
         found = (
@@ -100,7 +105,7 @@ class StragglerRank(ShareRule):
                 f" {_label(late.waiting_phase)}.{too} Without that a step would take"
                 f" {milliseconds(late.cost_ns)} ({percent(share)}) less."
                 + (_MAY_COST_NOTHING.format(phase=phase) if may_cost_nothing else ""),
-                f"{_ADVICE.get(late.phase, _USUAL_ADVICE).format(rank=rank)} Its own lines:"
+                f"{advice.format(rank=rank, persistent=persistent)} Its own lines:"
                 f" lightning-modelprof report RUN/{rank_file(late.rank)}",
                 Severity.INFO if may_cost_nothing else self.severity(late.cost_ns / skew.step_ns),
                 title=f"The ranks wait for {rank}: {phase}",
