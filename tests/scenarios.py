@@ -663,7 +663,7 @@ class RowLoop(Model):
 
 
 def row_loop(costs: Costs, folder: Path) -> Training:
-    return Training(RowLoop(costs), rows())
+    return Training(RowLoop(costs), rows(NUM_STEPS * 12))
 
 
 class HostTensor(Model):

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 from dataclasses import fields
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -263,7 +264,7 @@ def test_a_callback_that_another_one_hands_its_hooks_to(tmp_path):
 def test_a_callback_can_be_pickled_after_a_fit_that_counted_samples(tmp_path):
     """As ddp_spawn does with the callbacks of a second Trainer."""
     callback = run_fit(tmp_path, samples_fn=len)
-    assert pickle.loads(pickle.dumps(callback)).config == callback.config
+    assert pickle.loads(ForkingPickler.dumps(callback)).config == callback.config
 
 
 def test_refuses_a_folder_below_a_file(tmp_path):
@@ -673,7 +674,7 @@ def test_cli_rejects(parser, argument):
 
 
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"]
+    "duplicate", [copy.deepcopy, lambda c: pickle.loads(ForkingPickler.dumps(c))], ids=["deepcopy", "pickle"]
 )
 def test_a_copy_measures_too(tmp_path, duplicate):
     callback = duplicate(make_callback(tmp_path, active=2, activities=["cpu"], samples_fn=len))

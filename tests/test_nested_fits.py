@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -148,7 +149,9 @@ def test_a_copy_from_within_an_inner_fit_knows_of_no_loop(tmp_path):
     copies = []
 
     def fit(trainer, module):
-        module.at_batch = lambda number: copies.append(pickle.loads(pickle.dumps(trainer.callbacks[0])))
+        module.at_batch = lambda number: copies.append(
+            pickle.loads(ForkingPickler.dumps(trainer.callbacks[0]))
+        )
         fit_quietly(trainer, module, loader(2))
 
     nested(tmp_path, "on_train_epoch_end", is_measured=True, active=0, run=fit)

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.fit import outputs, run_folder
 from lightning_modelprof.fit.outputs import CLAIM_FILE
-from lightning_modelprof.fit.run_folder import claim_directory
+from lightning_modelprof.fit.run_folder import check_writeable, claim_directory
 from lightning_modelprof.fit.step_boundaries import StepBoundaries
 from lightning_modelprof.measure import environment
 from lightning_modelprof.run import archive
@@ -367,3 +367,15 @@ def test_a_date_that_cannot_be_told(tmp_path, monkeypatch):
     assert messages == []
     assert is_whole(tmp_path / "modelprof")
     assert callback.report is not None
+
+
+def test_a_relative_folder_is_tried_once_in_each_working_folder(tmp_path, monkeypatch):
+    made = []
+    mkdir = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", lambda self, *args: made.append(1) or mkdir(self, *args))
+    for name in ("a", "b"):
+        mkdir(tmp_path / name)
+        monkeypatch.chdir(tmp_path / name)
+        for _ in range(3):
+            check_writeable(Path("run"))
+    assert len(made) == 2

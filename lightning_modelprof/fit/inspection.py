@@ -30,7 +30,7 @@ from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
-from lightning_modelprof.measure.batch_shapes import BatchShapes, shapes_of
+from lightning_modelprof.measure.batch_shapes import BatchShapes, own_tensors, shapes_of
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.batch_sizes import Shapes
@@ -216,9 +216,21 @@ class Inspection:
         elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it is
             reason = f"torch.compile compiled something while {self._loop.subject} ran"
         else:
-            return ""
+            return self._why_unwatched()
         self._instead = _WITHOUT_COMPILE
         return reason
+
+    def _why_unwatched(self) -> str:
+        """Why no operator of the step is to be watched; empty if each may be.
+
+        Where one is, what an operator gives is a Python object already, and ``Tensor.__new__(cls, tensor)``
+        refuses to make one of another class of it.
+        """
+        kind = self._sizes.odd_class or own_tensors(type(self._module))
+        if kind is None:
+            return ""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return f"tensors of the class {name} cannot always be made while operators are watched"
 
     def _begin_count(self, batch: Any) -> None:
         self._copy_reason = self._why_a_copy()

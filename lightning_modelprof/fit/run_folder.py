@@ -122,14 +122,14 @@ def _problem(directory: Path) -> str:
 
 def _refused(folder: Path) -> str:
     """Why nothing can be made in a folder that claims to be writeable, as root is told of ``/sys``."""
-    if folder in _TRIED:
-        return ""
-    trial = folder / f".{uuid4().hex}"
     try:
+        place = folder.absolute()  # a relative one is elsewhere when the working folder is
+        if place in _TRIED:
+            return ""
+        trial = folder / f".{uuid4().hex}"
         trial.mkdir()
         trial.rmdir()
-        if folder.is_absolute():  # another is elsewhere when the working folder is
-            _TRIED.add(folder)
+        _TRIED.add(place)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a fit is worth having without its files
         return "" if is_full else f"nothing can be made in {folder}: {error.strerror or error}"

@@ -29,6 +29,7 @@ from lightning_modelprof.fit.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.in_validation import time_metrics
 from lightning_modelprof.measure.phases import GuardedAction, uninstall
+from lightning_modelprof.measure.profiler_claim import CLAIM
 from lightning_modelprof.measure.rank_wait import time_broadcast
 from lightning_modelprof.measure.training_setup import finish_setup
 from lightning_modelprof.report.build import build_report
@@ -353,7 +354,9 @@ class LoopSession:
         """Save what was measured until now, with a report where a window has closed since the last one."""
         assert self._parts is not None
         run = self._make_run("running")
-        if self._is_report_due and self._clock() - self._armed_ns >= REPORT_AFTER_NS:
+        # A program that ends while another thread trains may give it no other time.
+        is_time = CLAIM.is_ending or self._clock() - self._armed_ns >= REPORT_AFTER_NS
+        if self._is_report_due and is_time:
             self._is_report_due = False
             self._report(run)
         else:

@@ -36,6 +36,9 @@ _MAX_DEPTH: Final = 8
 _SIGNIFICANT_BITS: Final = 5
 
 _TENSOR: Final = torch.Tensor
+_FOREIGN: Final = frozenset(("torch", "lightning", "pytorch_lightning"))
+"""Packages that a LightningModule's bases are of, and that know how tensors are made."""
+
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, torch.nn.Module)
 
 
@@ -47,10 +50,12 @@ class BatchShapes:
 
     Attributes:
         last: size of the newest batch; ``-1`` makes the next one be looked at whatever its size.
+        odd_class: a class of tensors in the batches that has torch's constructor make them; ``None`` without.
     """
 
     def __init__(self) -> None:
         self.last = -1
+        self.odd_class: type | None = None
         self._known: dict[Hashable, int] = {}  # what a batch says at once → its size
         self._shapes: dict[Shapes, int] = {}
         self._by_size: list[Shapes] = []  # the same, in order
@@ -122,6 +127,7 @@ class BatchShapes:
     def _add(self, batch: Any, key: Hashable) -> int:
         """A batch of a new size, or one that is only found by a longer look."""
         exact = shapes_of(batch)
+        self.odd_class = self.odd_class or _odd_class(batch)
         if self._is_plain and _has_sparse(batch):
             self._is_plain = False
             key = exact
@@ -135,6 +141,7 @@ class BatchShapes:
     def _add_odd(self, batch: Any) -> int:
         self._is_plain = False
         try:
+            self.odd_class = self.odd_class or _odd_class(batch)
             return self._number_of(shapes_of(batch))
         except Exception:  # as above
             return UNKNOWN
@@ -271,6 +278,33 @@ def _has_sparse(part: Any, depth: int = 0) -> bool:
     if isinstance(part, torch.Tensor):
         return part.is_nested or part.layout is not torch.strided
     return depth <= _MAX_DEPTH and any(_has_sparse(one, depth + 1) for one in _children(part))
+
+
+def _odd_class(part: Any, depth: int = 0) -> type | None:
+    """The class of the first tensor that torch's constructor makes for a class of its own."""
+    if isinstance(part, _TENSOR):
+        return type(part) if _calls_torchs(type(part)) else None
+    found = (_odd_class(one, depth + 1) for one in _children(part)) if depth <= _MAX_DEPTH else ()
+    return next(filter(None, found), None)
+
+
+def own_tensors(owner: type) -> type | None:
+    """Such a class from a package that the module's class, or one of its bases, is of."""
+    packages = {kind.__module__.partition(".")[0] for kind in owner.__mro__} - _FOREIGN
+    waiting: list[type] = [_TENSOR]
+    while waiting:
+        kinds: list[type] = type.__subclasses__(waiting.pop())
+        waiting += kinds
+        for kind in kinds:
+            if kind.__module__.partition(".")[0] in packages and _calls_torchs(kind):
+                return kind
+    return None
+
+
+def _calls_torchs(kind: type) -> bool:
+    """Whether its ``__new__`` calls another one, and not ``_make_subclass`` or ``as_subclass`` as most do."""
+    names = getattr(getattr(kind.__new__, "__code__", None), "co_names", ())
+    return "__new__" in names
 
 
 def _flat(shapes: Shapes) -> list[int]:
