@@ -161,7 +161,7 @@ def test_json_has_all_of_them():
         "module": None,
         "is_exact": False,
         "inner": None,
-        "library": "",
+        "package": "",
         "call": None,
     }
     assert (first["severity"], document["findings"][1]["severity"]) == ("critical", None)

@@ -153,12 +153,12 @@ def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
     assert setup.notes == ()
     [library] = setup.libraries
     assert (library.package, library.version) == ("fakelib", "1.2.3")
-    assert (setup.library_call.library, setup.library_call.name) == ("fakelib", "fit")
+    assert (setup.library_call.package, setup.library_call.name) == ("fakelib", "fit")
     assert setup.library_call.file == fakelib.__file__
-    assert (setup.user_call.file, setup.user_call.library) == (__file__, "")
+    assert (setup.user_call.file, setup.user_call.package) == (__file__, "")
     assert setup.user_call.line == line_of(fit_in_library) + 3
     [loader] = setup.loaders
-    assert (loader.made_by, loader.dataset.library) == (None, "fakelib")
+    assert (loader.made_by, loader.dataset.package) == (None, "fakelib")
     assert owner_of_loader(setup, loader).place == setup.library_call
     assert owner_of_optimizer(setup).place.name == "Lit.configure_optimizers"
     assert callback.run.info.versions["fakelib"] == "1.2.3"
@@ -180,7 +180,7 @@ def test_a_class_of_the_user_that_inherits_from_a_library(fakelib, tmp_path):
     assert (setup.library_call, setup.user_call) == (None, None)
     assert owner_of_optimizer(setup) is None  # its own method
     assert owner_of_loader(setup, setup.loaders[0]) is None  # it writes DataLoader(...) itself
-    assert setup.module_hooks["on_train_batch_end"].library == "fakelib"
+    assert setup.module_hooks["on_train_batch_end"].package == "fakelib"
 
 
 def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
@@ -188,8 +188,8 @@ def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
     fit_quietly(make_trainer(tmp_path, callback), fakelib.Lit(), datamodule=fakelib.Data(), data=None)
     setup = callback.run.ranks[0].setup
     made_by = setup.loaders[0].made_by
-    assert (made_by.name, made_by.library) == ("Data.train_dataloader", "fakelib")
-    assert owner_of_loader(setup, setup.loaders[0]).library == "fakelib"
+    assert (made_by.name, made_by.package) == ("Data.train_dataloader", "fakelib")
+    assert owner_of_loader(setup, setup.loaders[0]).package == "fakelib"
 
 
 def test_without_a_library_there_is_none(tmp_path):
@@ -204,9 +204,9 @@ def test_without_a_library_there_is_none(tmp_path):
 def test_whose_functions_are(fakelib):
     import torch  # noqa: PLC0415
 
-    assert place_of(fakelib.Windows.__getitem__).library == "fakelib"
-    assert place_of(torch.utils.data.default_collate).library == ""
-    assert place_of(line_of).library == ""
+    assert place_of(fakelib.Windows.__getitem__).package == "fakelib"
+    assert place_of(torch.utils.data.default_collate).package == ""
+    assert place_of(line_of).package == ""
 
 
 # Findings in a library
@@ -226,7 +226,7 @@ def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
     fit_quietly(make_trainer(tmp_path, callback, max_epochs=6), Own(pause=0.01), data)
     finding = found(callback.report, "slow_module_hook")
     [place] = finding.locations
-    assert (place.file, place.function, place.library) == (
+    assert (place.file, place.function, place.package) == (
         fakelib.__file__,
         "Lit.on_train_batch_end",
         "fakelib",
@@ -238,14 +238,14 @@ def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
     assert f"At: fakelib/core.py:{place.line} in Lit.on_train_batch_end, of fakelib" in text.lines
     document = report_of(tmp_path)
     [saved] = [one for one in document["findings"] if one["kind"] == "slow_module_hook"]
-    assert saved["locations"][0]["library"] == "fakelib"
+    assert saved["locations"][0]["package"] == "fakelib"
 
 
 def test_the_users_call_is_beside_the_librarys_line(fakelib, tmp_path):
     callback = fit_in_library(fakelib, tmp_path, fakelib.Lit(), pause=0.002, sampling=True)
     finding = found(callback.report, "input_bound")
     place = finding.locations[0]
-    assert (place.file, place.library) == (fakelib.__file__, "fakelib")
+    assert (place.file, place.package) == (fakelib.__file__, "fakelib")
     assert place.line == line_of(fakelib.Windows.__getitem__) + 1
     assert (place.call.file, place.call.line) == (__file__, line_of(fit_in_library) + 3)
     [text] = found_texts([finding])
@@ -261,8 +261,8 @@ def test_a_data_finding_goes_to_the_transform_that_costs(installed, tmp_path):
     loader = datasets.torch.utils.data.DataLoader(data, batch_size=4)
     callback = run_fit(tmp_path, data=loader, trainer={"max_epochs": 3}, active=0, sampling=True)
     place = found(callback.report, "input_bound").locations[0]
-    assert (place.function, place.library) == ("Cases.__getitem__", "fakedata")
-    assert (place.inner.file, place.inner.library) == (transforms.__file__, "fakedata")
+    assert (place.function, place.package) == ("Cases.__getitem__", "fakedata")
+    assert (place.inner.file, place.inner.package) == (transforms.__file__, "fakedata")
     assert place.inner.function == "Blur.__call__"
     assert place.inner.line == line_of(transforms.Blur.__call__) + 1
 
@@ -284,7 +284,7 @@ def test_a_users_line_goes_to_the_transform_that_costs(installed, tmp_path):
         tmp_path, data=DataLoader(Own(), batch_size=4), trainer={"max_epochs": 3}, active=0, sampling=True
     )
     place = found(callback.report, "input_bound").locations[0]
-    assert (place.file, place.library) == (__file__, "")
+    assert (place.file, place.package) == (__file__, "")
     assert place.inner.function == "Blur.__call__"
 
 
@@ -293,7 +293,7 @@ def test_a_users_line_goes_to_the_transform_that_costs(installed, tmp_path):
 
 HOOK = CodePlace(
     name="Data.train_dataloader", file="/x/site-packages/fakelib/data.py", line=33, is_library=True,
-    library="fakelib",
+    package="fakelib",
 )  # fmt: skip
 
 
@@ -305,9 +305,9 @@ def setup_of(package, **changes):
         num_workers=0,
         persistent_workers=False,
         dataset=CodePlace(
-            name="Windows.__getitem__", file=f"{folder}/data.py", line=7, is_library=True, library=package
+            name="Windows.__getitem__", file=f"{folder}/data.py", line=7, is_library=True, package=package
         ),
-        made_by=replace(HOOK, file=f"{folder}/data.py", library=package),
+        made_by=replace(HOOK, file=f"{folder}/data.py", package=package),
     )
     setup = replace(
         SETUP,
@@ -319,7 +319,7 @@ def setup_of(package, **changes):
             ),
         ),
     )
-    hook = replace(HOOK, name="Lit.configure_optimizers", file=f"{folder}/core.py", library=package)
+    hook = replace(HOOK, name="Lit.configure_optimizers", file=f"{folder}/core.py", package=package)
     return replace(setup, module_hooks={**setup.module_hooks, "configure_optimizers": hook})
 
 
@@ -448,4 +448,4 @@ def test_each_entry_has_a_way():
 
 
 def test_a_location_is_the_users_unless_said():
-    assert (Location().library, Location().call) == ("", None)
+    assert (Location().package, Location().call) == ("", None)

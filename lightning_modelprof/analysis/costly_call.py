@@ -59,7 +59,7 @@ def costly_call(
 
 def _is_named(frame: StackFrame) -> bool:
     """Whether it is a library's function that has a name of its own, so no comprehension."""
-    return bool(frame.library) and not frame.function.endswith(">")
+    return bool(frame.package) and not frame.function.endswith(">")
 
 
 def _is_telling(frame: StackFrame) -> bool:
@@ -67,7 +67,7 @@ def _is_telling(frame: StackFrame) -> bool:
     if frame.is_users:
         return True
     is_method = "." in frame.function.rpartition("<locals>.")[2] or frame.function == "__call__"
-    return bool(frame.library) and is_method and any(word in frame.module.lower() for word in _TRANSFORMS)
+    return bool(frame.package) and is_method and any(word in frame.module.lower() for word in _TRANSFORMS)
 
 
 def _deepest(paths: Sequence[_Path], is_of_interest: Callable[[StackFrame], bool]) -> HotLine | None:
@@ -88,7 +88,7 @@ def _deepest(paths: Sequence[_Path], is_of_interest: Callable[[StackFrame], bool
             share=time_ns / whole_ns,
             samples=samples,
             time_ns=time_ns,
-            library=frame.library,
+            package=frame.package,
         )
         left = [(path[1:], count, ns) for path, count, ns in top]
     return found

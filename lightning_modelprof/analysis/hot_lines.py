@@ -36,7 +36,7 @@ class HotLine:
         time_ns: that they stand for, summed over the loop.
         inner: the line further down that this line's time is really spent at, in a function of the user's;
             its ``share`` is of this line's time. ``None`` if it is this line.
-        library: the installed package that it is of; ``""`` as of ``StackFrame``.
+        package: the installed package that it is of; ``""`` as of ``StackFrame``.
     """
 
     file: str
@@ -47,7 +47,7 @@ class HotLine:
     samples: int
     time_ns: int
     inner: HotLine | None = None
-    library: str = ""
+    package: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +451,7 @@ def _outermost(
     """Of each stack its outermost line of the user's, or of these libraries; those without are left out."""
     found = []
     for path, tally in paths:
-        own = (number for number, one in enumerate(path) if one.is_users or one.library in libraries)
+        own = (number for number, one in enumerate(path) if one.is_users or one.package in libraries)
         first = next(own, None)
         if first is not None:
             found.append(_At(path[first], path[first + 1 :], tally))
@@ -509,7 +509,7 @@ def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | 
         samples=count.samples,
         time_ns=count.time_ns,
         inner=inner,
-        library=frame.library,
+        package=frame.package,
     )
 
 

@@ -45,7 +45,7 @@ def place_of(thing: Any) -> CodePlace | None:
         file=file,
         line=line,
         is_library=is_library(file),
-        library=library_of(str(getattr(thing, "__module__", "")), file),
+        package=library_of(str(getattr(thing, "__module__", "")), file),
     )
 
 

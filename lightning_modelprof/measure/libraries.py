@@ -22,11 +22,11 @@ class TrainerCall(NamedTuple):
     """Who called the Trainer.
 
     Attributes:
-        library: the library's function that did; ``None`` where the user's own code did.
+        from_library: its function that did; ``None`` where the user's own code did.
         user: the user's line that led there; ``None`` without a library between, or where there is none.
     """
 
-    library: CodePlace | None
+    from_library: CodePlace | None
     user: CodePlace | None
 
 
@@ -46,7 +46,7 @@ def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Librar
     """The libraries of a loop: of the module, of the DataModule, and of who called the Trainer."""
     kinds = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
     packages = [library_of(kind.__module__, _file_of(kind)) for kind in kinds]
-    packages.append("" if call.library is None else call.library.library)
+    packages.append("" if call.from_library is None else call.from_library.package)
     return tuple(
         Library(package=package, version=_version(package), folders=folders_of(package))
         for package in dict.fromkeys(filter(None, packages))
@@ -71,7 +71,7 @@ def _line(frame: FrameType, library: str = "") -> CodePlace:
         file=absolute_file(code.co_filename),
         line=frame.f_lineno or code.co_firstlineno,
         is_library=bool(library),
-        library=library,
+        package=library,
     )
 
 

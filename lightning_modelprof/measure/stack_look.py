@@ -213,7 +213,7 @@ class StackLook:
             module=module,
             is_users=is_users[key],
             is_loggers=is_loggers,
-            library=libraries[key],
+            package=libraries[key],
         )
 
     def _notes(self) -> tuple[str, ...]:

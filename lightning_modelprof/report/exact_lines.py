@@ -67,7 +67,7 @@ def _lines_of(location: Location, hot: HotLines, outside_modules: bool) -> tuple
         return ()
     if location.file is None or location.line is None:  # torch's or Lightning's, as far as there is anything
         return hot.statements_below(location.function) if location.function else ()
-    if location.library and (lines := hot.statements_below(location.function or "")):
+    if location.package and (lines := hot.statements_below(location.function or "")):
         return lines
     return hot.statements(location.file, location.line, outside_modules=outside_modules)
 
@@ -86,5 +86,5 @@ def location_at(line: HotLine) -> Location:
         function=line.function,
         is_exact=True,
         inner=None if line.inner is None else location_at(line.inner),
-        library=line.library,
+        package=line.package,
     )

@@ -99,7 +99,7 @@ def loader_advice(
     if owner is not None:
         return LoaderAdvice(
             f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows, in code of"
-            f" {owner.library}'s ({owner.where}). A worker would take longer to hand a batch over."
+            f" {owner.package}'s ({owner.where}). A worker would take longer to hand a batch over."
             f"{owner.cheaper_batches}",
             [count("batch_size", size), duration("one sample", sample_ns)],
             (1 - _SLICED) * wait_ns,

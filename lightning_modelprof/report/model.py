@@ -158,7 +158,7 @@ class Location:
         is_exact: whether ``line`` is the statement that takes the time; otherwise the function begins there.
         inner: the line that most of this line's time is spent at, in a function of the user's that it
             calls, however deep; ``None`` if it is this line, or not known.
-        library: whose code it is; ``""`` for the user's.
+        package: whose code it is; ``""`` for the user's.
         call: the user's own line that led to this code of a library's; ``None`` if there is none.
     """
 
@@ -168,7 +168,7 @@ class Location:
     module: str | None = None
     is_exact: bool = False
     inner: Location | None = None
-    library: str = ""
+    package: str = ""
     call: Location | None = None
 
 

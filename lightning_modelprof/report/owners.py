@@ -20,18 +20,18 @@ class Owner:
     """A library that makes what the user would otherwise make.
 
     Attributes:
-        library: its name.
+        package: its name.
         place: its function that does.
         is_own_way: how the user gets around it where the library has no argument, as the end of a sentence.
     """
 
-    library: str
+    package: str
     place: CodePlace
     is_own_way: str = ""
 
     @property
     def _ways(self) -> LibraryWays:
-        return LIBRARIES.get(self.library, LibraryWays(package=self.library))
+        return LIBRARIES.get(self.package, LibraryWays(package=self.package))
 
     def loader(self, kind: str, **arguments: Any) -> str:
         """What to write for these arguments of a DataLoader."""
@@ -45,14 +45,14 @@ class Owner:
     def cheaper_batches(self) -> str:
         """What the library has for cheaper batches, as a sentence that begins with a space, or ``""``."""
         said, _ = reached(self._ways.batches, {"": None}, "")
-        return f" {self.library} has {said}." if said else ""
+        return f" {self.package} has {said}." if said else ""
 
     def _call(self, kind: str, arguments: dict[str, Any], said: str, left: dict[str, Any]) -> str:
-        made = f"{self.library} makes the {kind} in {self.where}"
+        made = f"{self.package} makes the {kind} in {self.where}"
         if not said:
             return (
-                f"{as_arguments(arguments)} for the {kind} that {self.library} makes in {self.where}: look"
-                f" for an argument of {self.library}'s{self.is_own_way}"
+                f"{as_arguments(arguments)} for the {kind} that {self.package} makes in {self.where}: look"
+                f" for an argument of {self.package}'s{self.is_own_way}"
             )
         rest = f", which has no argument for {as_arguments(left)}" if left else ""
         return f"{said} ({made}{rest})"
@@ -76,8 +76,8 @@ def short_file(place: CodePlace) -> str:
     for number in range(len(parts) - 1, 0, -1):
         if parts[number - 1] in _INSTALLED:
             return "/".join(parts[number:])
-    if place.library in parts:
-        return "/".join(parts[parts.index(place.library) :])
+    if place.package in parts:
+        return "/".join(parts[parts.index(place.package) :])
     return "/".join(parts[-1:])
 
 
@@ -91,20 +91,20 @@ def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> 
         return None
     place = loader.made_by or setup.library_call
     if place is not None:
-        return Owner(library=place.library, place=place) if place.library else None
+        return Owner(package=place.package, place=place) if place.package else None
     for part in (loader.dataset, loader.collate):
-        if part is not None and part.library in LIBRARIES and _is_library_of(setup, part.library):
-            return Owner(library=part.library, place=part)
+        if part is not None and part.package in LIBRARIES and _is_library_of(setup, part.package):
+            return Owner(package=part.package, place=part)
     return None
 
 
 def owner_of_optimizer(setup: TrainingSetup | None) -> Owner | None:
     """The library whose ``configure_optimizers`` it is; ``None`` where it is the user's."""
     place = None if setup is None else setup.module_hooks.get("configure_optimizers")
-    if place is None or not place.library:
+    if place is None or not place.package:
         return None
     way = ", or override configure_optimizers in a class of your own"
-    return Owner(library=place.library, place=place, is_own_way=way)
+    return Owner(package=place.package, place=place, is_own_way=way)
 
 
 def loader_call(setup: TrainingSetup | None, loader: LoaderSetup, **arguments: Any) -> str:
@@ -132,19 +132,19 @@ def with_owners(finding: Finding, setup: TrainingSetup | None) -> Finding:
 
 def _with_way(action: str, locations: Sequence[Location]) -> str:
     """What to do, and how to get at it where the first place is a library's."""
-    if not action or not locations or not locations[0].library or locations[0].library in action:
+    if not action or not locations or not locations[0].package or locations[0].package in action:
         return action
     first = locations[0]
     what = f"{first.function} is" if first.function else "This is"
     return (
-        f"{action} {what} {first.library}'s: look for an argument of {first.library}'s that changes it, or"
+        f"{action} {what} {first.package}'s: look for an argument of {first.package}'s that changes it, or"
         " override it in a class of your own."
     )
 
 
 def _with_owner(location: Location, setup: TrainingSetup) -> Location:
     inner = None if location.inner is None else _with_owner(location.inner, setup)
-    library = location.library or _library_at(location.file, setup)
+    library = location.package or _library_at(location.file, setup)
     call = location.call
     if library and call is None and setup.user_call is not None and location.file is not None:
         call = Location(
@@ -153,7 +153,7 @@ def _with_owner(location: Location, setup: TrainingSetup) -> Location:
             function=setup.user_call.name,
             is_exact=True,
         )
-    return replace(location, library=library, inner=inner, call=call)
+    return replace(location, package=library, inner=inner, call=call)
 
 
 def _library_at(file: str | None, setup: TrainingSetup) -> str:

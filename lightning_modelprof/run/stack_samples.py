@@ -21,7 +21,7 @@ class StackFrame:
         module: name of the Python module, such as ``torch.nn.modules.module``.
         is_users: whether it is the user's code, not a library's.
         is_loggers: whether it is a method of a class of Lightning's loggers, whoever wrote that class.
-        library: the installed package that it is of; ``""`` for torch's, Lightning's, NumPy's and Python's
+        package: the installed package that it is of; ``""`` for torch's, Lightning's, NumPy's and Python's
             own code and for what is not installed. That of the LightningModule's class counts as the user's,
             too.
     """
@@ -33,7 +33,7 @@ class StackFrame:
     module: str
     is_users: bool
     is_loggers: bool = False
-    library: str = ""
+    package: str = ""
 
     @property
     def logging_kind(self) -> str:

@@ -19,14 +19,14 @@ class CodePlace:
         file: path as Python knows it; ``None`` for what is not written in Python.
         line: of its ``def`` or ``class``, of the first decorator if it has one; ``None`` as above.
         is_library: whether it lies where packages are installed, so that it is not the user's to change.
-        library: the package that it is of; ``""`` for the user's code, torch's, Lightning's and the like.
+        package: the package that it is of; ``""`` for the user's code, torch's, Lightning's and the like.
     """
 
     name: str
     file: str | None = None
     line: Count | None = None
     is_library: bool = False
-    library: str = ""
+    package: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,8 +99,8 @@ def place_of(location: Location) -> Place:
         words.append(f"(def {name})" if has_line and not location.is_exact else f"in {name}")
     if location.module:
         words.append(f"module {one_line(location.module)}")
-    if location.library:
-        words.append(f"of {one_line(location.library)}")
+    if location.package:
+        words.append(f"of {one_line(location.package)}")
     return Place(file, ", ".join(words))
 
 

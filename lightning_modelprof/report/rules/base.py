@@ -156,9 +156,9 @@ class ShareRule(Rule):
 
 def location_of(place: CodePlace) -> Location:
     """The same place in the words of a report; of torch, Lightning and the like without a line."""
-    if place.is_library and not place.library:
+    if place.is_library and not place.package:
         return Location(function=place.name)
-    return Location(file=place.file, line=place.line, function=place.name, library=place.library)
+    return Location(file=place.file, line=place.line, function=place.name, package=place.package)
 
 
 def milliseconds(ns: float) -> str:

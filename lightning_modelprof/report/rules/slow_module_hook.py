@@ -32,5 +32,5 @@ class SlowModuleHook(PhaseShareRule):
             for name, place in setup.module_hooks.items()
             if name.startswith("on_")
             and "batch_transfer" not in name
-            and (place.library or not place.is_library)
+            and (place.package or not place.is_library)
         ]
