@@ -32,13 +32,13 @@ from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.fit import allowance
 from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
 
-BATCH: Final = 64
+BATCH: Final = 384
 STEPS: Final = 300
 WIDTH: Final = 256
 
 
 class Net(LightningModule):
-    """Steps of some milliseconds on one CPU thread."""
+    """Steps of about 5 ms on one CPU thread."""
 
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
