@@ -985,3 +985,23 @@ def test_tensorboard_tells_the_loops_apart(tmp_path):
     events.Reload()
     tags = [tag.removesuffix("/text_summary") for tag in events.Tags()["tensors"] if "summary" in tag]
     assert {"modelprof/1_summary", "modelprof/validate/1_summary"} <= set(tags)
+
+
+@pytest.mark.parametrize("key", ["fit", "predict"])
+def test_a_loop_that_fails_in_its_first_batch_has_one_line(tmp_path, capsys, key):
+    """With nothing measured there is nothing to read, and to train for longer is no advice."""
+
+    class Broken(Net):
+        def training_step(self, *_):
+            raise ValueError("broken")
+
+        predict_step = training_step
+
+    trainer = make_real_trainer(tmp_path, ModelProfCallback(dirpath=tmp_path / "modelprof"))
+    with pytest.raises(ValueError, match="broken"):
+        getattr(trainer, key)(Broken(), loader(200))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    told = next(line for line in lines if "failed" in line)
+    assert "CANNOT TELL: No step ran to its end." in told
+    assert len(lines) == 1
+    assert "train for longer" not in (tmp_path / "modelprof" / "report.txt").read_text("utf-8")

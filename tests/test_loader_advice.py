@@ -18,13 +18,14 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.batch_cpu import BatchCpu, batch_cpu
 from lightning_modelprof.measure.cpu_of_steps import PERIOD
 from lightning_modelprof.measure.prefetch import next_is_ready
-from lightning_modelprof.report.loader_advice import workers_advice
+from lightning_modelprof.report.loader_advice import places_of_batches, workers_advice
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.input_bound import InputBound
 from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.cpu_use import CpuUse
+from lightning_modelprof.run.training_setup import CodePlace
 from tests.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
 from tests.support import make_trainer
 
@@ -44,6 +45,14 @@ def cpu(computing=1.0, batch_ms=10.0, rest_ms=10.0, free=2.0):
 
 def evidence(one):
     return {item.label: item.value for item in one.evidence}
+
+
+@pytest.mark.parametrize("package", ["", "replay"])
+def test_torchs_own_collate_is_no_place_beside_a_packages_data_set(package):
+    dataset = CodePlace(name="Data.__getitem__", file="d.py", line=3, is_library=True, package=package)
+    collate = CodePlace(name="default_collate", file="collate.py", line=9, is_library=True)
+    places = places_of_batches(with_loader(dataset=dataset, collate=collate).loaders)
+    assert [place.name for place in places] == [dataset.name, collate.name][: 1 if package else 2]
 
 
 # Without knowing what computes

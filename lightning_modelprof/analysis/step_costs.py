@@ -180,6 +180,8 @@ def step_costs(
         num_workers: that make the batches: so many batches may come at once.
     """
     totals = StepTotals.of(steps) if totals is None else totals
+    if len(steps) == 0:
+        return Absent("no step ran to its end")
     steady = steps.select((steps.tags & _OURS) == 0)
     if len(steady) == 0:
         return Absent(

@@ -34,7 +34,7 @@ from lightning_modelprof.measure.rank_wait import time_broadcast
 from lightning_modelprof.measure.training_setup import finish_setup
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
-from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps, side_by_side
@@ -233,8 +233,11 @@ class LoopSession:
         if heard or absent:
             run = side_by_side(run, heard, absent)
         report, step = self._report(run), logger_step(self._trainer)
+        has_nothing = not self.ledger.steps_ended and not any(
+            one.status is Status.FOUND for one in report.findings
+        )
         is_brief = self._config.terminal and (
-            PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+            has_nothing or PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
         )
         parts.outputs.show_report(report, step, is_brief=is_brief)
         parts.outputs.write_profile(lambda: run_profile(run, report), step)

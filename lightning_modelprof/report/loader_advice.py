@@ -43,12 +43,16 @@ _CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the train
 
 
 def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
-    """Where batches are made: in the user's own code, else in the library's."""
+    """Where batches are made: in the user's own code, else in a package's, else in torch's."""
     if not loaders:
         return []
     loader = loaders[0]
     places = [place for place in (loader.dataset, loader.collate) if place is not None]
-    return [place for place in places if not place.is_library] or places
+    return (
+        [place for place in places if not place.is_library]
+        or [place for place in places if place.package]
+        or places
+    )
 
 
 def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
