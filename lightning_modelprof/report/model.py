@@ -305,7 +305,7 @@ class FlameGraph:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """All that an output ever sees.
 
@@ -330,6 +330,11 @@ class Report:
     findings: tuple[Finding, ...] = ()
     charts: tuple[Chart, ...] = ()
     flames: tuple[FlameGraph, ...] = ()
+
+    def __repr__(self) -> str:
+        found = sum(one.status is Status.FOUND for one in self.findings)
+        verdict = "no verdict" if self.verdict is None else self.verdict.kind
+        return f"<Report: {self.title}; {verdict}; findings {found}, tables {len(self.tables)}>"
 
     def without_details(self, place: str = "in the files and in TensorBoard") -> Report:
         """A short form of the report, which names the tables that it leaves out, and where they are."""

@@ -214,7 +214,7 @@ class RunInfo:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """Measured facts of one loop: what is saved as run.json and read back by the command line.
 
@@ -236,3 +236,10 @@ class Run:
     short_loops: tuple[ShortLoops, ...] = ()
     loops: tuple[LoopLine, ...] = ()
     schema_version: Count = RUN_SCHEMA_VERSION
+
+    def __repr__(self) -> str:
+        steps = ", ".join(str(one.num_steps) for one in self.ranks[:1]) or "no"
+        return (
+            f"<Run: {self.info.loop} of {self.info.model or 'a model'}, {self.info.status};"
+            f" {steps} steps, ranks {self.info.world_size}, of {self.info.created}>"
+        )
