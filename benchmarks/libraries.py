@@ -83,7 +83,7 @@ def run_one(example: str, variant: str) -> dict[str, float]:
 
 
 def idle_callback() -> object:
-    """Of the package that the library uses."""
+    """Of pytorch_lightning where that is loaded, else of lightning: Trainers of both take either."""
     package = sys.modules.get("pytorch_lightning") or importlib.import_module("lightning.pytorch")
     return package.Callback()
 

@@ -153,13 +153,13 @@ def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
     assert setup.notes == ()
     [library] = setup.libraries
     assert (library.package, library.version) == ("fakelib", "1.2.3")
-    assert (setup.library_call.package, setup.library_call.name) == ("fakelib", "fit")
-    assert setup.library_call.file == fakelib.__file__
+    assert (setup.package_call.package, setup.package_call.name) == ("fakelib", "fit")
+    assert setup.package_call.file == fakelib.__file__
     assert (setup.user_call.file, setup.user_call.package) == (__file__, "")
     assert setup.user_call.line == line_of(fit_in_library) + 3
     [loader] = setup.loaders
     assert (loader.made_by, loader.dataset.package) == (None, "fakelib")
-    assert owner_of_loader(setup, loader).place == setup.library_call
+    assert owner_of_loader(setup, loader).place == setup.package_call
     assert owner_of_optimizer(setup).place.name == "Lit.configure_optimizers"
     assert callback.run.info.versions["fakelib"] == "1.2.3"
     assert "lightning" in callback.run.info.versions
@@ -177,7 +177,7 @@ def test_a_class_of_the_user_that_inherits_from_a_library(fakelib, tmp_path):
     fit_quietly(make_trainer(tmp_path, callback), Own(), fakelib.DataLoader(fakelib.Windows(), batch_size=8))
     setup = callback.run.ranks[0].setup
     assert [one.package for one in setup.libraries] == ["fakelib"]
-    assert (setup.library_call, setup.user_call) == (None, None)
+    assert (setup.package_call, setup.user_call) == (None, None)
     assert owner_of_optimizer(setup) is None  # its own method
     assert owner_of_loader(setup, setup.loaders[0]) is None  # it writes DataLoader(...) itself
     assert setup.module_hooks["on_train_batch_end"].package == "fakelib"
@@ -196,7 +196,7 @@ def test_without_a_library_there_is_none(tmp_path):
     from tests.fits import Net, run_fit  # noqa: PLC0415
 
     setup = run_fit(tmp_path, module=Net(), active=0).run.ranks[0].setup
-    assert (setup.libraries, setup.library_call, setup.user_call) == ((), None, None)
+    assert (setup.libraries, setup.package_call, setup.user_call) == ((), None, None)
     assert owner_of_loader(setup, setup.loaders[0]) is None
     assert owner_of_optimizer(setup) is None
 

@@ -161,7 +161,7 @@ class _Live:
         call = trainer_call()
         return {
             "libraries": read_libraries(self._trainer, self._module, call),
-            "library_call": call.from_library,
+            "package_call": call.from_library,
             "user_call": call.user,
         }
 

@@ -89,7 +89,7 @@ def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> 
     """
     if setup is None or loader is None:
         return None
-    place = loader.made_by or setup.library_call
+    place = loader.made_by or setup.package_call
     if place is not None:
         return Owner(package=place.package, place=place) if place.package else None
     for part in (loader.dataset, loader.collate):

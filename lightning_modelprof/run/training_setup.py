@@ -200,7 +200,7 @@ class TrainingSetup:
         module: the LightningModule's class.
         libraries: whose classes the LightningModule or the DataModule are, or derive from, and who called the
             Trainer: the nearest one first.
-        library_call: the library's line that called the Trainer; ``None`` where the user's own code did.
+        package_call: the library's line that called the Trainer; ``None`` where the user's own code did.
         user_call: the user's line that led there, if there is one.
         module_hooks: its methods that are its own, not Lightning's: ``training_step``, ``on_...``, ....
         keeps_gradients: whether its own ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if it
@@ -230,7 +230,7 @@ class TrainingSetup:
     manual_optimization: bool = False
     module: CodePlace | None = None
     libraries: tuple[Library, ...] = ()
-    library_call: CodePlace | None = None
+    package_call: CodePlace | None = None
     user_call: CodePlace | None = None
     module_hooks: dict[str, CodePlace] = field(default_factory=dict)
     keeps_gradients: bool | None = None
