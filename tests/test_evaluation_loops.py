@@ -1010,7 +1010,9 @@ def test_a_loop_that_fails_in_its_first_batch_has_one_line(tmp_path, capsys, key
 def test_a_report_and_a_run_are_one_line_at_the_prompt(tmp_path):
     callback = ModelProfCallback(dirpath=tmp_path / "modelprof")
     fit_quietly(make_real_trainer(tmp_path, callback), Net(), loader(60))
-    assert repr(callback.report).startswith("<Report: lightning-modelprof: 30 training steps of Net, finished;")
+    assert repr(callback.report).startswith(
+        "<Report: lightning-modelprof: 30 training steps of Net, finished;"
+    )
     assert f"{callback.report.verdict.kind}; findings " in repr(callback.report)
     assert repr(callback.run).startswith("<Run: fit of Net, finished; 30 steps, ranks 1, of 20")
     assert max(len(repr(one)) for one in (callback.report, callback.run)) < 120
