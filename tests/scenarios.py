@@ -468,6 +468,19 @@ def slow_logger(costs: Costs, folder: Path) -> Training:
     return Training(Logging(), rows(), trainer=trainer, profile={"log_every_n_steps": 0})
 
 
+class EpochMetric(Model):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+def slow_epoch_turns(costs: Costs, folder: Path) -> Training:
+    """Epochs of one batch; the logger takes 10 ms for what Lightning hands it between two of them."""
+    trainer = {"logger": SlowLogger(costs, folder), "max_epochs": NUM_STEPS}
+    return Training(EpochMetric(), rows(4), trainer=trainer, profile={"log_every_n_steps": 0})
+
+
 class ManyValues(Model):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         loss = self.loss(batch)
@@ -942,6 +955,7 @@ SCENARIOS = (
         saving=False,
         placed=False,
     ),
+    Scenario("slow_epoch_turns", slow_epoch_turns, "overhead_bound", "slow_epoch_turns", placed=False),
     Scenario(
         "small_batches", small_batches, "balanced", "small_batches", saving=False, severe=False, placed=False
     ),
