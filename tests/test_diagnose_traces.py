@@ -103,7 +103,7 @@ def test_late_launches_beside_hidden_communication():
     """DDP on one node: the device is idle for three quarters of a step, in gaps of up to 16 ms."""
     verdict, findings = diagnosed("a100_nccl")
     assert verdict.kind == "host_bound"
-    assert verdict.summary.startswith("75.3 % of a step is the device waiting for the host")
+    assert verdict.summary.startswith("75.3 % of a step is lost: the device waits for the host")
     assert found(findings) == {"launch_bound": Severity.CRITICAL}
     # By hand: 39.559468 ms of three steps of 667.225958 ms together.
     assert share_of(findings["communication_exposed"]) == pytest.approx(39559468 / 667225958)
@@ -210,7 +210,7 @@ def of_the_host(fetch_us, step_us=100):
 
 def test_steps_without_a_device_may_wait_for_their_batches():
     verdict, finding = of_the_host(60_000, 100_000)
-    assert (verdict.kind, verdict.summary) == ("input_bound", "60.0 % of a step is waiting for batches.")
+    assert (verdict.kind, verdict.summary) == ("input_bound", "60.0 % of a step goes to waiting for batches.")
     assert finding.severity is Severity.CRITICAL
     assert finding.saving_ns_per_step == 60_000_000
     assert finding.summary == "In a step of 100 ms the loop waits 60 ms (60.0 %) for its batch."

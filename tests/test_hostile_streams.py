@@ -162,8 +162,8 @@ def test_a_standard_output_with_another_encoding(tmp_path, monkeypatch, encoding
     with our_warnings() as messages:
         callback, _ = fit(tmp_path)
     check(callback, tmp_path, messages, expected=0)
-    assert "Perf Summary" in stream.getvalue()
-    assert f"Files: {tmp_path}/modelprof" in stream.getvalue()
+    assert "BALANCED" in stream.getvalue()
+    assert f"page: {tmp_path}/modelprof/report.html" in stream.getvalue()
 
 
 def test_a_stream_that_does_not_know_its_encoding(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_stream_that_does_not_know_its_encoding(tmp_path, monkeypatch):
     with our_warnings() as messages:
         callback, _ = fit(tmp_path / "\u2603")
     check(callback, tmp_path / "\u2603", messages, expected=0)
-    assert "Perf Summary" in stream.written
+    assert "BALANCED" in stream.written
     assert "\\u2603/modelprof" in stream.written
 
 
@@ -189,7 +189,7 @@ def test_a_standard_output_that_does_not_say_what_it_is(tmp_path, monkeypatch):
     with our_warnings() as messages:
         callback, _ = fit(tmp_path)
     check(callback, tmp_path, messages, expected=0)
-    assert "Perf Summary" in stream.getvalue()
+    assert "BALANCED" in stream.getvalue()
 
 
 def test_a_live_display_whose_reader_has_gone(monkeypatch):
@@ -371,4 +371,4 @@ def test_a_report_is_printed_once_where_another_callback_ends_the_fit(tmp_path, 
 
     with pytest.raises(ValueError, match="no"):
         fit(tmp_path, Last())
-    assert capsys.readouterr().out.count("lightning-modelprof: ") == 1
+    assert capsys.readouterr().out.count("page: ") == 1

@@ -105,7 +105,7 @@ def is_hint(report):
     assert is_info == (finding.saving_ns_per_step is None)
     assert is_info == (report.verdict.kind != "straggler_bound"), "each of these costs most of a step"
     if report.verdict.kind == "balanced":
-        assert report.verdict.summary.endswith("But the ranks are unlike: see the finding straggler_rank.")
+        assert report.verdict.summary.endswith("But the ranks differ: see the finding straggler_rank.")
     return is_info
 
 
@@ -204,7 +204,7 @@ def test_who_is_late_in_the_optimizer_is_found_where_the_others_can_only_wait():
     assert late.cost_ns == pytest.approx(10 * MS, rel=0.02)
     report = report_of(*steps)
     assert not is_hint(report)
-    assert report.verdict.summary.endswith("later than the others: rank 1, in Optimization.")
+    assert report.verdict.summary.endswith("a slower rank: rank 1, in Optimization.")
 
 
 def test_on_a_device_what_follows_backward_may_cost_nothing():
@@ -249,7 +249,7 @@ def test_an_optimizer_step_that_may_be_a_wait_is_a_hint(num_ranks, late, where):
     if where == "forward" and num_ranks == 2:  # as likely the other way round
         rank, phase, waiting = 1 - late, waiting, phase
     found = finding_of(report)
-    assert found.title == f"Ranks are unlike: rank {rank} in {phase}, the others in {waiting}"
+    assert found.title == f"Ranks differ: rank {rank} in {phase}, the others in {waiting}"
     other_reading = (
         f"if ranks meet in {phase}: the others are late in {waiting}, and rank {rank} waits for them"
     )
@@ -580,7 +580,7 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
     table = next(table for table in report.tables if table.id == "rank_phases")
     assert table.notes[0].startswith("1 of 4 ranks are missing")
     assert report.verdict.kind == "straggler_bound"
-    assert report.verdict.summary.endswith("later than the others: rank 2, in Dataloader.")
+    assert report.verdict.summary.endswith("a slower rank: rank 2, in Dataloader.")
     run = with_other_ranks(run_of(0, ranks[0], world_size=1), tmp_path / "run.json")
     assert run.rank_steps == (), "one process is no job of ranks"
 

@@ -324,7 +324,7 @@ def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, se
     )
     verdict, findings = diagnose(analysis)
     assert verdict.kind == "input_bound"
-    assert (severity is Severity.WARNING) == ("waited for a CPU in 30.0 % of the time." in verdict.summary)
+    assert (severity is Severity.WARNING) == ("waited for a CPU 30.0 % of the time." in verdict.summary)
     found = {one.kind: one for one in findings if one.status is Status.FOUND}
     assert found["input_bound"].severity is severity
     # More threads are advised only where a CPU is free.

@@ -131,7 +131,7 @@ def test_without_a_ratio_nothing_is_said_of_it():
 def test_terminal(monkeypatch, width):
     for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TERM", "dumb")):
         monkeypatch.setenv(name, value)
-    print_report(report(SLOW, HINT), drawn := io.StringIO())
+    print_report(report(SLOW, HINT), drawn := io.StringIO(), full=True)
     text = drawn.getvalue()
     assert text.split("\n")[1].startswith("OVERHEAD-BOUND:")
     assert "[CRITICAL]" in text

@@ -11,9 +11,10 @@ from rich.cells import cell_len
 
 from lightning_modelprof.report.model import Report, apply_options
 from lightning_modelprof.report.options import ReportOptions
-from lightning_modelprof.show import terminal
+from lightning_modelprof.show import screen
 from lightning_modelprof.show.format import DASH
-from lightning_modelprof.show.terminal import print_report, wrap
+from lightning_modelprof.show.screen import wrap
+from lightning_modelprof.show.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from tests.fits import ROOT
 from tests.golden_support import check_golden
@@ -188,7 +189,7 @@ def test_a_notebook_is_no_terminal(monkeypatch):
 def test_an_old_console_of_windows_gets_plain_text(monkeypatch):
     for name in ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(terminal.os, "name", "nt")
+    monkeypatch.setattr(screen.os, "name", "nt")
     text = printed(gpu_report(), 80, monkeypatch)
     monkeypatch.undo()
     assert text == render_text(gpu_report())

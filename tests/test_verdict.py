@@ -40,7 +40,7 @@ def test_input_bound_from_a_fifth(wait_ms, kind):
 def test_the_number_is_in_the_sentence():
     assert (
         verdict(steps_of(forward=15, dataloader=5)).summary
-        == "25.0 % of a usual step is waiting for batches."
+        == "25.0 % of a usual step goes to waiting for batches."
     )
 
 
@@ -70,7 +70,7 @@ def test_callbacks_outside_of_steps_bind():
     steps = steps_of(forward=10)
     assert (
         verdict(steps, callbacks=callbacks, outside_ms={"callbacks": 100}).summary
-        == "33.3 % of the loop is what surrounds the model."
+        == "33.3 % of the loop goes to work around the model: callbacks."
     )
 
 
@@ -92,7 +92,7 @@ def test_a_rule_that_speaks_for_a_verdict():
         bound = "sync_bound"
 
     found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [Syncs()])
-    assert found.summary == "50.0 % of a usual step is waiting for the device to hand over values."
+    assert found.summary == "50.0 % of a usual step goes to waiting for values from the device."
 
 
 # What cannot be told
@@ -222,13 +222,13 @@ def verdict_of_waits(waits, steps=None, **shares):
             waits_of(("forward", 0.3)),
             {"kernel": 0.7, "runtime": 0.3},
             "sync_bound",
-            "30.0 % of a step is the device waiting for the host, which has waited",
+            "30.0 % of a step is lost: the device idles after the host waited",
         ),
         (
             waits_of(late=0.6),
             {"kernel": 0.4, "cpu_exec": 0.6},
             "host_bound",
-            "60.0 % of a step is the device waiting for the host to launch",
+            "60.0 % of a step is lost: the device waits for the host to launch",
         ),
         (
             waits_of(("forward", 0.0), wait_of=0.9),
@@ -240,7 +240,7 @@ def verdict_of_waits(waits, steps=None, **shares):
             waits_of(),
             {"kernel": 0.6, "communication": 0.25, "cpu_exec": 0.15},
             "communication_bound",
-            "25.0 % of a step is communication",
+            "25.0 % of a step goes to communication",
         ),
         (waits_of(("forward", 0.14)), {"kernel": 0.8, "runtime": 0.2}, "balanced", ""),
         (waits_of(late=0.29), {"kernel": 0.7, "cpu_exec": 0.3}, "balanced", ""),

@@ -88,7 +88,7 @@ def test_what_changed_most_is_said_first():
     assert rows["DataLoader"] == (60 * MS, 15 * MS, -45 * MS, -0.75, 50 * MS, 70 * MS, 5 * MS, 25 * MS)
     assert rows["CPU Exec"] == (0, 5 * MS, 5 * MS, None, 0, 0, 5 * MS, 5 * MS)
     (note,) = report.notes
-    assert note.startswith("There is no interval: a window has too few steps for one")
+    assert note.startswith("No confidence interval: too few steps in a window")
     assert "took 100 to 120 ms before and 60 to 80 ms after" in note
     assert (
         table(report, "comparison_steps").notes[-1] == "The differences of the parts sum to that of the step."

@@ -106,13 +106,6 @@ class Outputs:
         """Whether scalars go anywhere."""
         return bool(self._loggers)
 
-    @property
-    def _place(self) -> str:
-        """Where all tables of the report are."""
-        has_texts = self._use_tensorboard and any(_is_tensorboard(logger) for logger in self._loggers)
-        places = ["in the files"] * self._has_files + ["in TensorBoard"] * has_texts
-        return " and ".join(places) or "in callback.report"
-
     def save_run(self, run: Run) -> bool:
         """Save what was measured so far; returns ``False`` if that failed."""
         if self.directory is None:
@@ -173,8 +166,8 @@ class Outputs:
         if is_brief:
             self._try("terminal", lambda: print_lines([self._brief(report)]))
         else:
-            short, last_words = report.without_details(self._place), self._last_words(report)
-            self._try("terminal", lambda: print_report(short, last_words=last_words, is_below_a_bar=True))
+            last_words = self._last_words()
+            self._try("terminal", lambda: print_report(report, last_words=last_words, is_below_a_bar=True))
 
     def write_profile(self, make: Callable[[], Profile], step: int) -> None:
         """Write what the dashboard shows of a run or a window, if a logger has an event file.
@@ -243,12 +236,22 @@ class Outputs:
             sentences.append(f"Files: {self.directory}")
         return one_line(" ".join(sentences))
 
-    def _last_words(self, report: Report) -> list[str]:
-        """What is left to see when the tables have scrolled by: the verdict again, and where the page is."""
-        words = [] if report.verdict is None else [verdict_line(report.verdict)]
+    def _last_words(self) -> list[str]:
+        """Where the rest of the report is."""
+        places = []
         if self.directory is not None and self._has_files:
-            words.append(one_line(f"Files: {self.directory} (report.html is the page)"))
-        return words
+            folder = _short_path(self.directory, self._work_folder)
+            places = [
+                f"page: {folder}/report.html",
+                f"all tables: lightning-modelprof report {folder} --full",
+            ]
+        loggers = filter(_is_tensorboard, self._loggers if self._use_tensorboard else ())
+        folders = {str(logger.save_dir): None for logger in loggers if logger.save_dir}
+        places += [
+            f"dashboard: tensorboard --logdir {_short_path(Path(folder), self._work_folder)}"
+            for folder in folders
+        ]
+        return [one_line(place) for place in places] or ["all tables: callback.report"]
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars to every logger of the run."""
@@ -327,6 +330,14 @@ def _work_folder() -> Path:
         return Path.cwd()
     except OSError:  # it was removed
         return Path()
+
+
+def _short_path(folder: Path, work_folder: Path) -> str:
+    """As it can be copied into a command: from the working directory, where it is below it."""
+    try:
+        return str(folder.relative_to(work_folder))
+    except ValueError:
+        return str(folder)
 
 
 def _absolute(folder: str, work_folder: Path) -> str:

@@ -21,7 +21,7 @@ from lightning_modelprof.measure.other_profilers import watch
 from lightning_modelprof.measure.profiler_claim import CLAIM, ENDING, is_profiling_anywhere
 from lightning_modelprof.measure.schedule import Schedule
 from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
-from lightning_modelprof.measure.torch_profiler import CaptureOptions, free, is_profiling, stop
+from lightning_modelprof.measure.torch_profiler import CaptureOptions, free, is_profiling, prepare, stop
 from lightning_modelprof.measure.trace_ranges import TraceRanges
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
@@ -237,7 +237,7 @@ class Capture:
         profiler: Any = None
         try:
             profiler = self._options.make_profiler()
-            profiler.prepare_trace()
+            prepare(profiler)
         except RuntimeError as error:
             self._begun = watch.begun
             if profiler is not None:

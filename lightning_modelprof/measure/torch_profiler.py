@@ -7,15 +7,20 @@ export.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_modelprof.measure.trace_ranges import TraceRanges
 from lightning_modelprof.measure.trace_size import TraceSize
+
+_LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
+_SILENT: Final = "6"
+"""With torch 2.13 the notices come up to level 5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,25 @@ class CaptureOptions:
             with_stack=self.with_stack,
             profile_memory=self.profile_memory,
         )
+
+
+def prepare(profiler: Any) -> None:
+    """Prepare a profiler, without the notices (``USDT: ... profiler_start``) that torch 2.13 would print.
+
+    Kineto reads how much it is to say when it is first prepared, and only then. The program's standard error
+    is not touched; whoever sets KINETO_LOG_LEVEL is heard.
+
+    Raises:
+        RuntimeError: when torch cannot prepare it.
+    """
+    is_ours = _LOG_LEVEL not in os.environ
+    if is_ours:
+        os.environ[_LOG_LEVEL] = _SILENT
+    try:
+        profiler.prepare_trace()
+    finally:
+        if is_ours:
+            os.environ.pop(_LOG_LEVEL, None)
 
 
 def stop(profiler: Any, ranges: TraceRanges | None) -> None:

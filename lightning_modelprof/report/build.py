@@ -20,6 +20,7 @@ from lightning_modelprof.report.flames import call_flame
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.module_flame import module_flame
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables import TABLES, TableBuilder, loop_tables
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window, WindowStatus
@@ -63,6 +64,7 @@ def build_report(
         },
         verdict=verdict,
         findings=findings,
+        step_card=step_card(analysis, findings),
     )
 
 

@@ -10,8 +10,9 @@ from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.trace_charts import trace_charts
 from lightning_modelprof.report.diagnose import findings_section
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
-from lightning_modelprof.report.model import Chart, Finding, Report, Table, Verdict
+from lightning_modelprof.report.model import Chart, Finding, Report, StepCard, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables import trace_tables
 
 
@@ -44,9 +45,11 @@ def build_trace_report(
     )
     # Traces apart are of several runs, which have nothing in common that could be said in one line.
     verdict: Verdict | None = None
+    card: StepCard | None = None
     findings: tuple[Finding, ...] = ()
     if len(groups) == 1:
         verdict, findings = diagnose_traces(groups[0].values())
+        card = step_card_of_traces(tuple(groups[0].values()), findings)
     facts_of = [(number, rank, by_rank) for number, by_rank in enumerate(groups) for rank in by_rank]
     return Report(
         title=f"lightning-modelprof: {_title(groups)}",
@@ -61,6 +64,7 @@ def build_trace_report(
         notes=(*skipped, *_grouping_notes(groups)),
         verdict=verdict,
         findings=findings,
+        step_card=card,
         sections={
             "traces": [
                 {

@@ -95,9 +95,7 @@ def _spread(side: WindowSteps) -> str:
 def _notes(before: Report, after: Report, known: tuple[WindowSteps, WindowSteps] | None) -> tuple[str, ...]:
     notes = []
     if known is not None:
-        no_interval = (
-            "There is no interval: a window has too few steps for one, so a difference may be chance."
-        )
+        no_interval = "No confidence interval: too few steps in a window, so a difference may be chance."
         if all(len(side.durations_ns) > 1 for side in known):
             spreads = f" The steps took {_spread(known[0])} before and {_spread(known[1])} after."
         else:

@@ -59,7 +59,7 @@ def _rank(finding: Finding) -> tuple[int, bool, bool, float, bool]:
     """Found ones first; what ended the loop before all others; hints last; then by time at stake.
 
     A warning with more at stake stands above a critical one. Severity decides between equals, such as those
-    whose time nobody knows.
+    whose time is not known.
     """
     is_less, is_hint = finding.kind != RanOutOfMemory.kind, finding.severity is Severity.INFO
     saving = finding.saving_ns_per_step or 0.0
@@ -78,6 +78,7 @@ def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:
             "summary": finding.summary,
             "action": finding.action,
             "saving_ns_per_step": finding.saving_ns_per_step,
+            "phases": list(finding.phases),
             "locations": [asdict(location) for location in finding.locations],
             "evidence": [
                 {"label": one.label, "value": one.value, "unit": one.unit.value} for one in finding.evidence
@@ -104,7 +105,8 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
                 )
                 for finding in findings
             )
-        return tuple(with_owners(finding, analysis.setup) for finding in findings)
+        phases = rule.phases or rule.sampled_phases
+        return tuple(replace(with_owners(finding, analysis.setup), phases=phases) for finding in findings)
     except Exception as error:
         return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")
 

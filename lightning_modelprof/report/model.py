@@ -184,6 +184,7 @@ class Finding:
         summary: one or two sentences: what is so; why there is nothing to say if not evaluated.
         action: what to change, concretely; ``""`` unless found.
         saving_ns_per_step: time per step at stake, all phases taken together; ``None`` if it cannot be told.
+        phases: keys of the phases that the time at stake is in; empty if it may be in any of them.
         locations: most expensive first.
         evidence: the numbers behind it.
     """
@@ -195,6 +196,7 @@ class Finding:
     severity: Severity | None = None
     action: str = ""
     saving_ns_per_step: float | None = None
+    phases: tuple[str, ...] = ()
     locations: tuple[Location, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
@@ -305,6 +307,55 @@ class FlameGraph:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """A stretch of a lane of the step card.
+
+    Attributes:
+        key: of the phase, or of what the device does; colours are chosen by it.
+        label: what a reader sees.
+        ns: how long it is in the mean step.
+        is_idle: whether the device waits.
+        location: what it waits for; ``None`` where that is not known, or nothing waits.
+    """
+
+    key: str
+    label: str
+    ns: float
+    is_idle: bool = False
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCard:
+    """The mean step as a picture to scale.
+
+    Attributes:
+        step: what the step is, such as ``mean of 87 clean steps``.
+        host: what the training thread does, in the order of the phases; sums to the step.
+        device: what the device does meanwhile, working first: shares of recorded steps, drawn to the length
+            of ``host``; empty where no device was recorded.
+        better: ``host`` without the time at stake in the findings, at best; empty where nothing is at stake.
+        figures: headline figures of the device: label, value, unit.
+    """
+
+    step: str
+    host: tuple[StepPart, ...]
+    device: tuple[StepPart, ...] = ()
+    better: tuple[StepPart, ...] = ()
+    figures: tuple[tuple[str, float, Unit], ...] = ()
+
+    @property
+    def wall_ns(self) -> float:
+        """Length of the step."""
+        return sum(part.ns for part in self.host)
+
+    @property
+    def better_ns(self) -> float:
+        """Length of it without what the findings cost, at best."""
+        return sum(part.ns for part in self.better) if self.better else self.wall_ns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """All that an output ever sees.
@@ -316,6 +367,7 @@ class Report:
         notes: what was not measured and why; what was left out.
         verdict: the first line; ``None`` where nothing was diagnosed.
         findings: what each rule says, found ones first, by time at stake.
+        step_card: the mean step as a picture; ``None`` where no step was measured.
         charts, flames: for outputs that can draw.
         sections: the machine-readable part of report.json besides the tables
             (``run``, ``benchmark``, ``phases``, ``windows``, ...), plain JSON values only.
@@ -328,6 +380,7 @@ class Report:
     sections: Mapping[str, Any]
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
+    step_card: StepCard | None = None
     charts: tuple[Chart, ...] = ()
     flames: tuple[FlameGraph, ...] = ()
 

@@ -11,7 +11,7 @@ from lightning_modelprof.run.steps import StepTag
 _WORDS: Final = {
     COLLECTOR: "Python's garbage collector",
     MACHINE: "the machine: the training thread waited for a CPU",
-    "": "nothing that was watched",
+    "": "unknown",
 }
 
 

@@ -75,18 +75,18 @@ _MOSTLY_MODEL: Final = 0.5
 _A_STEP: Final = "a step"
 
 _HOW: Final = {
-    "input_bound": "waiting for batches",
-    "host_bound": "Python on the host that keeps the model waiting",
-    "optimizer_bound": "the optimizer's step, which can be faster",
-    "sync_bound": "waiting for the device to hand over values",
-    "communication_bound": "communication that no computation hides",
-    "straggler_bound": "waiting for a rank that is later than the others",
-    "overhead_bound": "what surrounds the model",
+    "input_bound": "{share} of {whole} goes to waiting for batches",
+    "host_bound": "{share} of {whole} goes to Python code that the model waits for",
+    "optimizer_bound": "{share} of {whole} goes to an optimizer step that can be faster",
+    "sync_bound": "{share} of {whole} goes to waiting for values from the device",
+    "communication_bound": "{share} of {whole} goes to communication that no computation hides",
+    "straggler_bound": "{share} of {whole} goes to waiting for a slower rank",
+    "overhead_bound": "{share} of {whole} goes to work around the model",
 }
 _HOW_OF_DEVICE: Final = {
-    "sync_bound": "the device waiting for the host, which has waited for the device before",
+    "sync_bound": "{share} of {whole} is lost: the device idles after the host waited for it",
     "communication_bound": _HOW["communication_bound"],
-    "host_bound": "the device waiting for the host to launch its work",
+    "host_bound": "{share} of {whole} is lost: the device waits for the host to launch work",
 }
 
 
@@ -95,8 +95,8 @@ class Accounting:
     """How much of the time is in named phases.
 
     Attributes:
-        ratio: 1 less the share of the phase Loop, which is whatever nothing else explains; ``None`` without
-            steady steps.
+        ratio: share of the steady steps that is in a phase other than Loop, which holds whatever nothing else
+            explains; ``None`` without steady steps.
         is_enough: whether anything may be judged.
         reason: why not, as a clause.
     """
@@ -142,9 +142,8 @@ def give_verdict(
     if not is_busy or isinstance(analysis.slow, Absent):
         return verdict
     share = percent(analysis.slow.record.cpu_wait_share)
-    return replace(
-        verdict, summary=f"{verdict.summary} The training thread waited for a CPU in {share} of the time."
-    )
+    busy = f"The machine was busy: the training thread waited for a CPU {share} of the time."
+    return replace(verdict, summary=f"{verdict.summary} {busy}")
 
 
 def _what_limits(
@@ -175,8 +174,13 @@ def _what_limits(
     }
     if over:
         (kind, how, whole), share = max(over.items(), key=lambda one: one[1])
-        how += _which_rank(analysis) if kind == "straggler_bound" else ""
-        return _verdict(kind, f"{percent(share)} of {whole} is {how}.", accounting)
+        more = ""
+        if kind == "straggler_bound":
+            more = _which_rank(analysis)
+        elif kind == "overhead_bound":
+            more = _around_model(findings, rules)
+        summary = f"{how.format(share=percent(share), whole=whole)}{more}."
+        return _verdict(kind, summary, accounting)
     if analysis.info.device_type != "cpu" and device is None:
         reason = lost or "No profiler window says how busy the device was"
         return _verdict("cannot_tell", f"{reason}, and nothing on the host stands out.", accounting)
@@ -189,6 +193,17 @@ def _which_rank(analysis: Analysis) -> str:
     if late is None:
         return ""
     return f": rank {late.rank}, in {next(phase.label for phase in PHASES if phase.key == late.phase)}"
+
+
+def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
+    """The phases around the model that the findings are about, those with most at stake first."""
+    kinds = {rule.kind for rule in rules if rule.bound == "overhead_bound"}
+    found = [one for one in findings if one.kind in kinds and one.status is Status.FOUND]
+    found.sort(key=lambda one: -(one.saving_ns_per_step or 0.0))
+    labels = {phase.key: phase.label.lower() for phase in PHASES}
+    named = list(dict.fromkeys(labels[one.phases[-1]] for one in found if one.phases))
+    listed = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
+    return f": {listed}" if listed else ""
 
 
 def _host_shares(
@@ -265,7 +280,7 @@ def verdict_of_host_traces(fetch: float) -> Verdict:
     if fetch < LEAST_SHARE["input_bound"]:
         reason = "The traces have no device events: the phases of a run tell what takes the host's time."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
-    summary = f"{percent(fetch)} of a step is {_HOW['input_bound']}."
+    summary = f"{_HOW['input_bound'].format(share=percent(fetch), whole=_A_STEP)}."
     return Verdict(kind="input_bound", summary=summary, accounted_ratio=None)
 
 
@@ -302,7 +317,7 @@ def verdict_of_traces(
     if over:
         kind = max(over, key=lambda one: over[one])
         how = _HOW_OF_DEVICE.get(kind, _HOW[kind])
-        return _verdict(kind, f"{percent(over[kind])} of a step is {how}.", accounting)
+        return _verdict(kind, f"{how.format(share=percent(over[kind]), whole=_A_STEP)}.", accounting)
     summary = (
         f"The device is busy in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."
     )
@@ -326,9 +341,9 @@ def _balanced(costs: StepCosts, *, are_unlike: bool) -> str:
     )
     if rest:
         largest = max(rest, key=lambda key: rest[key])
-        summary += f"; the most beside them is {labels[largest]} with {milliseconds(rest[largest])}"
+        summary += f"; the next largest phase is {labels[largest]} with {milliseconds(rest[largest])}"
     if are_unlike:
-        return f"{summary}. But the ranks are unlike: see the finding straggler_rank."
+        return f"{summary}. But the ranks differ: see the finding straggler_rank."
     if model is not None and model < _MOSTLY_MODEL:
         return f"Nothing takes long enough to stand out. {summary}."
     return f"{summary}."

@@ -12,7 +12,7 @@ from lightning_modelprof.run.ranges import Count, Whole
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
 """What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
-again; other is what backward and the optimizer made on the way, and tensors of nobody known."""
+again; other is what backward and the optimizer made on the way, and tensors whose owner is unknown."""
 
 BEGIN: Final = "begin"
 """Stands for a phase where the batch has not begun."""

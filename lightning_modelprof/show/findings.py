@@ -30,10 +30,14 @@ class FindingText:
     lines: tuple[str, ...]
 
 
+def verdict_word(verdict: Verdict) -> str:
+    """Its kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
+    return one_line(verdict.kind).replace("_", "-" if verdict.kind.endswith("_bound") else " ").upper()
+
+
 def verdict_line(verdict: Verdict) -> str:
     """The verdict in one line, with how much of the time is accounted for."""
-    kind = verdict.kind.replace("_", "-" if verdict.kind.endswith("_bound") else " ").upper()
-    line = f"{kind}: {verdict.summary}"
+    line = f"{verdict_word(verdict)}: {verdict.summary}"
     if verdict.accounted_ratio is not None:
         line += f" {verdict.accounted_ratio:.1%} of the time is accounted for.".replace("%", " %", 1)
     return one_line(line)

@@ -17,7 +17,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import place_of
+from lightning_modelprof.show.findings import place_of, verdict_word
 from lightning_modelprof.show.format import DASH, format_amount, format_cell, format_duration
 from lightning_modelprof.show.grid import part_absent
 
@@ -67,7 +67,7 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
     accounted = verdict.accounted_ratio
     return {
         "kind": one_line(verdict.kind),
-        "word": one_line(verdict.kind).upper().replace("_BOUND", "-BOUND").replace("_", " "),
+        "word": verdict_word(verdict),
         "summary": one_line(verdict.summary),
         "accounted": ""
         if accounted is None

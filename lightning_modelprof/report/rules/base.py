@@ -58,6 +58,10 @@ class Rule(ABC):
     sampled_phases: ClassVar[tuple[str, ...]] = ()
     """Phases whose time is that of its findings, so that any line of the user's in them may be the place."""
 
+    phases: ClassVar[tuple[str, ...]] = ()
+    """Phases that the time of its findings is in, also where it is not all of theirs; by default the sampled
+    ones. Empty where it may be in any phase."""
+
     into_libraries: ClassVar[bool] = False
     """Whether its places are followed into what libraries run for them, such as the transform that costs."""
 

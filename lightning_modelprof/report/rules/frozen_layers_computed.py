@@ -35,6 +35,7 @@ class FrozenLayersComputed(ShareRule):
 
     kind: ClassVar[str] = "frozen_layers_computed"
     title: ClassVar[str] = "Backward goes through frozen layers"
+    phases: ClassVar[tuple[str, ...]] = ("backward",)
     takes_time_there: ClassVar[bool] = False
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:

@@ -46,6 +46,7 @@ class OptimizerNotFused(ShareRule):
 
     kind: ClassVar[str] = "optimizer_not_fused"
     title: ClassVar[str] = "The optimizer steps its parameters one by one"
+    phases: ClassVar[tuple[str, ...]] = ("optimizer",)
     bound: ClassVar[str | None] = "optimizer_bound"
     takes_time_there: ClassVar[bool] = False
 

@@ -36,6 +36,7 @@ class SlowCallback(ShareRule):
 
     kind: ClassVar[str] = "slow_callback"
     title: ClassVar[str] = "A callback takes long"
+    phases: ClassVar[tuple[str, ...]] = ("callbacks",)
     bound: ClassVar[str | None] = "overhead_bound"
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:

@@ -41,6 +41,7 @@ class SlowCustomModule(ShareRule):
 
     kind: ClassVar[str] = "slow_custom_module"
     title: ClassVar[str] = "A module without parameters takes long"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
 
     warning: float = 0.10

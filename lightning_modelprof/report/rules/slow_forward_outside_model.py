@@ -54,6 +54,7 @@ class SlowForwardOutsideModel(ShareRule):
 
     kind: ClassVar[str] = "slow_forward_outside_model"
     title: ClassVar[str] = "The step's own code takes long, outside of the model's modules"
+    phases: ClassVar[tuple[str, ...]] = ("forward",)
     bound: ClassVar[str | None] = "host_bound"
     outside_modules: ClassVar[bool] = True
 

@@ -25,6 +25,7 @@ class SlowLayerHooks(SampledCallsRule):
 
     kind: ClassVar[str] = "slow_layer_hooks"
     title: ClassVar[str] = "Hooks on layers take long"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     what: ClassVar[str] = "Hooks on layers take"
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:  # noqa: ARG002

@@ -75,6 +75,7 @@ class SlowLineInModule(ShareRule):
 
     kind: ClassVar[str] = "slow_line_in_module"
     title: ClassVar[str] = "A line in a module's forward takes long"
+    phases: ClassVar[tuple[str, ...]] = ("forward",)
     bound: ClassVar[str | None] = "host_bound"
     takes_time_there: ClassVar[bool] = False
 

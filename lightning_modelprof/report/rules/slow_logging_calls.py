@@ -71,6 +71,7 @@ class SlowLoggingCalls(ShareRule):
 
     kind: ClassVar[str] = "slow_logging_calls"
     title: ClassVar[str] = "self.log, loggers and metrics take long"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "module_hooks", "callbacks", "logging")
     bound: ClassVar[str | None] = "overhead_bound"
     takes_time_there: ClassVar[bool] = False
 

@@ -29,6 +29,7 @@ class SlowOptimizer(SampledCallsRule):
 
     kind: ClassVar[str] = "slow_optimizer"
     title: ClassVar[str] = "The optimizer's own code takes long"
+    phases: ClassVar[tuple[str, ...]] = ("optimizer",)
     what: ClassVar[str] = "Code of yours in the optimizer's step takes"
     bound: ClassVar[str | None] = "optimizer_bound"
 

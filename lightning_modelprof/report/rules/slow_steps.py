@@ -77,8 +77,8 @@ class SlowStepsCost(ShareRule):
         return (
             self.found(
                 f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
-                f" median: {milliseconds(cost_ns)} by step ({percent(share)} of a clean step). Mostly {said};"
-                f" the worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
+                f" median: {milliseconds(cost_ns)} by step ({percent(share)} of a clean step). Main cause:"
+                f" {said}; the worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                 _ADVICE.get(cause, _USUAL_ADVICE),
                 Severity.WARNING if is_ours_alone else Severity.INFO,
                 saving_ns=cost_ns if is_ours_alone else None,

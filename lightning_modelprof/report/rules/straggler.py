@@ -130,7 +130,7 @@ class StragglerRank(ShareRule):
             f"Traces of all ranks tell who waits (Waiting for other ranks). Then look at {phase} on {rank},"
             f" or at {waiting} on the others.",
             Severity.INFO,
-            title=f"Ranks are unlike: {rank} in {phase}, the others in {waiting}",
+            title=f"Ranks differ: {rank} in {phase}, the others in {waiting}",
             evidence=evidence,
         )
 

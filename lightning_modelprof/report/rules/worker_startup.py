@@ -36,6 +36,7 @@ class WorkerStartup(ShareRule):
 
     kind: ClassVar[str] = "worker_startup"
     title: ClassVar[str] = "Workers are started anew with each epoch"
+    phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
     bound: ClassVar[str | None] = "input_bound"
 
     def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002

@@ -33,6 +33,7 @@ class ZeroGradCost(ShareRule):
 
     kind: ClassVar[str] = "zero_grad_cost"
     title: ClassVar[str] = "Clearing gradients takes long"
+    phases: ClassVar[tuple[str, ...]] = ("zero_grad",)
     bound: ClassVar[str | None] = "overhead_bound"
 
     def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002

@@ -28,7 +28,7 @@ _COLUMNS: Final = (
 
 _SAMPLED: Final = (
     "Time: share of all samples of the training thread whose innermost line of yours it is, with all that"
-    " libraries do for it. It is as exact as the samples are many."
+    " libraries do for it. The more samples, the more exact it is."
 )
 _RUN: Final = (
     "Operators, values read (.item(), if tensor, masks), copies and host tensors (made of Python numbers or"

@@ -1,0 +1,204 @@
+"""The mean step as a picture: what the host does, what the device does, and what would be left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.host_waits import HostWaits
+from lightning_modelprof.analysis.model_summary import ModelSummary
+from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.report.device_shares import device_shares, lost_work
+from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
+from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.wait_findings import WaitRule
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PHASES
+
+_OF_DEVICE: Final = frozenset(rule.kind for rule in RULES if isinstance(rule, DeviceRule))
+_OF_WAITS: Final = frozenset(rule.kind for rule in RULES if isinstance(rule, WaitRule))
+_INPUT: Final = "input_bound"
+
+_LABELS: Final[Mapping[str, str]] = {
+    **{phase.key: phase.label.lower() for phase in PHASES},
+    "optimizer": "optimizer",
+    "lr_scheduler": "LR scheduler",
+}
+
+_FIGURES: Final = (
+    ("GPU busy", "busy"),
+    ("SM efficiency", "sm_efficiency"),
+    ("tensor cores", "tensor_cores"),
+)
+"""Label, and the field of the Device Summary."""
+
+_SURROUNDED: Final = 1.02
+"""From this ratio of the mean step of the loop to a clean one on, the picture is of the loop."""
+
+
+def step_card(analysis: Analysis, findings: Sequence[Finding]) -> StepCard | None:
+    """Of a run: its clean steps, or all of the loop where validation and the like matter.
+
+    Args:
+        analysis: of the run.
+        findings: of all rules.
+    """
+    costs = analysis.step_costs
+    if isinstance(costs, Absent):
+        return None
+    host, step = _host_of(costs, loop_of(analysis.info.loop).steps)
+    if not host:
+        return None
+    traces = [window.facts for window in analysis.windows if window.facts is not None]
+    return _card(step, host, traces, findings)
+
+
+def step_card_of_traces(traces: Sequence[TraceFacts], findings: Sequence[Finding]) -> StepCard | None:
+    """Of traces of one job: the mean recorded step of all ranks.
+
+    Args:
+        traces: at least one.
+        findings: about them.
+    """
+    known = [one.model_summary for one in traces if not isinstance(one.model_summary, Absent)]
+    num_steps = sum(one.num_steps for one in known)
+    if not num_steps:
+        return None
+    host = _host_of_summaries(known, num_steps)
+    return _card(f"mean of {num_steps} recorded steps", host, traces, findings) if host else None
+
+
+def _card(
+    step: str, host: tuple[StepPart, ...], traces: Sequence[TraceFacts], findings: Sequence[Finding]
+) -> StepCard:
+    found = [one for one in findings if one.status is Status.FOUND and one.saving_ns_per_step]
+    if lost_work(one.launch_count for one in traces):
+        traces = ()
+    return StepCard(
+        step=step,
+        host=host,
+        device=_device(sum(part.ns for part in host), traces, found),
+        better=_without(host, found),
+        figures=_figures(traces),
+    )
+
+
+def _host_of(costs: StepCosts, steps: str) -> tuple[tuple[StepPart, ...], str]:
+    means, step = costs.typical, f"mean of {costs.typical.num_steps:,} {{}}{steps}"
+    step = step.format("clean " if costs.inner is not None else "")
+    if costs.loop.wall_ns > _SURROUNDED * means.wall_ns:
+        means, step = costs.loop, f"mean {steps.removesuffix('s')} of the whole loop"
+    parts = [(phase.key, means.phases_ns.get(phase.key)) for phase in PHASES]
+    return tuple(StepPart(key=key, label=_LABELS[key], ns=ns) for key, ns in parts if ns), step
+
+
+def _host_of_summaries(known: Sequence[ModelSummary], num_steps: int) -> tuple[StepPart, ...]:
+    """Phases and Others of the Model Summary, which sum to the step."""
+    totals: dict[str, float] = {}
+    for row in (row for one in known for row in one.rows if row.depth == 1):
+        totals[row.key] = totals.get(row.key, 0.0) + row.host_total_ns / num_steps
+    return tuple(
+        StepPart(key="other" if key == "others" else key, label=_LABELS.get(key, "other"), ns=ns)
+        for key, ns in totals.items()
+        if ns
+    )
+
+
+def _without(host: tuple[StepPart, ...], found: Sequence[Finding]) -> tuple[StepPart, ...]:
+    """The step without the time at stake: each finding's is taken from its phases, as far as it is there.
+
+    The rules about the device and those about the host see the same time twice, so those with more at stake
+    count alone.
+    """
+    sides = [
+        _taken(host, [one for one in found if (one.kind in _OF_DEVICE) is of_device])
+        for of_device in (False, True)
+    ]
+    best = min(sides, key=lambda side: sum(part.ns for part in side))
+    return best if sum(part.ns for part in best) < sum(part.ns for part in host) else ()
+
+
+def _taken(host: tuple[StepPart, ...], findings: Sequence[Finding]) -> tuple[StepPart, ...]:
+    left = {part.key: part.ns for part in host}
+    # Those that know their phases first: the others take from whatever is left.
+    for one in sorted(findings, key=lambda finding: not finding.phases):
+        keys = [key for key in one.phases or left if key in left]
+        there_ns = sum(left[key] for key in keys)
+        share = min(1.0, (one.saving_ns_per_step or 0.0) / there_ns) if there_ns else 0.0
+        for key in keys:
+            left[key] *= 1.0 - share
+    return tuple(StepPart(key=part.key, label=part.label, ns=left[part.key]) for part in host)
+
+
+def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Finding]) -> tuple[StepPart, ...]:
+    """What the device does in the recorded steps, as shares of them, drawn as long as the host's lane."""
+    shares = device_shares(traces)
+    waits = pooled_waits(traces) if traces else Absent("no traces")
+    if shares is None:
+        return ()
+    parts: list[StepPart] = []
+
+    def add(key: str, label: str, share: float, location: Location | None = None) -> None:
+        if share > 0:
+            is_idle = key.startswith("idle")
+            parts.append(
+                StepPart(key=key, label=label, ns=share * wall_ns, is_idle=is_idle, location=location)
+            )
+
+    if isinstance(waits, Absent) or not waits.steps_ns:
+        add("computing", "computing", shares.computing)
+        add("communication", "communication", shares.communication)
+        add("idle_input", "waits for a batch", shares.fetch, _place_of(found, _INPUT))
+        add("idle", "idle, cause unknown", 1 - shares.computing - shares.communication - shares.fetch)
+        return tuple(parts)
+    busy = 1 - waits.idle_ns / waits.steps_ns
+    communication = min(busy, shares.communication)
+    add("computing", "computing", busy - communication)
+    add("communication", "communication", communication)
+    add("idle_input", "waits for a batch", waits.fetch_ns / waits.steps_ns, _place_of(found, _INPUT))
+    for label, share, location in _idle_by_waits(waits, wall_ns, found):
+        add("idle_sync", label, share, location)
+    add("idle_host", "waits for the host", waits.late_ns / waits.steps_ns)
+    known_ns = waits.fetch_ns + waits.stake_ns + waits.late_ns
+    add("idle", "idle, cause unknown", (waits.idle_ns - known_ns) / waits.steps_ns)
+    return tuple(parts)
+
+
+def _idle_by_waits(
+    waits: HostWaits, wall_ns: float, found: Sequence[Finding]
+) -> list[tuple[str, float, Location | None]]:
+    """The idle time that waits of the host cause, that of each finding about them apart."""
+    left = waits.stake_ns / waits.steps_ns
+    result: list[tuple[str, float, Location | None]] = []
+    for one in found:
+        if one.kind in _OF_WAITS:
+            share = min(left, (one.saving_ns_per_step or 0.0) / wall_ns)
+            left -= share
+            place = one.locations[0] if one.locations else None
+            result.append(("idle after the host waited", share, place))
+    return [*result, ("idle after the host waited", left, None)]
+
+
+def _place_of(found: Sequence[Finding], kind: str) -> Location | None:
+    return next((one.locations[0] for one in found if one.kind == kind and one.locations), None)
+
+
+def _figures(traces: Sequence[TraceFacts]) -> tuple[tuple[str, float, Unit], ...]:
+    """GPU busy, SM efficiency and tensor cores: means over the devices of all traces that tell."""
+    devices = [
+        (device, usage.covered_ns)
+        for usage in (one.device_usage for one in traces)
+        if not isinstance(usage, Absent)
+        for device in usage.devices
+    ]
+    figures: list[tuple[str, float, Unit]] = []
+    for label, name in _FIGURES:
+        known = [(getattr(device, name), ns) for device, ns in devices if getattr(device, name) is not None]
+        whole_ns = sum(ns for _, ns in known)
+        if whole_ns:
+            figures.append((label, sum(value * ns for value, ns in known) / whole_ns, Unit.RATIO))
+    return tuple(figures)

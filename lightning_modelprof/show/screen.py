@@ -1,0 +1,193 @@
+"""What is known of the terminal behind a stream, and how lines get there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import IO, Final
+from urllib.parse import quote
+
+from lightning_modelprof.show.format import DASH, ELLIPSIS
+from lightning_modelprof.show.grid import display_width
+
+_MAX_PROSE_WIDTH: Final = 100
+"""Lines of more than a hundred characters are hard to read."""
+
+_CODES: Final = {
+    "bold": "1",
+    "dim": "2",
+    "cyan": "36",
+    "bold cyan": "1;36",
+    "bold red": "1;31",
+    "yellow": "33",
+    "green": "32",
+    "blue": "34",
+    "magenta": "35",
+}
+_WITHOUT_COLOUR: Final = {"bold cyan": "bold", "bold red": "bold", "cyan": ""} | dict.fromkeys(
+    ("yellow", "green", "blue", "magenta"), ""
+)
+
+PLAIN: Final = str.maketrans(
+    {DASH: "-", ELLIPSIS: "...", "·": "-", "−": "-", "±": "+-", "→": "->", "│": "|", "─": "-"}
+    | {"■": "!!", "▲": "!", "●": "*", "○": "?"}
+    | dict.fromkeys("█▉▊▋▌▍▎▏", "#")
+)
+"""What a console that cannot show a character gets in its place."""
+
+_NO_TERMINALS: Final = ("ipykernel", "idlelib")
+"""Whose streams may call themselves terminals, or be asked for colours (Jupyter sets FORCE_COLOR)."""
+
+_WITH_LINKS: Final = ("iTerm.app", "WezTerm", "ghostty", "Hyper")
+_FIRST_VTE_WITH_LINKS: Final = 5000
+"""GNOME Terminal and its relatives."""
+
+_NEW_WINDOWS: Final = ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM")
+"""One of them is set in a console of Windows that understands colours and lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What is known of the terminal behind a stream."""
+
+    width: int
+    has_styles: bool
+    has_colours: bool
+    links: str = ""
+
+    @classmethod
+    def plain(cls) -> Screen:
+        """What stands in for a terminal where there is none: a file, a pipe."""
+        return cls(width=_MAX_PROSE_WIDTH, has_styles=False, has_colours=False)
+
+    def link(self, text: str, place: str) -> str:
+        """The text as a link to ``file:line``, where the terminal shows links (OSC 8).
+
+        Source: "Hyperlinks (a.k.a. HTML-like anchors) in terminal emulators", E. Koblinger.
+        """
+        if not self.links:
+            return text
+        file, _, line = place.rpartition(":")
+        path = quote(file)
+        target = f"vscode://file{path}:{line}" if self.links == "vscode" else f"file://{path}"
+        return f"\x1b]8;;{target}\x1b\\{text}\x1b]8;;\x1b\\"
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in bold, dim or a colour, as far as that can be shown and is wanted."""
+        wanted = style if self.has_colours else _WITHOUT_COLOUR.get(style, style)
+        return f"\x1b[{_CODES[wanted]}m{text}\x1b[0m" if text and wanted and self.has_styles else text
+
+    @property
+    def prose_width(self) -> int:
+        """Of sentences."""
+        return max(1, min(self.width, _MAX_PROSE_WIDTH))
+
+
+def find_screen(stream: IO[str]) -> Screen | None:
+    """The terminal behind a stream, ``None`` if it is none."""
+    asked = os.environ.get
+    try:
+        if type(stream).__module__.partition(".")[0] in _NO_TERMINALS:
+            return None
+        is_old = os.name == "nt" and not any(map(asked, _NEW_WINDOWS))
+        if is_old or not (stream.isatty() or asked("FORCE_COLOR")):
+            return None
+        return Screen(
+            width=_width(stream),
+            has_styles=asked("TERM") not in ("dumb", "unknown"),
+            has_colours=not asked("NO_COLOR"),
+            links=_links(),
+        )
+    except Exception:  # somebody's own stream; it may be written to all the same
+        return None
+
+
+def _links() -> str:
+    """How links to files are written: ``vscode`` or ``file``; ``""`` where the terminal knows none.
+
+    A terminal that does not know them shows the text, but some old ones print the address as well.
+    """
+    asked = os.environ.get
+    program, kind = asked("TERM_PROGRAM", ""), asked("TERM", "")
+    if kind in ("dumb", "unknown") or asked("TMUX") or kind.startswith("screen"):
+        return ""
+    if program == "vscode":
+        return "vscode"
+    knows = program in _WITH_LINKS or kind in ("xterm-kitty", "xterm-ghostty", "foot", "alacritty")
+    vte = asked("VTE_VERSION", "")
+    is_new = vte.isdecimal() and int(vte) >= _FIRST_VTE_WITH_LINKS
+    return "file" if knows or is_new or asked("WT_SESSION") or asked("KONSOLE_VERSION") else ""
+
+
+def _width(stream: IO[str]) -> int:
+    """Columns of the terminal, 80 if nothing tells."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    for one in (stream, sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        try:
+            if width := os.get_terminal_size(one.fileno()).columns:  # type: ignore[union-attr]
+                return width
+        except (AttributeError, OSError, ValueError):  # noqa: PERF203 - no file, or no terminal
+            continue
+    return 80
+
+
+def write_lines(text: str, stream: IO[str]) -> None:
+    """Write whole lines: in a notebook, the stream of a live display repeats half a line for ever."""
+    try:
+        for line in text.removesuffix("\n").split("\n"):
+            _write_line(f"{line}\n", stream)
+        if hasattr(stream, "flush"):
+            stream.flush()
+    except SystemExit as leaving:  # how the console of a live display ends the program when nobody reads
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        raise
+
+
+def _write_line(line: str, stream: IO[str]) -> None:
+    try:
+        stream.write(line)
+    except UnicodeEncodeError:  # a stream that does not know its encoding
+        stream.write(encodable(line, "ascii"))
+
+
+def encodable(text: str, encoding: object) -> str:
+    """The text as far as an old terminal or a pipe on Windows can show it: printing must not raise."""
+    if not isinstance(encoding, str):
+        return text
+    try:
+        text.encode(encoding)
+    except LookupError:  # what a stream calls its encoding is its own affair
+        return text
+    except UnicodeEncodeError:
+        return text.translate(PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most so many terminal cells, broken at spaces, and within words that are longer."""
+    width, lines, line = max(width, 2), [], ""
+    for word in text.split(" "):
+        longer = f"{line} {word}" if line else word
+        if display_width(longer) <= width:
+            line = longer
+            continue
+        if line:
+            lines.append(line)
+        line = word
+        while display_width(line) > width:
+            end = next(end for end in range(width, 0, -1) if display_width(line[:end]) <= width)
+            lines.append(line[:end])
+            line = line[end:]
+    return [*lines, line] if line or not lines else lines
+
+
+def cut_line(line: str, width: int) -> str:
+    """The line, cut off where it is wider."""
+    if display_width(line) <= width:
+        return line.rstrip()
+    end = next(end for end in range(width - 1, -1, -1) if display_width(line[:end]) < width)
+    return line[:end] + ELLIPSIS

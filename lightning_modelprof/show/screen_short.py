@@ -1,0 +1,303 @@
+"""The report in at most twenty lines: what limits the speed, where, and what to change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import (
+    Finding,
+    Location,
+    Report,
+    Severity,
+    Status,
+    StepPart,
+    Table,
+    Unit,
+)
+from lightning_modelprof.show.findings import place_of, verdict_word
+from lightning_modelprof.show.format import ELLIPSIS, format_amount, format_cell, format_duration, shorten
+from lightning_modelprof.show.grid import display_width
+from lightning_modelprof.show.screen import PLAIN, Screen, wrap
+from lightning_modelprof.show.step_card import merge_small
+
+MAX_LINES: Final = 20
+"""With the empty line above."""
+
+_MAX_WIDTH: Final = 100
+_MIN_WIDTH: Final = 40
+_INDENT: Final = "    "
+_LEAST_ACCOUNTED: Final = 0.95
+"""Where more than that is in named phases, nobody asks where the rest is."""
+
+_LEAST_GAIN: Final = 0.05
+"""Share of the step that has to be at stake, so that a second bar shows what is left."""
+
+_NUM_SLOWEST: Final = 4
+
+_SYMBOLS: Final[dict[Severity | None, tuple[str, str, str]]] = {
+    Severity.CRITICAL: ("■", "!!", "bold red"),
+    Severity.WARNING: ("▲", "!", "yellow"),
+    Severity.INFO: ("●", "-", "dim"),
+    None: ("○", "?", "dim"),
+}
+"""Of a finding: symbol, the same in ASCII, and style."""
+
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+
+
+def short_lines(
+    report: Report, screen: Screen | None, encoding: str | None, last_words: Sequence[str] = ()
+) -> list[str]:
+    """The short report.
+
+    Args:
+        report: with a verdict.
+        screen: the terminal; ``None`` where there is none.
+        encoding: of the stream; ``None`` if it does not say.
+        last_words: where the rest of the report is; may be longer than a line.
+    """
+    drawn = _Short(report, screen or Screen.plain(), _is_plain(encoding))
+    head, tail = [*drawn.head()], [*drawn.tail(), *last_words]
+    lines = [*head, *drawn.findings(MAX_LINES - 1 - len(head) - len(tail)), *tail]
+    return [drawn.safe(line) for line in lines]
+
+
+def _is_plain(encoding: str | None) -> bool:
+    """Whether the stream lacks the characters that bars are drawn with."""
+    try:
+        "■▲●█▏│·−±→".encode(encoding if isinstance(encoding, str) else "utf-8")
+    except LookupError:  # what a stream calls its encoding is its own affair
+        return False
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+class _Short:
+    """The parts of a short report, for one screen."""
+
+    def __init__(self, report: Report, screen: Screen, is_plain: bool) -> None:
+        self._report = report
+        self._screen = screen
+        self._is_plain = is_plain
+        self._width = min(max(screen.width, _MIN_WIDTH), _MAX_WIDTH)
+
+    def safe(self, line: str) -> str:
+        """The line in characters that the stream has."""
+        return line.translate(PLAIN) if self._is_plain else line
+
+    def head(self) -> Iterator[str]:
+        """Verdict, the step to scale, speed."""
+        verdict, paint = self._report.verdict, self._screen.paint
+        if verdict is None:
+            return
+        word, accounted = verdict_word(verdict), verdict.accounted_ratio
+        text = f"{word}  {one_line(verdict.summary)}"
+        if accounted is not None and accounted < _LEAST_ACCOUNTED:
+            text += f" Only {accounted:.0%} of the time is in a named phase.".replace("%", " %", 1)
+        first, *rest = wrap(text, self._width)
+        yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
+        yield from rest
+        yield from self._bars()
+        yield from wrap(_speed(self._report), self._width)
+
+    def findings(self, room: int) -> Iterator[str]:
+        """What was found, in so many lines; says how much more there is."""
+        found = [one for one in self._report.findings if one.status is Status.FOUND]
+        if not found:
+            asked = sum(one.status is Status.CLEAN for one in self._report.findings)
+            silent = sum(one.status is Status.NOT_EVALUATED for one in self._report.findings)
+            if asked or silent:
+                more = f", {silent} had nothing to look at" if silent else ""
+                yield from wrap(f"No findings: {asked} checks passed{more}.", self._width)
+            return
+        for number, finding in enumerate(found):
+            left = len(found) - number - 1
+            lines = self._finding(number + 1, finding, room - bool(left))
+            if not lines:
+                unseen = left + 1
+                yield f"{_INDENT}{unseen} more finding{'s' if unseen > 1 else ''} in the full report"
+                return
+            room -= len(lines)
+            yield from lines
+
+    def tail(self) -> Iterator[str]:
+        """The slowest modules, and what this profiler took."""
+        slowest = " · ".join(self._slowest())
+        share = (self._report.sections.get("own_cost") or {}).get("share")
+        took = "" if share is None else f"this profiler took {_percent(share)} of the time"
+        text = "   ".join(filter(None, (f"slowest modules: {slowest}" if slowest else "", took)))
+        if text:
+            yield from (self._screen.paint(line, "dim") for line in wrap(text, self._width))
+
+    def _bars(self) -> Iterator[str]:
+        card = self._report.step_card
+        if card is None or card.wall_ns <= 0:
+            return
+        gain = 1 - card.better_ns / card.wall_ns
+        parts = merge_small(card.host)
+        # Of both bars the same cells are as long, so that they can be compared.
+        texts = [f" {part.label} {_ms(part.ns)}" for part in parts]
+        free = max(len(parts), self._width - sum(map(display_width, texts)) - 2 * len(parts) + 2)
+        yield self._bar(parts, texts, free / card.wall_ns)
+        if gain >= _LEAST_GAIN:
+            label = f" {format_duration(card.better_ns)} at best, without what the findings cost"
+            room = self._width - display_width(label)
+            yield self._screen.paint(
+                self._blocks(min(room, card.better_ns * free / card.wall_ns)) + label, "dim"
+            )
+
+    def _bar(self, parts: Sequence[StepPart], texts: Sequence[str], scale: float) -> str:
+        drawn = [
+            self._screen.paint(self._blocks(part.ns * scale), _STYLES.get(part.key, "dim")) + text
+            for part, text in zip(parts, texts, strict=True)
+        ]
+        return " │".join(drawn)
+
+    def _blocks(self, cells: float) -> str:
+        """A bar of so many cells, the last of which may be a part of one."""
+        if self._is_plain:
+            return "#" * max(1, int(cells))
+        eighths = max(1, int(cells * 8))
+        return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+    def _finding(self, number: int, finding: Finding, room: int) -> list[str]:
+        """Head, place and what to do, in at most so many lines; empty where not even that fits."""
+        symbol, plain, style = _SYMBOLS[finding.severity]
+        head = f"{number} {plain if self._is_plain else symbol} {one_line(finding.title)}"
+        saving = finding.saving_ns_per_step
+        if saving is not None:
+            head += f"  −{_ms(saving)} ms/step"
+        first, *more = wrap(head, self._width)
+        lines = [self._screen.paint(first, style), *(_INDENT + line for line in more)]
+        places = [text for text in map(self._place, finding.locations) if text[0]]
+        texts = [one_line(finding.action or finding.summary)]
+        texts += [_first_sentence(texts[0])]
+        for text in texts:
+            body = self._body(places, text)
+            if len(lines) + len(body) <= room:
+                return [*lines, *body]
+        body = self._body(places, texts[-1])
+        if len(lines) + len(body) > room >= len(lines) + 1:
+            kept = body[: room - len(lines)]
+            return [*lines, *kept[:-1], shorten_end(kept[-1], self._width)]
+        return []
+
+    def _body(self, places: Sequence[tuple[str, str]], text: str) -> list[str]:
+        """The first place and the text, wrapped; the place is a link where the terminal knows links."""
+        place, target = places[0] if places else ("", "")
+        more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+        lines = wrap(f"{place}{more} · {text}" if place else text, self._width - len(_INDENT))
+        if target and lines[0].startswith(name := place.split(" ")[0]):
+            lines[0] = self._screen.link(name, target) + lines[0][len(name) :]
+        return [_INDENT + line for line in lines]
+
+    def _place(self, location: Location) -> tuple[str, str]:
+        """Where it is, and what a link to it points at, ``""`` if nothing can."""
+        text = self._spot(location)
+        inner = location.inner
+        if inner is not None and inner.file == location.file and inner.line is not None:
+            text += f" → line {inner.line}"
+            text += f" in {one_line(inner.function)}" if inner.function else ""
+        elif inner is not None and (spot := self._spot(inner)):
+            text += f" → {spot}"
+        if location.call is not None and (call := self._spot(location.call)):
+            text += f", called from {call}"
+        return text, _target(location)
+
+    def _spot(self, location: Location) -> str:
+        where = place_of(location)
+        return " ".join(filter(None, (_near(where.file), where.where)))
+
+    def _slowest(self) -> list[str]:
+        table = next((one for one in self._report.tables if one.id == "slowest_modules"), None)
+        if table is None or not table.rows:
+            return []
+        share = _column(table, "ratio")
+        names = [shorten(one_line(str(row[0])), 32) for row in table.rows]
+        return [
+            name if share is None or row[share] is None else f"{name} {_percent(row[share])}"
+            for name, row in zip(names, table.rows, strict=True)
+        ][:_NUM_SLOWEST]
+
+
+_STYLES: Final = {
+    "dataloader": "yellow",
+    "forward": "cyan",
+    "backward": "blue",
+    "optimizer": "magenta",
+    "validation": "green",
+}
+"""Colours of the phases that most steps consist of."""
+
+
+def shorten_end(line: str, width: int) -> str:
+    """The line, with dots at its end to say that it goes on."""
+    while display_width(line) > width - 2 and " " in line.strip():
+        line = line.rstrip().rpartition(" ")[0]
+    return f"{line} {ELLIPSIS}"
+
+
+def _first_sentence(text: str) -> str:
+    head, dot, _ = text.partition(". ")
+    return head + dot.strip()
+
+
+def _near(file: str) -> str:
+    """A path as short as it can be copied: from the working directory, else its end."""
+    path, colon, line = file.rpartition(":")
+    if not path or not Path(path).is_absolute():
+        return file
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # no working directory, or another drive
+        relative = path
+    if not relative.startswith(os.pardir):
+        return f"{relative}{colon}{line}"
+    return f"{ELLIPSIS}/{'/'.join(Path(path).parts[-2:])}{colon}{line}" if len(path) > 40 else file
+
+
+def _target(location: Location) -> str:
+    file = location.file
+    return "" if not file or not Path(file).is_absolute() else f"{file}:{location.line or 1}"
+
+
+def _speed(report: Report) -> str:
+    """How fast, how sure that is, and over what."""
+    sections = report.sections
+    figures: dict[str, Any] = sections.get("benchmark") or {}
+    title = one_line(report.title).removeprefix("lightning-modelprof: ")
+    words = []
+    if ips := figures.get("ips"):
+        error = ips.get("standard_error")
+        spread = "" if error is None else f" ± {_error(error)}"
+        words.append(f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}")
+    if samples := figures.get("samples_per_s"):
+        words.append(f"{format_cell(samples['avg'], Unit.RATE)} {one_line(samples['unit'])}")
+    if cost := figures.get("batch_cost_ns"):
+        words.append(f"p99 {format_duration(cost.get('p99'))}")
+    if report.step_card is not None:
+        words += [f"{label} {format_amount(value, unit)}" for label, value, unit in report.step_card.figures]
+        if not figures:
+            words.insert(0, f"{format_duration(report.step_card.wall_ns)} a step")
+    return " · ".join([*words, title])
+
+
+def _error(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def _ms(ns: float) -> str:
+    return f"{float(f'{ns / 1e6:.3g}'):g}"
+
+
+def _percent(share: Any) -> str:
+    return f"{share * 100:.{0 if share >= 0.095 else 1}f} %"
+
+
+def _column(table: Table, key: str) -> int | None:
+    return next((index for index, column in enumerate(table.columns) if column.key == key), None)

@@ -1,0 +1,183 @@
+"""All tables of a report as lines for a terminal: as wide as it is, continued below where they are wider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Report, Severity, Table
+from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
+from lightning_modelprof.show.format import shorten
+from lightning_modelprof.show.grid import (
+    NAME_LIMIT,
+    Block,
+    Grid,
+    align_left,
+    align_right,
+    build_grid,
+    display_width,
+    part_absent,
+)
+from lightning_modelprof.show.screen import Screen, cut_line, wrap
+
+_GAP: Final = "  "
+"""Between two columns, and before what belongs to the line above."""
+
+_FIVE_NUMBERS: Final = 52
+"""What Total, Avg, Max, Min and Ratio need beside the names, so that the group stays in one piece."""
+
+_FACT_LIMIT: Final = 24
+_MIN_NAME: Final = 24
+_MIN_COLUMN: Final = 16
+
+_SEVERITY_STYLE: Final[dict[Severity | None, str]] = {
+    Severity.CRITICAL: "bold red",
+    Severity.WARNING: "yellow",
+}
+
+
+def full_lines(report: Report, screen: Screen, max_rows: int) -> Iterator[str]:
+    """Everything to print, from top to bottom."""
+    paint = screen.paint
+    yield ""
+    if report.verdict is not None:
+        yield from _wrapped(screen, verdict_line(report.verdict), "bold")
+    yield from _wrapped(screen, one_line(report.title), "bold cyan")
+    yield from _facts(report.facts, screen)
+    if report.findings:
+        yield ""
+        yield paint("Findings", "bold")
+        yield from _findings(report, screen)
+    tables, absent = part_absent(report.tables)
+    for table in tables:
+        yield ""
+        yield from _table(table, screen, max_rows)
+    for heading, notes in (("Without data", absent), ("Notes", report.notes)):
+        if notes:
+            yield ""
+            yield paint(heading, "bold")
+            yield from _notes(notes, screen)
+
+
+def _wrapped(screen: Screen, text: str, style: str = "") -> Iterator[str]:
+    for line in wrap(text, screen.width):
+        yield screen.paint(line, style)
+
+
+def _findings(report: Report, screen: Screen) -> Iterator[str]:
+    for text in found_texts(report.findings):
+        yield from _wrapped(screen, text.head, _SEVERITY_STYLE.get(text.severity, ""))
+        for line in text.lines:
+            yield from (_GAP + part for part in wrap(line, screen.prose_width - len(_GAP)))
+    yield from _wrapped(screen, summary_line(report.findings), "dim")
+
+
+def _facts(facts: tuple[tuple[str, str], ...], screen: Screen) -> Iterator[str]:
+    labels = align_left([shorten(one_line(label), _FACT_LIMIT) for label, _ in facts])
+    for label, (_, value) in zip(labels, facts, strict=True):
+        indent = display_width(label) + len(_GAP)
+        first, *rest = wrap(one_line(value), screen.width - indent)
+        yield screen.paint(label, "dim") + _GAP + first
+        yield from (" " * indent + line for line in rest)
+
+
+def _table(table: Table, screen: Screen, max_rows: int) -> Iterator[str]:
+    title = one_line(table.title)
+    if table.absent_reason is not None and not table.rows:
+        first, *rest = wrap(f"{title}: {one_line(table.absent_reason)}", screen.width)
+        yield screen.paint(first[: len(title)], "bold") + screen.paint(first[len(title) :], "dim")
+        yield from (screen.paint(line, "dim") for line in rest)
+        yield from _notes(table.notes, screen)
+        return
+    grid = build_grid(table, max_rows=max_rows)
+    unit = "" if grid.time_unit is None else f"  time in {grid.time_unit}"
+    yield screen.paint(title, "bold") + screen.paint(unit, "dim")
+    yield from _panels(grid, screen)
+    yield from _notes(grid.notes, screen)
+
+
+def _notes(notes: Sequence[str], screen: Screen) -> Iterator[str]:
+    for note in notes:
+        if text := one_line(" ".join(note.split())):
+            for number, line in enumerate(wrap(text, screen.prose_width - len(_GAP))):
+                yield screen.paint(f"{_GAP if number else '· '}{line}", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column as drawn; its group's name stands above the first column of the group only."""
+
+    group: str
+    label: str
+    cells: tuple[str, ...]
+    is_number: bool
+
+    @property
+    def width(self) -> int:
+        return max(map(display_width, (self.group, self.label, *self.cells))) + len(_GAP)
+
+
+def _panels(grid: Grid, screen: Screen) -> Iterator[str]:
+    """The table, continued below with its names repeated where it is wider than the screen."""
+    # The names take what is free when all columns stand side by side, else leave room for one group.
+    width = screen.width
+    beside = sum(column.width for block in grid.blocks for column in _columns(block, width))
+    limit = max(_MIN_NAME, min(48, width - _FIVE_NUMBERS), min(NAME_LIMIT, width - beside - len(_GAP)))
+    names = tuple(shorten(name, limit) for name in grid.indented_names())
+    first = _Column("", grid.names.label, names, is_number=False)
+    free = max(width - first.width, _MIN_COLUMN)
+    panel: list[_Column] = []
+    for block in grid.blocks:
+        columns = _columns(block, free)
+        # A group stays together unless it is wider than the screen.
+        is_too_wide = sum(column.width for column in columns) > free
+        for piece in [[column] for column in columns] if is_too_wide else [columns]:
+            if panel and sum(column.width for column in (*panel, *piece)) > free:
+                if block.is_empty_group:
+                    continue  # a table of dashes says nothing that the table's notes do not
+                yield from _draw([first, *panel], grid.depths, screen)
+                yield ""
+                panel = []
+            panel += piece
+    yield from _draw([first, *panel], grid.depths, screen)
+
+
+def _columns(block: Block, free: int) -> list[_Column]:
+    group = block.group or ""
+    if block.is_empty_group:
+        # One column of dashes says as much as five.
+        return [_Column(group, "", block.strips[0].cells, is_number=True)]
+    return [
+        _Column(
+            group if index == 0 else "",
+            strip.label,
+            strip.aligned()
+            if strip.is_number
+            else tuple(shorten(cell, free - len(_GAP)) for cell in strip.cells),
+            strip.is_number,
+        )
+        for index, strip in enumerate(block.strips)
+    ]
+
+
+def _draw(columns: list[_Column], depths: tuple[int, ...], screen: Screen) -> Iterator[str]:
+    """One panel: headings, a rule, rows; what is wider than a sliver of a screen is cut off."""
+    paint, has_groups = screen.paint, any(column.group for column in columns)
+    drawn = []
+    for column in columns:
+        texts = [*([column.group] if has_groups else ()), column.label, *column.cells]
+        drawn.append((align_right if column.is_number else align_left)(texts))
+    lines = [list(cells) for cells in zip(*drawn, strict=True)]
+    num_heads, is_tree = 1 + has_groups, any(depths)
+    for number, cells in enumerate(lines):
+        if number == num_heads:
+            yield paint("─" * min(screen.width, display_width(_GAP.join(cells))), "dim")
+        line = cut_line(_GAP.join(cells), screen.width)
+        if number < num_heads:
+            yield paint(line, "cyan")
+        elif is_tree and depths[number - num_heads] == 0:
+            yield paint(line, "bold")
+        else:
+            yield line
