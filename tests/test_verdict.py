@@ -70,7 +70,7 @@ def test_callbacks_outside_of_steps_bind():
     steps = steps_of(forward=10)
     assert (
         verdict(steps, callbacks=callbacks, outside_ms={"callbacks": 100}).summary
-        == "33.3 % of the loop goes to work around the model: callbacks."
+        == "33.3 % of the loop goes to callbacks."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -69,7 +70,18 @@ def step_card_of_traces(traces: Sequence[TraceFacts], findings: Sequence[Finding
     if not num_steps:
         return None
     host = _host_of_summaries(known, num_steps)
-    return _card(f"mean of {num_steps} recorded steps", host, traces, findings) if host else None
+    if not host:
+        return None
+    # The rules' step is that of the device, from the first work of one to that of the next.
+    shares = device_shares(traces)
+    scale = 1.0 if shares is None else sum(part.ns for part in host) / shares.step_ns
+    scaled = [
+        one
+        if one.saving_ns_per_step is None
+        else replace(one, saving_ns_per_step=one.saving_ns_per_step * scale)
+        for one in findings
+    ]
+    return _card(f"mean of {num_steps} recorded steps", host, traces, scaled)
 
 
 def _card(

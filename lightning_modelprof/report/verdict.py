@@ -81,7 +81,7 @@ _HOW: Final = {
     "sync_bound": "{share} of {whole} goes to waiting for values from the device",
     "communication_bound": "{share} of {whole} goes to communication that no computation hides",
     "straggler_bound": "{share} of {whole} goes to waiting for a slower rank",
-    "overhead_bound": "{share} of {whole} goes to work around the model",
+    "overhead_bound": "{share} of {whole} goes to {what}",
 }
 _HOW_OF_DEVICE: Final = {
     "sync_bound": "{share} of {whole} is lost: the device idles after the host waited for it",
@@ -174,12 +174,9 @@ def _what_limits(
     }
     if over:
         (kind, how, whole), share = max(over.items(), key=lambda one: one[1])
-        more = ""
-        if kind == "straggler_bound":
-            more = _which_rank(analysis)
-        elif kind == "overhead_bound":
-            more = _around_model(findings, rules)
-        summary = f"{how.format(share=percent(share), whole=whole)}{more}."
+        more = _which_rank(analysis) if kind == "straggler_bound" else ""
+        what = _around_model(findings, rules) if kind == "overhead_bound" else ""
+        summary = f"{how.format(share=percent(share), whole=whole, what=what)}{more}."
         return _verdict(kind, summary, accounting)
     if analysis.info.device_type != "cpu" and device is None:
         reason = lost or "No profiler window says how busy the device was"
@@ -203,7 +200,7 @@ def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
     labels = {phase.key: phase.label.lower() for phase in PHASES}
     named = list(dict.fromkeys(labels[one.phases[-1]] for one in found if one.phases))
     listed = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
-    return f": {listed}" if listed else ""
+    return listed or "work around the model"
 
 
 def _host_shares(

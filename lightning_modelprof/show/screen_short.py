@@ -36,7 +36,10 @@ _LEAST_ACCOUNTED: Final = 0.95
 _LEAST_GAIN: Final = 0.05
 """Share of the step that has to be at stake, so that a second bar shows what is left."""
 
-_NUM_SLOWEST: Final = 4
+_SMALL: Final = (0.04, 0.08, 0.15, 0.3)
+"""Shares of the step below which a part of the bar is put with the others, in turn."""
+
+_NUM_SLOWEST: Final = 3
 
 _SYMBOLS: Final[dict[Severity | None, tuple[str, str, str]]] = {
     Severity.CRITICAL: ("■", "!!", "bold red"),
@@ -113,7 +116,9 @@ class _Short:
             silent = sum(one.status is Status.NOT_EVALUATED for one in self._report.findings)
             if asked or silent:
                 more = f", {silent} had nothing to look at" if silent else ""
-                yield from wrap(f"No findings: {asked} checks passed{more}.", self._width)
+                yield from wrap(
+                    f"No findings: {asked} check{'' if asked == 1 else 's'} passed{more}.", self._width
+                )
             return
         for number, finding in enumerate(found):
             left = len(found) - number - 1
@@ -130,26 +135,29 @@ class _Short:
         slowest = " · ".join(self._slowest())
         share = (self._report.sections.get("own_cost") or {}).get("share")
         took = "" if share is None else f"this profiler took {_percent(share)} of the time"
-        text = "   ".join(filter(None, (f"slowest modules: {slowest}" if slowest else "", took)))
-        if text:
-            yield from (self._screen.paint(line, "dim") for line in wrap(text, self._width))
+        texts = [text for text in (f"slowest modules: {slowest}" if slowest else "", took) if text]
+        together = "   ".join(texts)
+        for text in [together] if display_width(together) <= self._width else texts:
+            yield from (self._screen.paint(line, "dim") for line in wrap(text, self._width) if line)
 
     def _bars(self) -> Iterator[str]:
         card = self._report.step_card
         if card is None or card.wall_ns <= 0:
             return
-        gain = 1 - card.better_ns / card.wall_ns
-        parts = merge_small(card.host)
-        # Of both bars the same cells are as long, so that they can be compared.
-        texts = [f" {part.label} {_ms(part.ns)}" for part in parts]
-        free = max(len(parts), self._width - sum(map(display_width, texts)) - 2 * len(parts) + 2)
-        yield self._bar(parts, texts, free / card.wall_ns)
-        if gain >= _LEAST_GAIN:
+        for small in _SMALL:  # so many parts as leave room for the bar itself
+            parts = merge_small(card.host, small)
+            texts = [f" {part.label} {_ms(part.ns)}" for part in parts]
+            # A separator is two cells, and the last cell of a part may be a piece of one.
+            free = self._width - sum(map(display_width, texts)) - 3 * len(parts)
+            if free >= self._width // 3:
+                break
+        # In both bars a cell is as long, so that they can be compared.
+        scale = max(free, len(parts)) / card.wall_ns
+        yield self._bar(parts, texts, scale)
+        if 1 - card.better_ns / card.wall_ns >= _LEAST_GAIN:
             label = f" {format_duration(card.better_ns)} at best, without what the findings cost"
-            room = self._width - display_width(label)
-            yield self._screen.paint(
-                self._blocks(min(room, card.better_ns * free / card.wall_ns)) + label, "dim"
-            )
+            room = self._width - display_width(label) - 1
+            yield self._screen.paint(self._blocks(min(room, card.better_ns * scale)) + label, "dim")
 
     def _bar(self, parts: Sequence[StepPart], texts: Sequence[str], scale: float) -> str:
         drawn = [
@@ -220,8 +228,9 @@ class _Short:
         share = _column(table, "ratio")
         names = [shorten(one_line(str(row[0])), 32) for row in table.rows]
         return [
-            name if share is None or row[share] is None else f"{name} {_percent(row[share])}"
+            f"{name} {_percent(row[share])}"
             for name, row in zip(names, table.rows, strict=True)
+            if share is not None and row[share] is not None
         ][:_NUM_SLOWEST]
 
 
