@@ -105,8 +105,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
                 )
                 for finding in findings
             )
-        phases = rule.phases or rule.sampled_phases
-        return tuple(replace(with_owners(finding, analysis.setup), phases=phases) for finding in findings)
+        return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
         return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")
 

@@ -164,7 +164,11 @@ def _colors(chart: Chart) -> list[int]:
         return [2]
     if chart.kind == "line":
         return [_LINES[place % len(_LINES)] for place in range(len(chart.series))]
-    keys = [series.key for series in chart.series]
+    return layer_colors([series.key for series in chart.series])
+
+
+def layer_colors(keys: Sequence[str]) -> list[int]:
+    """Numbers of the colours of layers or parts with these keys: what is the same everywhere looks the same."""
     chosen = {key: _COLORS[key] for key in keys if key in _COLORS}
     for key, wish in _WISHES.items():
         if key in keys and wish not in chosen.values():

@@ -1,23 +1,53 @@
-"""Which parts of a step a picture of it tells apart."""
+"""The step card: the mean step to scale, as a picture that a page shows and people share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Final
 
-from lightning_modelprof.report.model import StepPart
-
-_SMALL: Final = 0.04
-"""Share of the step below which a part cannot be told apart by eye."""
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import StepCard, StepPart
+from lightning_modelprof.show.findings import place_of
+from lightning_modelprof.show.format import format_amount, format_duration, shorten
+from lightning_modelprof.show.grid import display_width
+from lightning_modelprof.show.html_chart import layer_colors
 
 REST: Final = "rest"
+_SMALL: Final = 0.03
+"""Share of a lane below which a part cannot be told apart by eye."""
+
+_NOTHING: Final = 0.005
+"""Share below which a reason to idle is not worth a line."""
+
+_LEAST_GAIN: Final = 0.02
+"""Share of the step that has to be at stake, so that what is left is drawn."""
+
+COLORS: Final = ("#999", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442")
+"""Of the charts, --c0 to --c7 of parts.css: Okabe and Ito (2008)."""
+
+_OF_DEVICE: Final = {"computing": "#55627a", "communication": "#d55e00"}
+
+_DARK: Final = frozenset((COLORS[2], COLORS[4], COLORS[5], *_OF_DEVICE.values()))
+"""Those on which text is white."""
+
+_WIDTH: Final = 760
+_LEFT: Final = 76
+_BAR: Final = 26
+_GAP: Final = 10
+_HEAD: Final = 30
+_LINE: Final = 18
+_CHAR: Final = 6.4
+"""About the width of a character of 12 px; texts that may be wider have room."""
+
+_FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
 
 
 def merge_small(parts: Sequence[StepPart], small: float = _SMALL) -> tuple[StepPart, ...]:
     """The parts to draw, in their order: small ones and Lightning's own loop are one at the end.
 
     Args:
-        parts: of a lane.
+        parts: of the host's lane.
         small: share of the lane below which a part is small.
     """
     whole_ns = sum(part.ns for part in parts)
@@ -26,3 +56,164 @@ def merge_small(parts: Sequence[StepPart], small: float = _SMALL) -> tuple[StepP
     if rest_ns <= 0:
         return tuple(kept)
     return (*kept, StepPart(key=REST, label="other", ns=rest_ns))
+
+
+def step_card_svg(card: StepCard, *, is_alone: bool = True) -> str:
+    """The card as SVG: the host's lane, the device's, and what would be left without what the findings cost.
+
+    Args:
+        card: what to draw.
+        is_alone: with a white page behind it, as a file of its own; otherwise in the colours of its page.
+    """
+    return _Drawing(card, is_alone=is_alone).svg()
+
+
+class _Drawing:
+    """Lays the card out from top to bottom."""
+
+    def __init__(self, card: StepCard, *, is_alone: bool) -> None:
+        self._card = card
+        self._is_alone = is_alone
+        self._scale = (_WIDTH - _LEFT - 12) / card.wall_ns
+        self._host = merge_small(card.host)
+        keys = [part.key for part in self._host]
+        numbers = layer_colors(keys)
+        self._colors = {key: COLORS[number] for key, number in zip(keys, numbers, strict=True)} | _OF_DEVICE
+        self._pieces: list[str] = []
+        self._y = 0.0
+
+    def svg(self) -> str:
+        card = self._card
+        gain = 1 - card.better_ns / card.wall_ns
+        title = f"Mean step {format_duration(card.wall_ns)}"
+        if gain >= _LEAST_GAIN:
+            title += f" → {format_duration(card.better_ns)} at best"
+        self._text(0, 18, title, 'font-size="16" font-weight="600"')
+        self._text(_WIDTH - 12, 18, card.step, 'text-anchor="end" opacity=".7"')
+        self._y = _HEAD
+        self._lane("host", self._host)
+        if card.device:
+            self._lane("device", card.device)
+        if gain >= _LEAST_GAIN:
+            kept = {part.key for part in self._host}
+            rest = [part for part in card.better if part.key not in kept]
+            better = [part for part in card.better if part.key in kept]
+            rest_ns = sum(part.ns for part in rest)
+            self._lane("at best", [*better, StepPart(key=REST, label="other", ns=rest_ns)])
+        self._axis()
+        self._legend()
+        for line in self._idle_lines():
+            self._text(_LEFT, self._y + 13, line, 'opacity=".85"')
+            self._y += _LINE
+        if card.figures:
+            figures = " · ".join(
+                f"{label} {format_amount(value, unit)}" for label, value, unit in card.figures
+            )
+            self._text(_LEFT, self._y + 13, figures, 'font-weight="600"')
+            self._y += _LINE
+        return self._whole(title)
+
+    def _whole(self, title: str) -> str:
+        height = round(self._y + 6)
+        behind = f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>' if self._is_alone else ""
+        color = ' color="#1b1f24"' if self._is_alone else ""
+        named = ' xmlns="http://www.w3.org/2000/svg"'
+        size = f' width="{_WIDTH}" height="{height}"' if self._is_alone else ""
+        return (
+            f'<svg{named} class="step-card" viewBox="0 0 {_WIDTH} {height}"{size}{color} role="img"'
+            f' aria-label="{_escape(title)}" font-family="{_FONT}" font-size="12">'
+            '<defs><pattern id="mp-idle" width="6" height="6" patternUnits="userSpaceOnUse"'
+            ' patternTransform="rotate(45)"><rect width="6" height="6" fill="#d55e00" fill-opacity=".12"/>'
+            '<path d="M0 0V6" stroke="#d55e00" stroke-width="2.4" stroke-opacity=".7"/></pattern></defs>'
+            f"{behind}{''.join(self._pieces)}</svg>\n"
+        )
+
+    def _lane(self, label: str, parts: Sequence[StepPart]) -> None:
+        self._text(_LEFT - 8, self._y + 17, label, 'text-anchor="end" opacity=".7"')
+        x = float(_LEFT)
+        for part in parts:
+            width = part.ns * self._scale
+            if width <= 0:
+                continue
+            color = self._colors.get(part.key, COLORS[0])
+            fill = "url(#mp-idle)" if part.is_idle else color
+            edge = ' stroke="#d55e00" stroke-opacity=".6" stroke-width=".8"' if part.is_idle else ""
+            hint = f"{part.label} {format_duration(part.ns)}"
+            if part.location is not None:
+                hint += f", {place_of(part.location)}"
+            self._pieces.append(
+                f'<rect x="{x:.2f}" y="{self._y:.0f}" width="{max(width - 1, 0.5):.2f}" height="{_BAR}"'
+                f' fill="{fill}"{edge}><title>{_escape(hint)}</title></rect>'
+            )
+            for text in (f"{part.label} {format_duration(part.ns)}", format_duration(part.ns)):
+                if display_width(text) * _CHAR + 10 <= width:
+                    ink = "currentColor" if part.is_idle else "#fff" if color in _DARK else "#1b1f24"
+                    self._text(x + 5, self._y + 17, text, f'fill="{ink}"')
+                    break
+            x += width
+        self._y += _BAR + _GAP
+
+    def _axis(self) -> None:
+        """A ruler below the lanes, with a tick at round times."""
+        y, wall_ns = self._y - 2, self._card.wall_ns
+        step_ns = _round_step(wall_ns)
+        ticks = [number * step_ns for number in range(int(wall_ns / step_ns) + 1)]
+        end = _LEFT + wall_ns * self._scale
+        path = f"M{_LEFT} {y}H{end:.1f}" + "".join(f"M{_LEFT + ns * self._scale:.1f} {y}v4" for ns in ticks)
+        self._pieces.append(f'<path d="{path}" stroke="currentColor" stroke-opacity=".4" fill="none"/>')
+        for ns in ticks:
+            text = "0" if not ns else format_duration(ns)
+            anchor = ' text-anchor="middle"' if ns else ""
+            self._text(
+                _LEFT + ns * self._scale,
+                y + 16,
+                text,
+                f'font-size="11" opacity=".7"{anchor}',
+                is_clipped=True,
+            )
+        self._y += 24
+
+    def _legend(self) -> None:
+        x = float(_LEFT)
+        shown = [*self._host, *(part for part in self._card.device if not part.is_idle)]
+        for part in shown:
+            text = f"{part.label} {format_duration(part.ns)}"
+            width = display_width(text) * _CHAR + 30
+            if x + width > _WIDTH and x > _LEFT:
+                x = float(_LEFT)
+                self._y += _LINE
+            color = self._colors.get(part.key, COLORS[0])
+            self._pieces.append(
+                f'<rect x="{x:.1f}" y="{self._y + 3:.0f}" width="11" height="11" fill="{color}"/>'
+            )
+            self._text(x + 16, self._y + 13, text)
+            x += width
+        self._y += _LINE
+
+    def _idle_lines(self) -> Iterator[str]:
+        """Why the device idles, longest first, with the line that it waits for."""
+        least_ns = _NOTHING * self._card.wall_ns
+        idle = [part for part in self._card.device if part.is_idle and part.ns >= least_ns]
+        for part in sorted(idle, key=lambda part: -part.ns):
+            place = "" if part.location is None else f": {place_of(part.location)}"
+            text = f"▨ {part.label} {format_duration(part.ns)}{place}"
+            yield shorten(one_line(text), int((_WIDTH - _LEFT) / _CHAR))
+
+    def _text(self, x: float, y: float, text: str, more: str = "", *, is_clipped: bool = False) -> None:
+        if is_clipped and x > _WIDTH - 20:
+            return
+        fill = "" if "fill=" in more else ' fill="currentColor"'
+        gap = f" {more}" if more else ""
+        self._pieces.append(f'<text x="{x:.1f}" y="{y:.1f}"{fill}{gap}>{_escape(text)}</text>')
+
+
+def _round_step(wall_ns: float) -> float:
+    """A round time of which three to seven are in the step."""
+    power = 10.0 ** (len(str(int(wall_ns))) - 1)
+    return next(
+        power * factor for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wall_ns / (power * factor) <= 7
+    )
+
+
+def _escape(text: str) -> str:
+    return escape(one_line(text))

@@ -116,6 +116,7 @@ class Rule(ABC):
             summary=summary,
             action=action,
             saving_ns_per_step=saving_ns,
+            phases=self.phases or self.sampled_phases,
             locations=tuple(
                 location_of(place) if isinstance(place, CodePlace) else place for place in places if place
             ),
