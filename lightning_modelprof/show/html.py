@@ -30,10 +30,11 @@ from lightning_modelprof.show.html_head import (
     verdict_view,
 )
 from lightning_modelprof.show.html_table import table_view
+from lightning_modelprof.show.step_card import card_svg
 
 SHARED_FOLDER: Final = Path(__file__).with_name("html")
 
-_MODULES: Final = ("tables.js", "copying.js", "charts.js", "flame.js", "parts.js")
+_MODULES: Final = ("tables.js", "copying.js", "charts.js", "flame.js", "step_card.js", "parts.js")
 
 SHARED_FILES: Final = ("parts.css", *_MODULES)
 """What a page that shows parts needs: styles, and modules of which ``parts.js`` calls the others."""
@@ -67,6 +68,7 @@ def render_html(report: Report) -> bytes:
             verdict=verdict_view(report.verdict),
             findings=found_views(report.findings),
             others=other_rules(report.findings),
+            card=card_svg(report),
             figures=key_figures(report.sections),
             facts=fact_lines(report),
             settings=setting_lines(report),

@@ -168,7 +168,7 @@ def _colors(chart: Chart) -> list[int]:
 
 
 def layer_colors(keys: Sequence[str]) -> list[int]:
-    """Numbers of the colours of layers or parts with these keys: what is the same everywhere looks the same."""
+    """Numbers of the colours of layers or parts: those of the same key look the same everywhere."""
     chosen = {key: _COLORS[key] for key in keys if key in _COLORS}
     for key, wish in _WISHES.items():
         if key in keys and wish not in chosen.values():

@@ -25,11 +25,17 @@ from lightning_modelprof.show.html_head import (
     verdict_view,
 )
 from lightning_modelprof.show.html_table import table_view
+from lightning_modelprof.show.step_card import card_svg
 
 
 def verdict_html(report: Report) -> str:
     """The line on what limits the speed."""
     return str(part_macros().verdict(verdict_view(report.verdict)))
+
+
+def step_card_html(report: Report) -> str:
+    """The mean step to scale."""
+    return str(part_macros().step_card(card_svg(report)))
 
 
 def findings_html(report: Report, *, id_prefix: str = "") -> str:

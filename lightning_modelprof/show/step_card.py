@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from lightning_modelprof.errors import one_line
-from lightning_modelprof.report.model import StepCard, StepPart
+from lightning_modelprof.report.model import Report, StepCard, StepPart
 from lightning_modelprof.show.findings import place_of
 from lightning_modelprof.show.format import format_amount, format_duration, shorten
 from lightning_modelprof.show.grid import display_width
@@ -68,6 +68,12 @@ def step_card_svg(card: StepCard, *, is_alone: bool = True) -> str:
     return _Drawing(card, is_alone=is_alone).svg()
 
 
+def card_svg(report: Report) -> str:
+    """The card of a report, in the colours of the page that it is put into; ``""`` where there is none."""
+    card = report.step_card
+    return "" if card is None or card.wall_ns <= 0 else step_card_svg(card, is_alone=False)
+
+
 class _Drawing:
     """Lays the card out from top to bottom."""
 
@@ -103,7 +109,10 @@ class _Drawing:
         self._axis()
         self._legend()
         for line in self._idle_lines():
-            self._text(_LEFT, self._y + 13, line, 'opacity=".85"')
+            self._pieces.append(
+                f'<rect x="{_LEFT}" y="{self._y + 3:.0f}" width="11" height="11" fill="url(#mp-idle)"/>'
+            )
+            self._text(_LEFT + 16, self._y + 13, line)
             self._y += _LINE
         if card.figures:
             figures = " · ".join(
@@ -196,8 +205,8 @@ class _Drawing:
         idle = [part for part in self._card.device if part.is_idle and part.ns >= least_ns]
         for part in sorted(idle, key=lambda part: -part.ns):
             place = "" if part.location is None else f": {place_of(part.location)}"
-            text = f"▨ {part.label} {format_duration(part.ns)}{place}"
-            yield shorten(one_line(text), int((_WIDTH - _LEFT) / _CHAR))
+            text = f"{part.label} {format_duration(part.ns)}{place}"
+            yield shorten(one_line(text), int((_WIDTH - _LEFT - 16) / _CHAR))
 
     def _text(self, x: float, y: float, text: str, more: str = "", *, is_clipped: bool = False) -> None:
         if is_clipped and x > _WIDTH - 20:

@@ -22,6 +22,7 @@ from lightning_modelprof.show.html_parts import (
     flame_html,
     notes_html,
     settings_html,
+    step_card_html,
     table_html,
     verdict_html,
 )
@@ -70,7 +71,7 @@ def render_comparison(report: Report) -> str:
 
 def _head(selection: Selection) -> str:
     """Verdict, key figures, findings and what ran."""
-    parts = (verdict_html, figures_html, findings_html, facts_html, settings_html)
+    parts = (verdict_html, step_card_html, figures_html, findings_html, facts_html, settings_html)
     return "".join(part(selection.main_report) for part in parts)
 
 

@@ -3,6 +3,7 @@
 import { connectChart } from "./charts.js";
 import { connectCopying } from "./copying.js";
 import { FlameGraph } from "./flame.js";
+import { connectStepCard } from "./step_card.js";
 import { SortableTable } from "./tables.js";
 
 /**
@@ -19,6 +20,9 @@ export function connectParts(root) {
   /** @type {NodeListOf<HTMLElement>} */
   const charts = root.querySelectorAll("figure.chart");
   charts.forEach(connectChart);
+  /** @type {NodeListOf<HTMLElement>} */
+  const cards = root.querySelectorAll("figure.step");
+  cards.forEach(connectStepCard);
   /** @type {NodeListOf<HTMLElement>} */
   const figures = root.querySelectorAll("figure.flame");
   return { flames: Array.from(figures, (figure) => new FlameGraph(figure)) };
