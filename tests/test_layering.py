@@ -111,6 +111,8 @@ LIBRARIES = {
     "tensorboard": ("show.event_file", "show.hparams", "tensorboard_plugin"),
     "werkzeug": ("tensorboard_plugin",),
     "tabulate": (),
+    "pandas": ("show.table_formats",),
+    "IPython": ("show.notebook",),
     "msgspec": (
         "run.archive",
         "run.chrome",

@@ -24,6 +24,7 @@ from lightning_modelprof.show.findings import verdict_line
 from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.notebook import show_in_notebook
 from lightning_modelprof.show.tensorboard import TAG_PREFIX, write_layout, write_report
 from lightning_modelprof.show.terminal import print_lines, print_report
 from lightning_modelprof.show.text import render_text
@@ -167,7 +168,7 @@ class Outputs:
             self._try("terminal", lambda: print_lines([self._brief(report)]))
         else:
             last_words = self._last_words()
-            self._try("terminal", lambda: print_report(report, last_words=last_words, is_below_a_bar=True))
+            self._try("terminal", lambda: _show(report, last_words))
 
     def write_profile(self, make: Callable[[], Profile], step: int) -> None:
         """Write what the dashboard shows of a run or a window, if a logger has an event file.
@@ -302,6 +303,11 @@ class Outputs:
                 self._warn(f"could not write to {what}: {told(error)}")
             return False
         return True
+
+
+def _show(report: Report, last_words: list[str]) -> None:
+    if not show_in_notebook(report):
+        print_report(report, last_words=last_words, is_below_a_bar=True)
 
 
 def _name_of(directory: Path) -> str:

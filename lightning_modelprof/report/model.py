@@ -5,11 +5,13 @@ Nothing here is rounded, cut, escaped or given a unit suffix; that is the busine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from importlib import import_module
 from typing import Any
 
+from lightning_modelprof.errors import nearest, quoted
 from lightning_modelprof.report.options import ReportOptions
 from lightning_modelprof.report.options import TimeUnit as TimeUnit  # noqa: PLC0414  # outputs take it from here
 
@@ -114,6 +116,31 @@ class Table:
             raise ValueError(f"table {self.id!r}: expected {len(self.rows)} row_units, got none")
         if not self.rows and self.absent_reason is None:
             raise ValueError(f"table {self.id!r}: a table without rows needs an absent_reason")
+
+    def to_dataframe(self) -> Any:
+        """The table as a pandas DataFrame of raw values: durations in nanoseconds, shares as fractions.
+
+        The columns are named by their keys, and a tree has the column ``depth``. What was not measured is
+        ``None``.
+
+        Raises:
+            MissingExtraError: when pandas is not installed.
+        """
+        return _shown("table_formats", "table_dataframe")(self)
+
+    def to_csv(self) -> str:
+        """The same values as CSV with a header, as of RFC 4180; what was not measured is empty."""
+        return str(_shown("table_formats", "table_csv")(self))
+
+    def to_markdown(self) -> str:
+        """The table as a reader sees it, in GitHub's Markdown."""
+        return str(_shown("tensorboard", "markdown_table")(self, max_rows=len(self.rows) + 1))
+
+
+def _shown(file: str, function: str) -> Callable[..., Any]:
+    """What shows a report or a table: by name, as imports go from show to report and not back."""
+    face: Callable[..., Any] = getattr(import_module(f"lightning_modelprof.show.{file}"), function)
+    return face
 
 
 def apply_options(table: Table, options: ReportOptions) -> Table:
@@ -388,6 +415,37 @@ class Report:
         found = sum(one.status is Status.FOUND for one in self.findings)
         verdict = "no verdict" if self.verdict is None else self.verdict.kind
         return f"<Report: {self.title}; {verdict}; findings {found}, tables {len(self.tables)}>"
+
+    def _repr_html_(self) -> str:
+        """A card, for notebooks."""
+        return str(_shown("notebook", "report_card")(self))
+
+    def step_card_svg(self) -> str:
+        """The mean step to scale, as SVG.
+
+        Raises:
+            ValueError: when no step was measured.
+        """
+        if self.step_card is None or self.step_card.wall_ns <= 0:
+            raise ValueError("there is no step card: no step was measured")
+        return str(_shown("step_card", "step_card_svg")(self.step_card))
+
+    def table(self, table_id: str) -> Table:
+        """The table of this id, such as ``phases``.
+
+        Args:
+            table_id: ``Table.id``; docs/report.md has all of them.
+
+        Raises:
+            KeyError: when there is no such table in this report.
+        """
+        for table in self.tables:
+            if table.id == table_id:
+                return table
+        known = [table.id for table in self.tables]
+        raise KeyError(
+            f"no table {quoted(table_id)}.{nearest(table_id, known)} There are: {', '.join(known)}"
+        )
 
     def without_details(self, place: str = "in the files and in TensorBoard") -> Report:
         """A short form of the report, which names the tables that it leaves out, and where they are."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lightning_modelprof.errors import one_line
-from lightning_modelprof.report.model import Finding, Location, Severity, Status, Unit, Verdict
-from lightning_modelprof.show.format import format_cell
+from lightning_modelprof.report.model import Finding, Location, Report, Severity, Status, Unit, Verdict
+from lightning_modelprof.show.format import format_amount, format_cell, format_duration
 
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""
@@ -41,6 +42,31 @@ def verdict_line(verdict: Verdict) -> str:
     if verdict.accounted_ratio is not None:
         line += f" {verdict.accounted_ratio:.1%} of the time is accounted for.".replace("%", " %", 1)
     return one_line(line)
+
+
+def speed_line(report: Report) -> str:
+    """How fast, how sure that is, and over what."""
+    sections = report.sections
+    figures: dict[str, Any] = sections.get("benchmark") or {}
+    title = one_line(report.title).removeprefix("lightning-modelprof: ")
+    words = []
+    if ips := figures.get("ips"):
+        error = ips.get("standard_error")
+        spread = "" if error is None else f" ± {_two_digits(error)}"
+        words.append(f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}")
+    if samples := figures.get("samples_per_s"):
+        words.append(f"{format_cell(samples['avg'], Unit.RATE)} {one_line(samples['unit'])}")
+    if cost := figures.get("batch_cost_ns"):
+        words.append(f"p99 {format_duration(cost.get('p99'))}")
+    if report.step_card is not None:
+        words += [f"{label} {format_amount(value, unit)}" for label, value, unit in report.step_card.figures]
+        if not figures:
+            words.insert(0, f"{format_duration(report.step_card.wall_ns)} a step")
+    return " · ".join([*words, title])
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:

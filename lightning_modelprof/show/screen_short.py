@@ -16,10 +16,9 @@ from lightning_modelprof.report.model import (
     Status,
     StepPart,
     Table,
-    Unit,
 )
-from lightning_modelprof.show.findings import place_of, verdict_word
-from lightning_modelprof.show.format import ELLIPSIS, format_amount, format_cell, format_duration, shorten
+from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
+from lightning_modelprof.show.format import ELLIPSIS, format_duration, shorten
 from lightning_modelprof.show.grid import display_width
 from lightning_modelprof.show.screen import PLAIN, Screen, wrap
 from lightning_modelprof.show.step_card import merge_small
@@ -106,7 +105,7 @@ class _Short:
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
         yield from self._bars()
-        yield from wrap(_speed(self._report), self._width)
+        yield from wrap(speed_line(self._report), self._width)
 
     def findings(self, room: int) -> Iterator[str]:
         """What was found, in so many lines; says how much more there is."""
@@ -273,31 +272,6 @@ def _near(file: str) -> str:
 def _target(location: Location) -> str:
     file = location.file
     return "" if not file or not Path(file).is_absolute() else f"{file}:{location.line or 1}"
-
-
-def _speed(report: Report) -> str:
-    """How fast, how sure that is, and over what."""
-    sections = report.sections
-    figures: dict[str, Any] = sections.get("benchmark") or {}
-    title = one_line(report.title).removeprefix("lightning-modelprof: ")
-    words = []
-    if ips := figures.get("ips"):
-        error = ips.get("standard_error")
-        spread = "" if error is None else f" ± {_error(error)}"
-        words.append(f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}")
-    if samples := figures.get("samples_per_s"):
-        words.append(f"{format_cell(samples['avg'], Unit.RATE)} {one_line(samples['unit'])}")
-    if cost := figures.get("batch_cost_ns"):
-        words.append(f"p99 {format_duration(cost.get('p99'))}")
-    if report.step_card is not None:
-        words += [f"{label} {format_amount(value, unit)}" for label, value, unit in report.step_card.figures]
-        if not figures:
-            words.insert(0, f"{format_duration(report.step_card.wall_ns)} a step")
-    return " · ".join([*words, title])
-
-
-def _error(value: float) -> str:
-    return f"{float(f'{value:.2g}'):g}"
 
 
 def _ms(ns: float) -> str:

@@ -1,0 +1,99 @@
+"""The report as a card in a notebook: the step to scale, speed, findings, and the page behind one click."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from html import escape
+from typing import Any, Final
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Finding, Report, Severity, Status
+from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
+from lightning_modelprof.show.format import format_duration
+from lightning_modelprof.show.html import render_html
+from lightning_modelprof.show.step_card import card_svg
+
+_MAX_FINDINGS: Final = 4
+_MAX_PAGE: Final = 2_000_000
+"""Characters of a page that a notebook is made to hold; a longer one is in the run's folder alone."""
+
+_TONES: Final[dict[Severity | None, tuple[str, str]]] = {
+    Severity.CRITICAL: ("■", "#d9531e"),
+    Severity.WARNING: ("▲", "#b58500"),
+    Severity.INFO: ("●", "#3b82c4"),
+    None: ("○", "#888"),
+}
+"""Symbol and colour of a finding; the colours are seen on white and on black."""
+
+_BOX: Final = (
+    "font:14px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;"
+    "max-width:820px;border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:12px 16px;margin:6px 0"
+)
+_SMALL: Final = "font-size:13px;opacity:.75"
+
+
+def report_card(report: Report) -> str:
+    """The card as HTML that stands anywhere: in the text colour of its page, so in any theme.
+
+    Args:
+        report: what to show; one without a verdict is its title and the page behind it.
+    """
+    return f'<div style="{_BOX}">{"".join(_parts(report))}</div>'
+
+
+def show_in_notebook(report: Report) -> bool:
+    """Show the card below the cell that runs; returns whether there is a notebook to show it in."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):  # none, or a terminal's
+        return False
+    from IPython.display import display  # noqa: PLC0415  # where a notebook runs, it is imported
+
+    show: Any = display
+    show(report)
+    return True
+
+
+def _parts(report: Report) -> Iterator[str]:
+    if report.verdict is None:
+        yield f"<div>{_text(report.title)}</div>"
+    else:
+        yield (
+            f'<div style="font-size:15px"><b>{_text(verdict_word(report.verdict))}</b>&ensp;'
+            f"{_text(report.verdict.summary)}</div>"
+        )
+    if card := card_svg(report):
+        yield f'<div style="margin:10px 0">{card}</div>'
+    yield f'<div style="{_SMALL}">{_text(speed_line(report))}</div>'
+    found = [one for one in report.findings if one.status is Status.FOUND]
+    yield from map(_finding, found[:_MAX_FINDINGS])
+    if len(found) > _MAX_FINDINGS:
+        more = len(found) - _MAX_FINDINGS
+        yield f'<div style="{_SMALL}">{more} more finding{"s" if more > 1 else ""} in the full report</div>'
+    page = escape(render_html(report).decode())
+    if len(page) <= _MAX_PAGE:
+        yield (
+            '<details style="margin-top:8px"><summary style="cursor:pointer">Full report</summary>'
+            f'<iframe srcdoc="{page}" loading="lazy" title="Full report" style="width:100%;height:600px;'
+            'border:1px solid rgba(128,128,128,.4);margin-top:6px;background:#fff"></iframe></details>'
+        )
+
+
+def _finding(finding: Finding) -> str:
+    symbol, tone = _TONES[finding.severity]
+    saving = finding.saving_ns_per_step
+    stake = "" if saving is None else f"&ensp;<b>−{format_duration(saving)} a step</b>"
+    places = [str(place_of(location)) for location in finding.locations[:1]]
+    places += [f"→ {place_of(location.inner)}" for location in finding.locations[:1] if location.inner]
+    place = f'<div><code style="font-size:12px">{_text(" ".join(places))}</code></div>' if places else ""
+    action = finding.action or finding.summary
+    return (
+        f'<div style="margin-top:10px;padding-left:10px;border-left:3px solid {tone}">'
+        f'<div><span style="color:{tone}">{symbol}</span> <b>{_text(finding.title)}</b>{stake}</div>'
+        f'{place}<div style="font-size:13px">{_text(action)}</div></div>'
+    )
+
+
+def _text(text: str) -> str:
+    return escape(one_line(text))
