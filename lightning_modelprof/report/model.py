@@ -83,7 +83,7 @@ class Table:
         time_unit: unit that its durations are to be shown in; ``None`` lets the output choose one that fits.
         row_limit: most rows that a person is to be shown, and most below any one row; ``None`` leaves it to
             the output. Files for machines have all.
-        is_detail: whether a short report may leave it out.
+        is_detail: whether a page folds it at first.
 
     Raises:
         ValueError: when rows, depths or units do not fit the columns.
@@ -445,14 +445,4 @@ class Report:
         known = [table.id for table in self.tables]
         raise KeyError(
             f"no table {quoted(table_id)}.{nearest(table_id, known)} There are: {', '.join(known)}"
-        )
-
-    def without_details(self, place: str = "in the files and in TensorBoard") -> Report:
-        """A short form of the report, which names the tables that it leaves out, and where they are."""
-        left_out = [table.title for table in self.tables if table.is_detail and table.absent_reason is None]
-        note = f"More tables {place}: {', '.join(left_out)}."
-        return replace(
-            self,
-            tables=tuple(table for table in self.tables if not table.is_detail),
-            notes=(*self.notes, note) if left_out else self.notes,
         )

@@ -29,7 +29,7 @@ MAX_LINES: Final = 20
 _MAX_WIDTH: Final = 100
 _MIN_WIDTH: Final = 40
 _INDENT: Final = "    "
-_LEAST_ACCOUNTED: Final = 0.95
+_LEAST_ACCOUNTED: Final = 0.90
 """Where more than that is in named phases, nobody asks where the rest is."""
 
 _LEAST_GAIN: Final = 0.05

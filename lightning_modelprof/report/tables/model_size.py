@@ -33,7 +33,7 @@ def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = Fal
     Args:
         size: what was counted; ``None`` if nothing was.
         note: why nothing was.
-        is_detail: whether a short report may leave the table out.
+        is_detail: whether a page folds the table at first.
     """
     rows = () if size is None else size.sizes
     total = () if size is None or not rows else (total_size(size),)

@@ -69,7 +69,7 @@ _CLASS_DEFINITION: Final = (
 )
 
 _DETAILS: Final = frozenset({"module_tree", "top_modules"})
-"""Left out of a short report of a run, which has the slowest modules."""
+"""Folded at first: a page of a run has the slowest modules."""
 
 
 def run_module_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
