@@ -146,9 +146,10 @@ class _Short:
         for small in _SMALL:  # so many parts as leave room for the bar itself
             parts = merge_small(card.host, small)
             texts = [f" {part.label} {_ms(part.ns)}" for part in parts]
+            texts[-1] += " ms"
             # A separator is two cells, and the last cell of a part may be a piece of one.
             free = self._width - sum(map(display_width, texts)) - 3 * len(parts)
-            if free >= self._width // 3:
+            if free >= self._width // 6:
                 break
         # In both bars a cell is as long, so that they can be compared.
         scale = max(free, len(parts)) / card.wall_ns
@@ -225,7 +226,10 @@ class _Short:
         if table is None or not table.rows:
             return []
         share = _column(table, "ratio")
-        names = [shorten(one_line(str(row[0])), 32) for row in table.rows]
+        # The model's own row is called by its class: what runs in it outside of its modules.
+        names = [
+            shorten(one_line(str(row[0])), 32) + (" itself" if row[0] == row[1] else "") for row in table.rows
+        ]
         return [
             f"{name} {_percent(row[share])}"
             for name, row in zip(names, table.rows, strict=True)
