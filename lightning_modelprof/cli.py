@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Final
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.cli_arguments import compared_paths, make_parser, report_options
@@ -16,12 +17,15 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_compare import EXIT_CODES, build_comparison
 from lightning_modelprof.report.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
 from lightning_modelprof.report_reading import analyze_files, load_run_with_ranks, read_report, read_windows
 from lightning_modelprof.run.archive import find_run, told_choice, write_atomically
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal import print_report
+
+_OF_TABLES: Final = tuple(field.name for field in fields(ReportOptions))
+"""Options of which each says that the tables are wanted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if html is not None:
             _write_file(html, render_html(report))
         if options.json is None:
-            print_report(report)
+            asked = any(getattr(options, name, None) is not None for name in _OF_TABLES)
+            choice = (
+                told_choice(given_path(options.path, ArchiveError)) if options.command == "report" else ""
+            )
+            last_words = [one_line(choice)] if choice else []
+            print_report(report, full=options.full or asked, last_words=last_words)
         elif options.json == "-":
             sys.stdout.buffer.write(render_json(report))
         else:

@@ -69,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     for command in (report, analyze_command):
         command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
         command.add_argument("--html", metavar="FILE", help="also write a page for a browser")
+        command.add_argument("--full", action="store_true", help="print all tables, not the short report")
         _add_report_options(command)
     return parser
 
@@ -96,6 +97,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="change of the time per step that does not matter, as a fraction (default: %(default)g)",
     )
     command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+    command.set_defaults(full=True)
 
 
 def _add_tensorboard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

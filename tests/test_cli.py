@@ -72,7 +72,7 @@ def test_a_trace_that_was_not_saved(tmp_path, steps):
 def test_prints_and_writes(tmp_path, capsys):
     run_fit(tmp_path, steps=(3, 6))
     folder = tmp_path / "modelprof"
-    assert main(["report", str(folder / "run.json")]) == 0
+    assert main(["report", str(folder / "run.json"), "--full"]) == 0
     assert "Model Summary (steps 3 to 5)" in capsys.readouterr().out
     assert main(["report", str(folder), "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text()) == report_of(tmp_path)
@@ -201,7 +201,7 @@ def test_a_trace_without_steps_says_so(tmp_path, capsys):
     trace.write_text(
         '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2}]}'
     )
-    assert main(["analyze", str(trace)]) == 0
+    assert main(["analyze", str(trace), "--full"]) == 0
     assert "the trace has no ProfilerStep ranges" in capsys.readouterr().out
 
 
@@ -347,7 +347,7 @@ def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
     assert alone["checks"][0].startswith("The file is cut off")
     assert [one["checks"] for one in analyze(capsys, good, str(bad))["traces"]] == [[], alone["checks"]]
     assert main(["analyze", str(bad)]) == 0
-    assert "Warning  The file is cut off" in "\n".join(capsys.readouterr().out.splitlines()[:6])
+    assert "Warning: The file is cut off" in "\n".join(capsys.readouterr().out.splitlines()[:6])
     assert main(["analyze", good, str(bad)]) == 0
     assert f"Warning  {bad}: The file is cut off" in capsys.readouterr().out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -69,18 +70,17 @@ def test_minimal(tmp_path):
     result = run_script(RUN, script, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stderr[-4000:]
     printed = result.stdout
-    assert "Model Summary" in printed
+    assert "all tables: lightning-modelprof report " in printed
     check_files(tmp_path / "lightning_logs" / "version_0" / "modelprof", profiled=True)
 
 
 @needs_images
 def test_cifar10_profiles_by_default(tmp_path):
     printed = succeed("examples/cifar10.py", "--max-steps", 30, "--batch-size", 8, cwd=tmp_path)
-    assert "Model Summary" in printed
+    assert "all tables: lightning-modelprof report " in printed
     assert "tensorboard --logdir lightning_logs" in printed
     folder = Path("lightning_logs") / "version_0" / "modelprof"
-    assert printed.count(f"Files: {tmp_path / folder}") == 1
-    assert printed.count(str(folder)) == 1  # said once
+    assert printed.count(f"page: {folder}/report.html") == 1
     check_files(tmp_path / folder, profiled=True)
     assert list((tmp_path / folder.parent).glob("events.out.tfevents.*"))
 
@@ -103,7 +103,7 @@ def test_cifar10_with_its_own_data_and_half_open_steps(tmp_path):
         *("--batch-size", 4, "--num-workers", 1, "--log-dir", tmp_path / "logs"),
         cwd=tmp_path,
     )
-    assert "Model Summary" in printed
+    assert "all tables: lightning-modelprof report " in printed
     check_files(tmp_path / "logs" / "version_0" / "modelprof", profiled=True)
     (trace,) = (tmp_path / "logs").glob("version_0/modelprof/traces/*")
     assert "3-13" in trace.name  # the end of (3, 14) is not among them
@@ -198,6 +198,18 @@ def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, scrip
 
 
 @needs_images
+def test_notebook(tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "examples"))))
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("<svg" in output.get("data", {}).get("text/html", "") for output in shown), "the card"
+    assert (tmp_path / "step.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+@needs_images
 def test_lightning_cli(tmp_path):
     pytest.importorskip("docstring_parser", reason="LightningCLI needs jsonargparse[signatures]")
     printed = succeed(
@@ -205,7 +217,7 @@ def test_lightning_cli(tmp_path):
         *("fit", "--config", LIGHTNING_CLI, "--trainer.max_steps", 25, "--trainer.callbacks.active", 5),
         cwd=tmp_path,
     )
-    assert "Model Summary" in printed
+    assert "all tables: lightning-modelprof report " in printed
     folder = tmp_path / "lightning_logs" / "version_0"
     check_files(folder / "modelprof", profiled=True)
     assert "lightning_modelprof.ModelProfCallback" in (folder / "config.yaml").read_text()

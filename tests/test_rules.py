@@ -591,7 +591,7 @@ def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severi
     said = give_verdict(analysis, [finding], found, account(analysis.step_costs))
     assert said.kind == verdict
     if verdict == "optimizer_bound":
-        assert said.summary == "25.0 % of a usual step is the optimizer's step, which can be faster."
+        assert said.summary == "25.0 % of a usual step goes to an optimizer step that can be faster."
 
 
 def test_an_optimizer_that_does_not_matter():

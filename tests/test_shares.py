@@ -133,7 +133,7 @@ def test_the_verdict_says_the_share_of_its_finding(cpu_wait):
     report = page(cpu_wait, more_fetch=30)
     assert report.verdict.kind == "input_bound"
     [finding] = [one for one in found_in(report) if one.kind == "input_bound"]
-    number, whole = re.match(r"([\d.]+) % of (.+) is waiting", report.verdict.summary).groups()
+    number, whole = re.match(r"([\d.]+) % of (.+) goes to waiting", report.verdict.summary).groups()
     assert whole == ("a clean step" if cpu_wait == 0 else "a usual step")
     step, wait, share = map(
         float,

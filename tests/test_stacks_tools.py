@@ -234,5 +234,5 @@ def test_hydra_example(tmp_path):
     example = ROOT / "examples" / "hydra_app.py"
     result = warm.start(example.read_text(), *overrides, cwd=tmp_path, file=example).wait(120)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "Model Summary (steps 3 to 5)" in result.stdout
+    assert "all tables: lightning-modelprof report " in result.stdout
     assert {path.name for path in (tmp_path / "modelprof").iterdir()} >= REPORT_FILES

@@ -45,8 +45,8 @@ def report_card(report: Report) -> str:
 def show_in_notebook(report: Report) -> bool:
     """Show the card below the cell that runs; returns whether there is a notebook to show it in."""
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):  # none, or a terminal's
+    shell = None if ipython is None or not hasattr(ipython, "get_ipython") else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):  # none yet, or a terminal's
         return False
     from IPython.display import display  # noqa: PLC0415  # where a notebook runs, it is imported
 

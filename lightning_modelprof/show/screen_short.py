@@ -38,6 +38,11 @@ _LEAST_GAIN: Final = 0.05
 _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 """Shares of the step below which a part of the bar is put with the others, in turn."""
 
+_SAID_AT_ONCE: Final = ("Warning", "Steps")
+"""Facts of traces."""
+
+_LOOPS: Final = ("loops", "short_loops")
+
 _NUM_SLOWEST: Final = 3
 
 _SYMBOLS: Final[dict[Severity | None, tuple[str, str, str]]] = {
@@ -104,6 +109,10 @@ class _Short:
         first, *rest = wrap(text, self._width)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
+        # What speaks against the figures, and what the steps are, stand before them.
+        for label, value in self._report.facts:
+            if label in _SAID_AT_ONCE:
+                yield from wrap(f"{label}: {one_line(value)}", self._width)[:2]
         yield from self._bars()
         yield from wrap(speed_line(self._report), self._width)
 
@@ -138,6 +147,10 @@ class _Short:
         together = "   ".join(texts)
         for text in [together] if display_width(together) <= self._width else texts:
             yield from (self._screen.paint(line, "dim") for line in wrap(text, self._width) if line)
+
+        loops = [table.title for table in self._report.tables if table.id in _LOOPS and table.rows]
+        if loops:
+            yield f"other loops of this process: {' and '.join(loops)} in the full report"
 
     def _bars(self) -> Iterator[str]:
         card = self._report.step_card
