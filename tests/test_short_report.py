@@ -177,7 +177,7 @@ def test_a_busy_machine_is_named_in_the_verdict(monkeypatch):
 def test_the_bar_is_to_scale(monkeypatch):
     """A cell is the same time in each part and in both bars; what is small is other."""
     report = found(None)
-    lines = printed(report, monkeypatch, NO_COLOR="1").splitlines()
+    lines = ESCAPES.sub("", printed(report, monkeypatch)).splitlines()
     bar = next(line for line in lines if "dataloader" in line and "█" in line)
     cells = {re.search("[a-z]+", words)[0]: words.count("█") for words in bar.split("│")}
     times = {"dataloader": 23, "forward": 13, "backward": 12, "other": 2.8}
