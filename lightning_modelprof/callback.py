@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof.config import DEFAULTS, ProfileConfig
+from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.config_sources import explain_unknown_arguments, read_yaml
 from lightning_modelprof.fit.hooks import ProfilingHooks
 from lightning_modelprof.fit.saved import Saved, know_lightning
@@ -96,7 +97,8 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         run: the measured facts behind it; ``None`` before the first.
 
     Raises:
-        ConfigError: in ``setup``, for anything that cannot be meant; an unknown argument at once.
+        ConfigError: at once, for anything that cannot be meant; in ``setup`` for what the Trainer, the model
+            or the machine does not allow.
     """
 
     # A plain attribute: Lightning reads it at every hook, and its own property is slower.
@@ -187,6 +189,7 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
             row_limit=row_limit,
             rules=rules,
         )
+        check_config(config)
         super().__init__(config)
         with suppress(Exception):  # of another torch or pytorch_lightning
             know_lightning(ModelProfCallback, Callback)

@@ -83,6 +83,7 @@ def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
         raise ConfigError(
             f"{where}: expected one mapping of arguments such as 'active: 10', got {type(raw).__name__}."
         )
+    _check_no_program(raw, where)
     check_names(raw, where)
     arguments = dict(raw)
     for name in ("samples_fn", "flop_formulas"):
@@ -100,6 +101,21 @@ def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
         arguments["steps"] = tuple(arguments["steps"])
     check_config(ProfileConfig(**arguments), where)
     return arguments
+
+
+def _check_no_program(raw: Mapping[Any, Any], where: str) -> None:
+    """Refuse a file of LightningCLI, which configures a program and this callback somewhere in it.
+
+    Raises:
+        ConfigError: with what to do with such a file.
+    """
+    if not {"trainer", "model", "data", "fit", "class_path", "init_args"}.intersection(raw):
+        return
+    raise ConfigError(
+        f"{where}: expected the arguments of {WHERE} alone, such as 'active: 10', got a file of LightningCLI,"
+        " which configures a whole program. Run that program with --config and this file, or copy what"
+        " stands below init_args of the callback into a file of its own."
+    )
 
 
 def _read_text(file: Path) -> str:
@@ -219,7 +235,7 @@ def check_names(names: Iterable[Any], where: str) -> None:
             elsewhere = _IN_OTHER_PROFILERS.get(name) if isinstance(name, str) else None
             hint = nearest(name, FIELDS) if elsewhere is None else f" Here, {elsewhere}."
             raise ConfigError(
-                f"{where}: unknown argument {quoted(name)}.{hint} Known arguments: {', '.join(FIELDS)}."
+                f"{where}: unknown argument {quoted(name)}.{hint} help(ModelProfCallback) describes all."
             )
 
 
