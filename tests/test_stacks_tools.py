@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_modelprof import ConfigError, ModelProfCallback
+from lightning_modelprof import ModelProfCallback
 from tests import warm
 from tests.fits import (
     REPORT_FILES,
@@ -223,9 +223,8 @@ def test_a_slip_in_a_hydra_config_is_named(tmp_path):
     target = {"_target_": "lightning_modelprof.ModelProfCallback"}
     with pytest.raises(Exception, match=r"unknown argument 'wramup'\. Did you mean 'warmup'"):
         utils.instantiate({**target, "wramup": 1})
-    callback = utils.instantiate({**target, "steps": [10]})
-    with pytest.raises(ConfigError, match=r"steps: expected two integers \(start, end\), got \[10\]"):
-        fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
+    with pytest.raises(Exception, match=r"steps: expected two integers \(start, end\), got \[10\]"):
+        utils.instantiate({**target, "steps": [10]})
 
 
 def test_hydra_example(tmp_path):
