@@ -105,7 +105,10 @@ def fit(work: str, steps: int, wait_ns: int = 0) -> StepTimings:
             default_root_dir=folder,
             callbacks=[
                 ModelProfCallback(
-                    skip_first=SKIP_FIRST, active=0, flops=False, terminal=False, progress_bar=False
+                    skip_first=SKIP_FIRST,
+                    active=0,
+                    flops=False,
+                    report={"terminal": False, "progress_bar": False},
                 )
             ],
         )

@@ -124,7 +124,7 @@ class Variant:
 def ours(**arguments: Any) -> Callback:
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415 - the peers can be measured without it
 
-    return ModelProfCallback(active=0, progress_bar=False, **arguments)
+    return ModelProfCallback(active=0, report={"progress_bar": False}, **arguments)
 
 
 def gpuprof(folder: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def variants() -> list[Variant]:
         Variant(
             "ours-unsampled",
             "ModelProfCallback, sampling=False",
-            lambda folder: {"callbacks": [ours(sampling=False)]},
+            lambda folder: {"callbacks": [ours(inspect={"sampling": False})]},
         ),
         Variant("simple-profiler", "SimpleProfiler", lambda folder: {"profiler": SimpleProfiler()}),
         Variant(

@@ -124,7 +124,7 @@ def supposed(folder: Path, blocks: int) -> None:
     allowance.Allowance.spend = lambda self, ns: (spent.append(ns), spend(self, ns))[1]  # type: ignore[func-returns-value, method-assign]
     try:
         callback = ModelProfCallback(
-            active=10, flops=True, sampling=False, dirpath=tempfile.mkdtemp(dir=folder)
+            active=10, flops=True, inspect={"sampling": False}, dirpath=tempfile.mkdtemp(dir=folder)
         )
         model = Net(blocks)
         with contextlib.redirect_stdout(io.StringIO()):

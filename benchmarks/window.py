@@ -137,7 +137,9 @@ def without_profiler(folder: str, active: int, options: dict[str, bool]) -> dict
 
 
 def ours(folder: str, active: int, options: dict[str, bool]) -> dict[str, Any]:
-    return {"callbacks": [ModelProfCallback(active=active, skip_first=2, terminal=False, **options)]}
+    return {
+        "callbacks": [ModelProfCallback(active=active, skip_first=2, report={"terminal": False}, **options)]
+    }
 
 
 def pytorch_profiler(folder: str, active: int, options: dict[str, bool]) -> dict[str, Any]:

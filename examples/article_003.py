@@ -193,8 +193,7 @@ def train(stage: int, options: argparse.Namespace) -> Report:
         active=5,
         wait=8,
         flops=True,
-        terminal=False,
-        progress_bar=False,
+        report={"terminal": False, "progress_bar": False},
         dirpath=options.out / f"stage_{stage}",
     )
     trainer = Trainer(

@@ -134,11 +134,11 @@ def train(
 
     # This is all there is to profiling. The report is printed when fit() is done, if terminal is true.
     if timer_only:
-        profiling = ModelProfCallback(active=0, terminal=terminal)
+        profiling = ModelProfCallback(active=0, report={"terminal": terminal})
     elif args.steps:
-        profiling = ModelProfCallback(steps=tuple(args.steps), terminal=terminal)
+        profiling = ModelProfCallback(steps=tuple(args.steps), report={"terminal": terminal})
     else:
-        profiling = ModelProfCallback(active=10, terminal=terminal)
+        profiling = ModelProfCallback(active=10, report={"terminal": terminal})
 
     logger = TensorBoardLogger(args.log_dir, name=None, sub_dir=name)
     trainer = Trainer(

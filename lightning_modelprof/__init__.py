@@ -18,6 +18,7 @@ from lightning_modelprof.errors import (
 
 if TYPE_CHECKING:
     from lightning_modelprof.callback import ModelProfCallback
+    from lightning_modelprof.config import Bounds, InspectOptions, ReportOptions
     from lightning_modelprof.flops.count import count_flops
     from lightning_modelprof.measure.event_timer import EventTimer
     from lightning_modelprof.measure.inference_benchmark import benchmark_inference
@@ -29,11 +30,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArchiveError",
+    "Bounds",
     "ConfigError",
     "EventTimer",
+    "InspectOptions",
     "MissingExtraError",
     "ModelProfCallback",
     "ModelProfError",
+    "ReportOptions",
     "TraceError",
     "__version__",
     "analyze",
@@ -45,8 +49,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Bounds": "config",
     "EventTimer": "measure.event_timer",
+    "InspectOptions": "config",
     "ModelProfCallback": "callback",
+    "ReportOptions": "config",
     "analyze": "report_reading",
     "benchmark_inference": "measure.inference_benchmark",
     "count_flops": "flops.count",

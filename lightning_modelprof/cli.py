@@ -17,14 +17,14 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_compare import EXIT_CODES, build_comparison
 from lightning_modelprof.report.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report_reading import analyze_files, load_run_with_ranks, read_report, read_windows
 from lightning_modelprof.run.archive import find_run, told_choice, write_atomically
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal import print_report
 
-_OF_TABLES: Final = tuple(field.name for field in fields(ReportOptions))
+_OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
 """Options of which each says that the tables are wanted."""
 
 

@@ -15,7 +15,7 @@ from lightning_modelprof.report.options import (
     SORT_KEYS,
     TIME_UNITS,
     VIEWS,
-    ReportOptions,
+    TableOptions,
     parse_row_limit,
     parse_sort_key,
     parse_step_range,
@@ -166,7 +166,7 @@ def _add_module_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_report_options(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``ReportOptions``; what is not given is ``None``, to be told from a default."""
+    """The arguments of ``TableOptions``; what is not given is ``None``, to be told from a default."""
     group = command.add_argument_group("what is shown of a trace")
     group.add_argument(
         "--views",
@@ -204,14 +204,14 @@ def _add_report_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def report_options(arguments: argparse.Namespace, default: ReportOptions = DEFAULT_OPTIONS) -> ReportOptions:
+def report_options(arguments: argparse.Namespace, default: TableOptions = DEFAULT_OPTIONS) -> TableOptions:
     """What was asked for on the command line.
 
     Args:
         arguments: as parsed.
         default: what holds where nothing was asked for.
     """
-    asked = {field.name: getattr(arguments, field.name, None) for field in fields(ReportOptions)}
+    asked = {field.name: getattr(arguments, field.name, None) for field in fields(TableOptions)}
     return replace(default, **{name: value for name, value in asked.items() if value is not None})
 
 

@@ -8,15 +8,15 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 import yaml
 
-from lightning_modelprof.config import FIELDS, WHERE, ProfileConfig
-from lightning_modelprof.config_checks import check_config
-from lightning_modelprof.errors import ConfigError, given_path, nearest, quoted
+from lightning_modelprof.config import GROUPS, WHERE
+from lightning_modelprof.config_checks import ENVIRONMENT, check_names, make_config
+from lightning_modelprof.errors import ConfigError, given_path, quoted
 
 SWITCH: Final = "LIGHTNING_MODELPROF"
 """Environment variable that switches the callback off, or asks for one."""
@@ -27,22 +27,6 @@ _MAX_VALUES: Final = 10_000
 
 _SWITCHED_OFF: Final = ("0", "false", "off", "no")
 _SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
-
-_IN_OTHER_PROFILERS: Final = {
-    "profile_step": "DeepSpeed's profile_step=n is steps=(n, n + 1)",
-    "output_file": "files go to dirpath",
-    "schedule": "torch.profiler's schedule is wait, warmup, active, repeat and skip_first",
-    "scheduler": "Paddle's scheduler=(start, end) is steps=(start, end)",
-    "on_trace_ready": "traces are saved in dirpath",
-    "with_flops": "FLOPs are counted on a real step by flops=True",
-    "with_modules": "modules are timed by flops=True",
-    "timer_only": "Paddle's timer_only=True is active=0",
-    "targets": "Paddle's targets are activities",
-    "filename": "files go to dirpath",
-    "sort_by_key": "the sort_by_key of Lightning's PyTorchProfiler is sorted_by",
-    "group_by_input_shapes": "operators are grouped by input shapes by record_shapes=True",
-}
-"""What other profilers call an argument → what says it here."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,21 +69,26 @@ def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
         )
     _check_no_program(raw, where)
     check_names(raw, where)
-    arguments = dict(raw)
-    for name in ("samples_fn", "flop_formulas"):
-        if arguments.get(name) is not None:
+    arguments = {
+        name: dict(value) if name in GROUPS and isinstance(value, Mapping) else value
+        for name, value in raw.items()
+    }
+    given = arguments.get("inspect")
+    inspected = given if isinstance(given, dict) else {}
+    for name, values in (("samples_fn", arguments), ("flop_formulas", inspected)):
+        if values.get(name) is not None:
             raise ConfigError(
-                f"{where}: {name}: expected null, got {quoted(arguments[name])}: a function can only be"
-                f" given from Python. Leave it out here, or write {WHERE}({name}=...) instead of this file."
+                f"{where}: {name}: expected null, got {quoted(values[name])}: a function can only be given"
+                f" from Python. Leave it out here, or write {WHERE}(...) instead of this file."
             )
-    peak = arguments.get("peak_flops_per_s")
+    peak = inspected.get("peak_flops_per_s")
     if isinstance(peak, Mapping):
-        arguments["peak_flops_per_s"] = {dtype: _number(value) for dtype, value in peak.items()}
+        inspected["peak_flops_per_s"] = {dtype: _number(value) for dtype, value in peak.items()}
     elif peak is not None:
-        arguments["peak_flops_per_s"] = _number(peak)
+        inspected["peak_flops_per_s"] = _number(peak)
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = tuple(arguments["steps"])
-    check_config(ProfileConfig(**arguments), where)
+    make_config(arguments, where)
     return arguments
 
 
@@ -183,7 +172,7 @@ def arguments_in_environment() -> dict[str, Any] | None:
 
 def _asked_for(value: str) -> dict[str, Any] | None:
     """What a value of the variable asks for."""
-    where = f"environment variable {SWITCH}"
+    where = f"{ENVIRONMENT} {SWITCH}"
     if value.lower() in _SWITCHED_OFF or not value:
         return None
     if value.lower() in _SWITCHED_ON:
@@ -197,15 +186,30 @@ def _asked_for(value: str) -> dict[str, Any] | None:
             f" path of a YAML file, got {quoted(value)}. Correct it, or unset it."
         )
     # Between arguments stand commas, as within lists: a new argument begins with a name and an equals sign.
-    pairs = [part.split("=", 1) for part in re.split(r",\s*(?=\w+\s*=)", value)]
+    pairs = [part.split("=", 1) for part in re.split(r",\s*(?=[\w.]+\s*=)", value)]
     try:
         text = "\n".join(f"{name.strip()}: {given}" for name, given in pairs)
-        return _checked_arguments(_parse_yaml(text, where), where)
+        return _checked_arguments(_nested(_parse_yaml(text, where)), where)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"{where}: expected arguments such as active=10,dirpath=out, got {quoted(value)}. Correct it, or"
             " give the path of a YAML file."
         ) from error
+
+
+def _nested(values: Any) -> Any:
+    """Values of groups, as ``report.terminal``, in mappings of their groups."""
+    if not isinstance(values, Mapping):
+        return values
+    nested: dict[Any, Any] = {}
+    for name, value in values.items():
+        group, dot, own = name.partition(".") if isinstance(name, str) else (name, "", "")
+        its = nested.setdefault(group, {}) if dot else None
+        if isinstance(its, dict):
+            its[own] = value
+        else:
+            nested[name] = value
+    return nested
 
 
 def is_switched_off() -> bool:
@@ -224,21 +228,6 @@ def _says_no(value: str) -> bool:
     return _asked_for(value) is None
 
 
-def check_names(names: Iterable[Any], where: str) -> None:
-    """Refuse a name that is no argument, with the nearest one that is.
-
-    Raises:
-        ConfigError: on the first unknown name.
-    """
-    for name in names:
-        if name not in FIELDS:
-            elsewhere = _IN_OTHER_PROFILERS.get(name) if isinstance(name, str) else None
-            hint = nearest(name, FIELDS) if elsewhere is None else f" Here, {elsewhere}."
-            raise ConfigError(
-                f"{where}: unknown argument {quoted(name)}.{hint} help(ModelProfCallback) describes all."
-            )
-
-
 def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
     """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one.
 
@@ -253,7 +242,7 @@ def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
                 f"{WHERE}(...): expected arguments by name, such as active=10, got {quoted(args[1])} without"
                 " one."
             )
-        check_names([name for name in kwargs if name not in known], f"{WHERE}(...)")
+        check_names({name: value for name, value in kwargs.items() if name not in known}, f"{WHERE}(...)")
         for name, value in kwargs.items():
             kwargs[name] = _plain(value)
         return init(*args, **kwargs)

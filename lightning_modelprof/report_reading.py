@@ -17,7 +17,7 @@ from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import (
     DEFAULT_OPTIONS,
-    ReportOptions,
+    TableOptions,
     parse_step_range,
     saved_options,
 )
@@ -52,7 +52,7 @@ def analyze(*paths: str | os.PathLike[str], step_range: str | None = None) -> Re
 
 
 def read_report(
-    path: str | os.PathLike[str], choose: Callable[[ReportOptions], ReportOptions] = lambda saved: saved
+    path: str | os.PathLike[str], choose: Callable[[TableOptions], TableOptions] = lambda saved: saved
 ) -> Report:
     """The report of a saved run, derived anew from what was measured.
 
@@ -77,7 +77,7 @@ def read_report(
 
 def analyze_files(
     paths: Sequence[str | os.PathLike[str]],
-    options: ReportOptions = DEFAULT_OPTIONS,
+    options: TableOptions = DEFAULT_OPTIONS,
     max_bytes: int = MAX_TRACE_BYTES,
     step_range: re.Pattern[str] | None = None,
 ) -> Report:

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.config import FIELDS, GROUP_OF, GROUPS
 from lightning_modelprof.flops.count import added_up
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
@@ -111,11 +112,31 @@ def make_trainer(folder, *callbacks, **kwargs):
     return Trainer(**(quiet | kwargs))
 
 
+def grouped(values):
+    """Arguments of the callback, in which each value of a group stands in its group."""
+    arguments = {}
+    for name, value in values.items():
+        if name in GROUP_OF:
+            arguments.setdefault(GROUP_OF[name], {})[name] = value
+        else:
+            arguments[name] = value
+    return arguments
+
+
+def flat(config):
+    """Every value of a configuration by its name, those of groups too; the other way round of ``grouped``."""
+    values = {name: getattr(config, name) for name in FIELDS if name not in GROUPS}
+    return values | {name: getattr(getattr(config, group), name) for name, group in GROUP_OF.items()}
+
+
 def make_callback(folder, **kwargs):
-    """A callback that writes to ``folder/modelprof``; quiet: no inspection, no samples, early windows."""
+    """A callback that writes to ``folder/modelprof``; quiet: no inspection, no samples, early windows.
+
+    Values of groups are given as if they were arguments.
+    """
     defaults = {"skip_first": 0, "dirpath": folder / "modelprof"}
     defaults |= dict.fromkeys(("terminal", "flops", "sampling"), False)
-    return ModelProfCallback(**(defaults | kwargs))
+    return ModelProfCallback(**grouped(defaults | kwargs))
 
 
 def run_fit(folder, *, module=None, data=None, val=None, others=(), trainer=None, **kwargs):

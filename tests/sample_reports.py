@@ -16,7 +16,7 @@ from lightning_modelprof.report.model import (
     Unit,
     apply_options,
 )
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from tests.sample_flames import hostile_flame, stacks_flame
 
 HOSTILE_NAMES = (
@@ -293,7 +293,7 @@ def copies() -> Table:
 
 
 def wide_report() -> Report:
-    options = ReportOptions(time_unit="us", row_limit=2)
+    options = TableOptions(time_unit="us", row_limit=2)
     return Report(
         title="1 trace",
         facts=(),

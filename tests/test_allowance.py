@@ -20,6 +20,7 @@ from lightning_modelprof.measure.schedule import Action, Schedule
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
+from tests.fits import grouped
 from tests.support import make_trainer
 
 pytestmark = pytest.mark.short
@@ -78,7 +79,10 @@ class Small(LightningModule):
 
 def fit(folder, num_steps, clock=None, model=None, **arguments):
     callback = ModelProfCallback(
-        **{"dirpath": folder / "run", "terminal": False, "tensorboard": False, "sampling": False, **arguments}
+        **grouped(
+            {"dirpath": folder / "run", "terminal": False, "tensorboard": False, "sampling": False}
+            | arguments
+        )
     )
     callback._clock = clock or callback._clock
     trainer = make_trainer(
@@ -205,7 +209,7 @@ class SlowData(torch.utils.data.Dataset):
 
 def test_twelve_steps_have_a_verdict(tmp_path):
     """A fit that cannot be longer, with the defaults: the wait for its batches is most of it."""
-    callback = ModelProfCallback(dirpath=tmp_path / "run", terminal=False, tensorboard=False)
+    callback = ModelProfCallback(dirpath=tmp_path / "run", report={"terminal": False, "tensorboard": False})
     trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path, max_epochs=1, max_steps=-1)
     trainer.fit(Small(), torch.utils.data.DataLoader(SlowData(), batch_size=1))
     assert callback.report.verdict.kind == "input_bound"

@@ -209,7 +209,7 @@ def test_csv_logger_has_the_same_metrics(tmp_path):
 
 
 def test_profiler_and_hooks_are_given_back(tmp_path):
-    callback = ModelProfCallback(active=2, skip_first=0, terminal=False)
+    callback = ModelProfCallback(active=2, skip_first=0, report={"terminal": False})
     trainer = make_trainer(tmp_path, callback, enable_progress_bar=True)
     profiler, bar = trainer.profiler, trainer.progress_bar_callback
     fit_quietly(trainer, Net(), loader())

@@ -76,7 +76,9 @@ def test_at_most_one_clock_read_per_event_of_lightning(model_class, accumulate):
         model_class(truth), DataLoader(ReadCounter(clock))
     )
     # Without the reads of the sampling thread, and of steps that are inspected.
-    callback = ModelProfCallback(terminal=False, files=False, sampling=False, flops=False)
+    callback = ModelProfCallback(
+        report={"terminal": False, "files": False}, inspect={"sampling": False}, flops=False
+    )
     callback._clock = clock
     data = ReadCounter(clock)
     make_trainer(callbacks=[EmptyCallback(), callback], **extra).fit(model_class(truth), DataLoader(data))
@@ -118,7 +120,7 @@ def test_no_synchronisation_and_no_collective_per_step(monkeypatch):
         return Counter(calls)
 
     def ours() -> Callback:
-        return ModelProfCallback(terminal=False, files=False)
+        return ModelProfCallback(report={"terminal": False, "files": False})
 
     def per_steps(*makers: Any) -> Counter[str]:
         long, short = (calls_of(num_steps, *(make() for make in makers)) for num_steps in (39, 19))
@@ -166,7 +168,8 @@ class ObjectCounter(Callback):
 def test_steps_leave_nothing_behind_but_their_row():
     begin, end = 30, 230  # behind the window, whose tables are kept
     counter = ObjectCounter(begin, end)
-    quiet = {"terminal": False, "files": False, "sampling": False}  # samples come when they come
+    # samples come when they come
+    quiet = {"report": {"terminal": False, "files": False}, "inspect": {"sampling": False}}
     callbacks = [counter, ModelProfCallback(**quiet, log_every_n_steps=1000)]
     make_trainer(callbacks=callbacks, log_every_n_steps=1000).fit(
         TinyModel(), DataLoader(torch.ones(end + 2, 2))
@@ -181,7 +184,9 @@ def test_cut_rows_leave_nothing_but_arrays():
 
     begin, end = 40, 240  # the window's report, which stays, is written before that
     counter = ObjectCounter(begin, end)
-    callback = ModelProfCallback(terminal=False, files=False, sampling=False, log_every_n_steps=50)
+    callback = ModelProfCallback(
+        report={"terminal": False, "files": False}, inspect={"sampling": False}, log_every_n_steps=50
+    )
     trainer = make_trainer(callbacks=[counter, callback], enable_progress_bar=True, log_every_n_steps=50)
     trainer.progress_bar_callback.disable()
     trainer.fit(TinyModel(), DataLoader(torch.ones(end + 2, 2)))

@@ -34,7 +34,13 @@ def fit(root, version=0):
 
     logger = TensorBoardLogger(root, name="net", version=version)
     callback = ModelProfCallback(
-        active=2, wait=4, repeat=2, skip_first=4, terminal=False, sampling=False, profile_memory=True
+        active=2,
+        wait=4,
+        repeat=2,
+        skip_first=4,
+        report={"terminal": False},
+        inspect={"sampling": False},
+        profile_memory=True,
     )
     trainer = make_trainer(root, callback, logger=logger)
     PROCESS_LOOPS.forget()  # each loop as if it were alone in its process

@@ -352,7 +352,7 @@ def test_fit_on_a_device():
             matrix = torch.rand(2_048, 2_048, device=self.device)
             return (matrix @ matrix).sum() * 0 + self.layer(batch).sum()
 
-    callback = ModelProfCallback(terminal=False, files=False)
+    callback = ModelProfCallback(report={"terminal": False, "files": False})
     model = OnDevice(Truth(FakeClock()))
     data = torch.utils.data.DataLoader(torch.ones(12, 2))
     make_trainer(callbacks=[callback], accelerator="gpu").fit(model, data)

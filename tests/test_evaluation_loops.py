@@ -664,7 +664,7 @@ def test_files_and_report_under_the_real_clock(tmp_path, key, num_workers):
 
 
 def test_the_next_loop_gets_a_folder_of_its_own(tmp_path):
-    callback = ModelProfCallback(active=0, terminal=False)
+    callback = ModelProfCallback(active=0, report={"terminal": False})
     trainer = make_real_trainer(tmp_path, callback, logger=CSVLogger(tmp_path, name="", version=""))
     fit_quietly(trainer, Real(), loader(), loader(4))
     for key in KEYS:
@@ -714,7 +714,7 @@ def test_switched_off(tmp_path, monkeypatch):
 
 
 def test_fast_dev_run_leaves_no_files(tmp_path):
-    callback = ModelProfCallback(terminal=False)
+    callback = ModelProfCallback(report={"terminal": False})
     trainer = make_real_trainer(tmp_path, callback, fast_dev_run=True)
     run_quietly(trainer, "test")
     assert len(steps_of(callback)) == 1

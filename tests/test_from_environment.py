@@ -17,7 +17,7 @@ from lightning_modelprof import ConfigError, ModelProfCallback, config_sources
 from lightning_modelprof.config_sources import SWITCH, is_switched_off
 from lightning_modelprof.fit import warn
 from lightning_modelprof.run.archive import load_run
-from tests.fits import Net, fit_quietly, loader
+from tests.fits import Net, fit_quietly, flat, loader
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,7 +69,7 @@ def test_without_the_variable_nothing_is_there_nor_imported(monkeypatch):
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_unchanged_program_is_measured(tmp_path, monkeypatch, package):
-    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,terminal=false,dirpath=out")
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,dirpath=out")
 
     class Model(package.LightningModule):
         def __init__(self):
@@ -93,18 +93,20 @@ def test_an_unchanged_program_is_measured(tmp_path, monkeypatch, package):
         ("1", {}),
         ("on", {}),
         ("active=3", {"active": 3}),
-        ("steps=[3, 5], views=[device, kernel],with_stack=true", {"steps": (3, 5), "with_stack": True}),
+        (
+            "steps=[3, 5], report.views=[device, kernel],with_stack=true",
+            {"steps": (3, 5), "with_stack": True, "views": ["device", "kernel"]},
+        ),
         ("dirpath=a b/c,unit=tokens", {"dirpath": "a b/c", "unit": "tokens"}),
-        ("peak_flops_per_s=989e12", {"peak_flops_per_s": 989e12}),
+        ("inspect.peak_flops_per_s=989e12", {"peak_flops_per_s": 989e12}),
     ],
 )
 def test_arguments(monkeypatch, value, expected):
     monkeypatch.setenv("LIGHTNING_MODELPROF", value)
     [callback] = ours(lightning.pytorch.Trainer(**QUIET))
-    plain = ModelProfCallback().config
+    found, defaults = flat(callback.config), flat(ModelProfCallback().config)
     for name, given in expected.items():
-        assert getattr(callback.config, name) == given
-        assert getattr(plain, name) != given
+        assert found[name] == given != defaults[name]
 
 
 def test_a_yaml_file(tmp_path, monkeypatch):
@@ -152,8 +154,8 @@ def test_off_speaks_once_and_only_where_a_callback_stood(monkeypatch, capsys, wo
 
 
 def test_one_of_the_program_comes_first_whatever_it_wants(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,dirpath=theirs,terminal=false")
-    own = ModelProfCallback(active=2, wait=0, skip_first=0, dirpath="own", terminal=False)
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,dirpath=theirs,report.terminal=false")
+    own = ModelProfCallback(active=2, wait=0, skip_first=0, dirpath="own", report={"terminal": False})
     trainer = lightning.pytorch.Trainer(**QUIET, callbacks=[own])
     assert len(ours(trainer)) == 2
     fit_quietly(trainer, Net(), loader())
@@ -163,7 +165,7 @@ def test_one_of_the_program_comes_first_whatever_it_wants(tmp_path, monkeypatch)
 
 def test_one_list_in_two_trainers(tmp_path, monkeypatch):
     """Lightning puts the callback into the list that it is given: the second Trainer has two of ours."""
-    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,terminal=false,dirpath=out")
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,dirpath=out")
     shared = [lightning.pytorch.Callback()]
     for number in (1, 2):
         trainer = lightning.pytorch.Trainer(**QUIET, callbacks=shared)
@@ -173,7 +175,7 @@ def test_one_list_in_two_trainers(tmp_path, monkeypatch):
 
 
 def test_a_barebones_trainer_has_one(monkeypatch):
-    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,terminal=false,files=false")
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,report.files=false")
     trainer = lightning.pytorch.Trainer(barebones=True, accelerator="cpu", max_steps=8)
     fit_quietly(trainer, Net(), loader())
     [callback] = ours(trainer)
@@ -181,7 +183,7 @@ def test_a_barebones_trainer_has_one(monkeypatch):
 
 
 def test_with_the_command_line_of_lightning(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,terminal=false,dirpath=out")
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,dirpath=out")
     monkeypatch.setattr(sys, "argv", ["train.py"])
     cli = LightningCLI(Net, trainer_defaults=QUIET, run=False, save_config_callback=None)
     fit_quietly(cli.trainer, cli.model, loader())

@@ -11,13 +11,12 @@ import pytest
 
 from lightning_modelprof import ArchiveError, ConfigError, ModelProfCallback, TraceError, analyze, read_report
 from lightning_modelprof.cli import main
-from lightning_modelprof.config import FIELDS, ProfileConfig
-from lightning_modelprof.config_checks import check_config
+from lightning_modelprof.config import FIELDS, GROUP_OF
+from lightning_modelprof.config_checks import make_config
 from lightning_modelprof.errors import ModelProfError, one_line, quoted, told
 from lightning_modelprof.fit.run_folder import check_writeable
 from lightning_modelprof.fit.warn import warn
-from lightning_modelprof.report.rules.configure import configure_rules
-from tests.fits import make_callback, make_trainer, run_fit
+from tests.fits import grouped, make_callback, make_trainer, run_fit
 
 LONGEST = 4_100
 MEGABYTES = 10_000_000
@@ -83,13 +82,10 @@ VALUES = {
 
 @pytest.mark.parametrize("value", VALUES)
 def test_no_value_of_an_argument_hangs_or_fills_the_screen(value):
-    for name in FIELDS:
-        config = ProfileConfig(**{name: VALUES[value]})
+    for name in (*FIELDS, *GROUP_OF):
         said = ""
         try:
-            check_config(config)
-            configure_rules(config.rules)
-            config.as_plain()
+            make_config(grouped({name: VALUES[value]})).as_plain()
         except ConfigError as error:
             said = str(error)
         assert len(said) <= LONGEST, name
@@ -256,7 +252,7 @@ def test_folders_with_such_names_are_read_and_written(name, tmp_path, capsys):
 @pytest.mark.parametrize("path", ["a\0b", "a\ud800b", Path("a\0b"), b"a", BadPath()])
 def test_a_folder_that_cannot_be_called_that(path):
     with pytest.raises(ConfigError, match="dirpath: expected a path or None, got") as caught:
-        check_config(ProfileConfig(dirpath=path))
+        make_config({"dirpath": path})
     assert str(caught.value).isprintable()
 
 

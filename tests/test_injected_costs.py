@@ -148,7 +148,7 @@ class NappingCallback(Callback):
 
 
 def run(spent: Spent, mode: str) -> StepTimings:
-    callback = ModelProfCallback(terminal=False, files=False)
+    callback = ModelProfCallback(report={"terminal": False, "files": False})
     callback._clock = thread_clock()  # which other processes cannot push forward
     make_trainer(
         callbacks=[NappingCallback(spent), callback, NappingCallback(spent)],

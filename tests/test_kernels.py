@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.kernels import pool_kernels, summarize_kernels
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.kernels import kernels_table
 from tests.traces import FOLDER, load, make_trace, reference
 
@@ -227,7 +227,7 @@ ORDERS = {"total": "abc", "avg": "bac", "max": "bac", "min": "cab", "calls": "ca
 def test_sorted_by(key):
     durations = [(name, duration) for name, calls in SORTED for duration in calls]
     fact = summary(*(kernel(name, 20 * index, duration) for index, (name, duration) in enumerate(durations)))
-    order = "".join(rows(fact, ReportOptions(sorted_by=key)))
+    order = "".join(rows(fact, TableOptions(sorted_by=key)))
     figure = "total" if key is None else key.split("_")[-1]
     assert order == ORDERS.get(figure, ORDERS["total"])  # kernels have no time of their own and no memory
 

@@ -325,7 +325,9 @@ class Small(LightningModule):
 
 
 def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, **loader):
-    callback = ModelProfCallback(dirpath=tmp_path / "run", flops=False, terminal=False, tensorboard=False)
+    callback = ModelProfCallback(
+        dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
+    )
     trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path)
     trainer.fit(Small(step_s), DataLoader(Rows(cpu_s, sleep_s), batch_size=1, **loader))
     return load_run(tmp_path / "run" / "run.json").ranks[0]

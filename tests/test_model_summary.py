@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.model_summary import NO_RANGES, NO_STEPS
 from lightning_modelprof.analysis.model_summary_pool import pool_model_summaries
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.model_summary import model_summary_table, window_model_summary
 from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, TRACE_METADATA_KEY
@@ -384,7 +384,7 @@ def test_a_window_of_any_length_is_named_without_counting_it_out():
 
 # Several ranks
 
-OPTIONS = ReportOptions()
+OPTIONS = TableOptions()
 
 
 def rank_0():

@@ -144,7 +144,9 @@ def test_what_lightning_accepts_is_trained(tmp_path, monkeypatch, name):
     given, said = TABLE[name]
     monkeypatch.chdir(tmp_path)
     expected = train(tmp_path / "runs", given, None)
-    callback = ModelProfCallback(terminal=False, flops=False, sampling=False, skip_first=0, steps=(2, 4))
+    callback = ModelProfCallback(
+        report={"terminal": False}, flops=False, inspect={"sampling": False}, skip_first=0, steps=(2, 4)
+    )
     with our_warnings() as messages:
         found = train(tmp_path / "runs", given, callback)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -170,7 +172,9 @@ def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) == temporary)
-    callback = ModelProfCallback(terminal=False, flops=False, sampling=False, active=0)
+    callback = ModelProfCallback(
+        report={"terminal": False}, flops=False, inspect={"sampling": False}, active=0
+    )
     with our_warnings() as messages:
         train(tmp_path / "runs", {}, callback)
     (message,) = messages
@@ -180,7 +184,7 @@ def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_an_address_that_is_asked_for_is_refused(tmp_path):
-    callback = ModelProfCallback(dirpath="memory://runs", terminal=False)
+    callback = ModelProfCallback(dirpath="memory://runs", report={"terminal": False})
     with pytest.raises(ConfigError, match="got memory://runs, which is not"):
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(4))
 

@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.operator_tally import pool_operators
 from lightning_modelprof.analysis.operators import summarize_operators
 from lightning_modelprof.analysis.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.report.options import SORT_KEYS, ReportOptions, parse_sort_key
+from lightning_modelprof.report.options import SORT_KEYS, TableOptions, parse_sort_key
 from lightning_modelprof.report.tables.operators import (
     NO_OPERATOR,
     operator_by_shape_table,
@@ -31,7 +31,7 @@ from lightning_modelprof.run.trace import Category, InputShapes
 from tests.traces import FOLDER, load, make_trace, reference
 
 US = 1000
-DEFAULT = ReportOptions()
+DEFAULT = TableOptions()
 
 
 def event(cat, name, begin, end, tid=1, **args):
@@ -236,7 +236,7 @@ def test_table():
 
 
 def test_details():
-    table = operators_table({0: summarize(*SMALL)}, ReportOptions(op_detail=True, sorted_by="cpu_total"))
+    table = operators_table({0: summarize(*SMALL)}, TableOptions(op_detail=True, sorted_by="cpu_total"))
     assert [(depth, row[0]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "aten::addmm"),  # 100 us as linear, but g comes before l
         (1, "gemm"),
@@ -260,7 +260,7 @@ def test_sections_by_thread():
         *SMALL,
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "thread 2 (pt_autograd_0)"}},
     )
-    table = operators_table({0: fact}, ReportOptions(thread_sep=True))
+    table = operators_table({0: fact}, TableOptions(thread_sep=True))
     assert [(depth, row[0]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Thread 1"),
         (1, "aten::linear"),
@@ -272,7 +272,7 @@ def test_sections_by_thread():
     first = dict(zip([c.key for c in table.columns], table.rows[0], strict=True))
     assert (first["calls"], first["host_total_ns"], first["host_self_ns"]) == (2, 100 * US, 75 * US)
     assert (first["host_ratio"], first["device_total_ns"], first["device_ratio"]) == (75 / 110, 62 * US, 0.62)
-    both = operators_table({0: fact, 1: fact}, ReportOptions(thread_sep=True))
+    both = operators_table({0: fact, 1: fact}, TableOptions(thread_sep=True))
     assert [row[0] for row, depth in zip(both.rows, both.depths, strict=True) if depth == 0] == [
         "rank 0 Thread 1",
         "rank 1 Thread 1",
@@ -286,7 +286,7 @@ def test_ranks_are_pooled():
     here = summarize(*SMALL)
     there = summarize(op("aten::addmm", 0, 90), launch(1, 2, 1), kernel("gemm", 100, 120, 1))
     table = operators_table(
-        {0: here, 3: there, 5: Absent("it was not recorded")}, ReportOptions(op_detail=True)
+        {0: here, 3: there, 5: Absent("it was not recorded")}, TableOptions(op_detail=True)
     )
     addmm = cells(operators_table({0: here, 3: there}, DEFAULT))["aten::addmm"]
     assert (addmm["calls"], addmm["host_total_ns"], addmm["host_avg_ns"]) == (
@@ -324,7 +324,7 @@ def test_sorted_by(key):
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
     }.get(key, "cba")  # no memory was recorded: as without a key
-    table = operators_table({0: fact}, ReportOptions(sorted_by=key))
+    table = operators_table({0: fact}, TableOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
 
@@ -343,7 +343,7 @@ def test_torchs_keys_order_as_torchs_table_does(tmp_path):
     averages = {event.key: event for event in recorded.key_averages()}
     orders = set()
     for key in ("cpu_time", "cpu_time_total", "self_cpu_time_total", "count"):
-        table = operators_table({0: fact}, ReportOptions(sorted_by=parse_sort_key(key)))
+        table = operators_table({0: fact}, TableOptions(sorted_by=parse_sort_key(key)))
         names = [row[0] for row in table.rows if row[0].startswith("aten::")]
         figures = [getattr(averages[name], key) for name in names]
         assert len(names) > 8
@@ -367,7 +367,7 @@ def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
     averages = {event.key: event for event in recorded.key_averages()}
     orders = set()
     for key in MEMORY_KEYS:
-        table = operators_table({0: fact}, ReportOptions(sorted_by=parse_sort_key(key)))
+        table = operators_table({0: fact}, TableOptions(sorted_by=parse_sort_key(key)))
         keys = [column.key for column in table.columns]
         place = keys.index("host_self_bytes" if key.startswith("self") else "host_bytes")
         rows = [row for row in table.rows if row[0].startswith("aten::")]
@@ -386,16 +386,14 @@ def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
 def test_memory_that_was_not_measured_leaves_the_usual_order(key):
     events = (op("a", 0, 5), op("b", 10, 30), op("c", 40, 50))
     fact = summarize(*events)
-    usual, asked = (operators_table({0: fact}, ReportOptions(sorted_by=one)) for one in (None, key))
+    usual, asked = (operators_table({0: fact}, TableOptions(sorted_by=one)) for one in (None, key))
     assert (asked.rows, asked.columns) == (usual.rows, usual.columns)
     (note,) = set(asked.notes) - set(usual.notes)
     assert "profile_memory=True" in note
 
 
 def test_gpu_order_without_gpu_is_by_host():
-    table = operators_table(
-        {0: summarize(op("a", 0, 5), op("b", 10, 30))}, ReportOptions(sorted_by="gpu_max")
-    )
+    table = operators_table({0: summarize(op("a", 0, 5), op("b", 10, 30))}, TableOptions(sorted_by="gpu_max"))
     assert [row[0] for row in table.rows] == ["b", "a"]
 
 
@@ -432,7 +430,7 @@ def test_modules_and_callers_of_several_threads():
     fact = summarize(*events, op("f", 1, 5), op("f", 11, 15, 2), op("f", 16, 18, 2))
     row = cells(operators_table({0: fact}, DEFAULT))["f"]
     assert (row["module"], row["called_from"]) == ("nn.Module: B_0 and 1 more", "b.py(1): f")
-    by_thread = operators_table({0: fact}, ReportOptions(thread_sep=True))
+    by_thread = operators_table({0: fact}, TableOptions(thread_sep=True))
     assert [row[-2:] for row in by_thread.rows if row[0] == "f"] == [
         ("nn.Module: B_0", "b.py(1): f"),
         ("nn.Module: A_0", "a.py(1): f"),

@@ -9,14 +9,14 @@ import pytest
 
 from lightning_modelprof.cli import main
 from lightning_modelprof.cli_arguments import make_parser, report_options
-from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config import ProfileConfig, ReportOptions
 from lightning_modelprof.report.model import apply_options
 from lightning_modelprof.report.options import (
     DEFAULT_OPTIONS,
     SORT_KEYS,
     TIME_UNITS,
     VIEWS,
-    ReportOptions,
+    TableOptions,
     parse_row_limit,
     parse_sort_key,
     parse_time_unit,
@@ -112,13 +112,11 @@ def test_views_are_in_reading_order():
     ],
 )
 def test_the_nearest_is_named(parse, value, meant):
-    with pytest.raises(
-        ValueError, match=f"unknown .* {value!r}. Did you mean {meant!r}\\? Expected one of .*"
-    ):
+    with pytest.raises(ValueError, match=f"unknown .* {value!r}. Did you mean {meant!r}\\? Leave it out"):
         parse(value)
 
 
-@pytest.mark.parametrize("value", ["parsec", "", 3, None, 1.5, "x.ms", b"ms", ["ms"]])
+@pytest.mark.parametrize("value", ["parsec", "", 3, None, 1.5, b"ms", ["ms"]])
 def test_what_is_like_nothing_gets_no_guess(value):
     with pytest.raises(
         ValueError, match=r"^unknown time unit .*Expected one of s, ms, us, ns\. Leave it out"
@@ -153,7 +151,7 @@ def test_the_command_line(command):
     names = "--views device,KernelView --sorted-by gpu_total --time-unit us"
     rest = "--thread-sep --op-detail --row-limit 50"
     options = report_options(make_parser().parse_args([command, "path", *names.split(), *rest.split()]))
-    assert options == ReportOptions(
+    assert options == TableOptions(
         views=("device", "kernel"),
         sorted_by="gpu_total",
         time_unit="us",
@@ -165,9 +163,9 @@ def test_the_command_line(command):
 
 
 def test_what_is_not_asked_for_stays_as_the_run_had_it():
-    saved = ReportOptions(views=("kernel",), thread_sep=True, op_detail=True, row_limit=7)
+    saved = TableOptions(views=("kernel",), thread_sep=True, op_detail=True, row_limit=7)
     arguments = make_parser().parse_args(["report", "path", "--no-thread-sep", "--time-unit", "s"])
-    expected = ReportOptions(views=("kernel",), op_detail=True, row_limit=7, time_unit="s")
+    expected = TableOptions(views=("kernel",), op_detail=True, row_limit=7, time_unit="s")
     assert report_options(arguments, saved) == expected
 
 
@@ -198,20 +196,22 @@ def test_what_cannot_be_meant_ends_as_every_wrong_argument_does(capsys, command,
 
 def test_a_saved_run_has_the_options_it_was_made_with():
     config = ProfileConfig(
-        views=["UDFView", SummaryView.OverView],
-        sorted_by=SortedKeys.CPUMin,
-        time_unit="NS",
-        thread_sep=True,
-        row_limit=3,
+        report=ReportOptions(
+            views=["UDFView", SummaryView.OverView],
+            sorted_by=SortedKeys.CPUMin,
+            time_unit="NS",
+            thread_sep=True,
+            row_limit=3,
+        )
     )
     saved = json.loads(json.dumps(config.as_plain()))
-    assert saved_options(saved) == config.report_options
+    assert saved_options(saved) == config.table_options
     assert saved_options({"active": 3}) == DEFAULT_OPTIONS, "of before there were options"
     with pytest.raises(ValueError, match="unknown sort key"):
         saved_options({"sorted_by": "beauty"})
 
 
 def test_a_table_is_told_how_it_is_to_be_shown():
-    table = apply_options(operators(), ReportOptions(time_unit="ns", row_limit=3))
+    table = apply_options(operators(), TableOptions(time_unit="ns", row_limit=3))
     assert (table.time_unit, table.row_limit) == ("ns", 3)
     assert (table.rows, table.id, table.notes) == (operators().rows, operators().id, operators().notes)

@@ -797,7 +797,7 @@ class TinyModel(LightningModule):
 
 @pytest.mark.parametrize("is_persistent", [True, False])
 def test_loader_with_workers_under_the_real_clock(is_persistent):
-    callback = ModelProfCallback(terminal=False, files=False)
+    callback = ModelProfCallback(report={"terminal": False, "files": False})
     data = DataLoader(torch.ones(6, 2), batch_size=2, num_workers=2, persistent_workers=is_persistent)
     make_trainer(callbacks=[callback], max_epochs=2).fit(TinyModel(), data)
     steps = callback.run.ranks[0].steps

@@ -23,7 +23,7 @@ from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, ProcessLoops, S
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS
 from lightning_modelprof.run.process_loops import MAX_KEPT
-from tests.fits import run_script
+from tests.fits import grouped, run_script
 from tests.support import make_trainer
 
 pytestmark = pytest.mark.short
@@ -50,7 +50,9 @@ class Small(LightningModule):
 
 
 def callback_in(folder, **arguments):
-    return ModelProfCallback(**{"dirpath": folder, "tensorboard": False, "sampling": False, **arguments})
+    return ModelProfCallback(
+        **grouped({"dirpath": folder, "tensorboard": False, "sampling": False} | arguments)
+    )
 
 
 def trainer_of(callback, folder, **arguments):

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.tally import Tally, share
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.report.row_order import row_order
 from lightning_modelprof.report.tables import TRACE_TABLES
@@ -89,7 +89,7 @@ def test_row_order(sorted_by):
 
 
 def test_default_row_order():
-    assert in_order(ReportOptions().sorted_by) == ORDERS["gpu_total"]
+    assert in_order(TableOptions().sorted_by) == ORDERS["gpu_total"]
     assert in_order(None, has_device=False) == ORDERS["cpu_total"]
 
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.slow_causes import SlowFacts
 from lightning_modelprof.analysis.step_costs import trimmed_mean
-from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.diagnose import diagnose
@@ -57,7 +56,6 @@ from lightning_modelprof.run.training_setup import (
     OptimizerSetup,
 )
 from tests.diagnosed import MS, PLACE, SETUP, analysis_of, cost_of, only, steps_of, with_loader
-from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
 
 CUDA = DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50)
 
@@ -114,20 +112,10 @@ def test_every_file_of_a_rule_is_in_the_tuple():
     assert {type(rule).__module__.rpartition(".")[2] for rule in RULES} == files
 
 
-def test_wrong_thresholds_stop_a_fit_before_it_begins(tmp_path):
-    callback = make_callback(tmp_path, rules={"input_bond": {}})
-    trainer = make_trainer(tmp_path, callback)
-    profiler = trainer.profiler
-    with pytest.raises(ConfigError, match="Did you mean 'input_bound'"):
-        fit_quietly(trainer, Net(), loader())
-    assert trainer.profiler is profiler
-    assert not (tmp_path / "modelprof").exists()
-
-
 @pytest.mark.parametrize("given", [["input_bound"], {"input_bound": 0.1}])
 def test_what_is_no_mapping_is_refused_with_the_configuration(given):
     with pytest.raises(ConfigError, match="rules: expected a mapping"):
-        check_config(ProfileConfig(rules=given))
+        ModelProfCallback(rules=given)
 
 
 def test_a_rule_that_fails_costs_its_own_finding_alone():
@@ -155,8 +143,8 @@ def test_found_ones_come_first_by_time_at_stake():
 
 
 def test_thresholds_are_replaced():
-    [rule] = [one for one in configure_rules({"input_bound": {"warning": 0.5}}) if one.kind == "input_bound"]
-    assert (rule.warning, rule.critical) == (0.5, InputBound().critical)
+    [rule] = [one for one in configure_rules({"input_bound": {"warning": 0.15}}) if one.kind == "input_bound"]
+    assert (rule.warning, rule.critical) == (0.15, InputBound().critical)
     assert configure_rules(None) == RULES
     assert "slow_logger" not in {rule.kind for rule in configure_rules({"slow_logger": False})}
     assert configure_rules({"slow_logger": True}) == RULES
@@ -170,6 +158,9 @@ def test_thresholds_are_replaced():
         ({"input_bound": {"warning": "much"}}, "expected a number of at least 0, got 'much'"),
         ({"input_bound": {"warning": True}}, "expected a number of at least 0, got True"),
         ({"input_bound": {"warning": float("nan")}}, "expected a number of at least 0"),
+        ({"input_bound": {"warning": 0.5}}, "expected warning of at most critical, got warning=0.5 and"),
+        ({"input_bound": {"critical": 0.01}}, "got warning=0.05 and critical=0.01. Lower warning, or raise"),
+        ({"optimizer_not_fused": {"cpu_warning": 1}}, "expected cpu_warning of at most cpu_critical"),
         ({"input_bound": 3}, "expected a mapping of thresholds, or false, got 3"),
     ],
 )

@@ -127,7 +127,7 @@ class Deep(LightningModule):
 @pytest.mark.parametrize("is_on", [True, False])
 def test_in_a_real_fit(tmp_path, is_on):
     callback = ModelProfCallback(
-        active=0, dirpath=tmp_path / "run", flops=False, terminal=False, tensorboard=False
+        active=0, dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
     )
     trainer = make_trainer(
         callbacks=[callback], default_root_dir=tmp_path, max_steps=60, max_epochs=-1, detect_anomaly=is_on
@@ -148,7 +148,11 @@ def test_anomaly_detection_of_a_fit_that_was_interrupted(tmp_path):
             return super().training_step(batch)
 
     callback = ModelProfCallback(
-        active=0, dirpath=tmp_path / "run", flops=False, terminal=False, tensorboard=False, sampling=False
+        active=0,
+        dirpath=tmp_path / "run",
+        flops=False,
+        report={"terminal": False, "tensorboard": False},
+        inspect={"sampling": False},
     )
     trainer = make_trainer(
         callbacks=[callback], default_root_dir=tmp_path, max_steps=60, max_epochs=-1, detect_anomaly=True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from lightning_modelprof.report.model import Report, apply_options
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.show import screen
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.screen import wrap
@@ -127,7 +127,7 @@ def test_a_long_table_is_cut_and_says_so(monkeypatch):
 
 def test_the_number_of_rows_that_was_asked_for(monkeypatch):
     report = long_report()
-    table = apply_options(report.tables[0], ReportOptions(row_limit=5, time_unit="s"))
+    table = apply_options(report.tables[0], TableOptions(row_limit=5, time_unit="s"))
     text = without_colour(printed(replace(report, tables=(table,)), 100, monkeypatch))
     assert text.count("aten::operator") == 5
     assert "time in s\n" in text

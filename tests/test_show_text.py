@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_modelprof.report.model import Column, Report, Table, Unit, apply_options
-from lightning_modelprof.report.options import TIME_UNITS, ReportOptions
+from lightning_modelprof.report.options import TIME_UNITS, TableOptions
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.text import render_text
 from tests.golden_support import GOLDEN_DIR, check_golden
@@ -145,7 +145,7 @@ def test_time_unit_follows_the_durations():
 def test_the_time_unit_that_was_asked_for(unit):
     """From 12.5 ms to 1.3 us in one table: in no unit does a number become zero."""
     scale = {"s": 1e-9, "ms": 1e-6, "us": 1e-3, "ns": 1.0}[unit]
-    table = apply_options(operators(), ReportOptions(time_unit=unit))
+    table = apply_options(operators(), TableOptions(time_unit=unit))
     text = render_text(report_of(table))
     assert f"\nTime unit: {unit}\n" in text
     for (_, _, group, *_), row in zip(parse_ruled(text, table.title), table.rows, strict=True):
@@ -159,12 +159,12 @@ def test_the_time_unit_that_was_asked_for(unit):
 
 def test_the_number_of_rows_that_was_asked_for():
     [table] = long_report().tables
-    text = render_text(report_of(apply_options(table, ReportOptions())), max_rows=7)
+    text = render_text(report_of(apply_options(table, TableOptions())), max_rows=7)
     assert "aten::operator_19 " in text
     assert "aten::operator_20 " not in text
     note = "Shows the first 20 of 10,000 rows; more with row_limit or --row-limit, all of them in the JSON"
     assert note in " ".join(text.split())
-    whole = render_text(report_of(apply_options(table, ReportOptions(row_limit=10_000))))
+    whole = render_text(report_of(apply_options(table, TableOptions(row_limit=10_000))))
     assert "aten::operator_9999 " in whole
     assert "Note" not in whole
 
@@ -172,10 +172,10 @@ def test_the_number_of_rows_that_was_asked_for():
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_a_tree_is_cut_below_each_row(limit):
     """ProfileStep alone at the top is no table: it has the first of its phases, an operator its children."""
-    table = apply_options(model_summary(gpu=True), ReportOptions(row_limit=limit))
+    table = apply_options(model_summary(gpu=True), TableOptions(row_limit=limit))
     names = [row[0].strip() for row in parse_ruled(render_text(report_of(table)), table.title)]
     assert names == ["ProfileStep", "Dataloader", "Forward", "Backward", "Optimization"][: 1 + limit]
-    detail = apply_options(operators(), ReportOptions(row_limit=limit))
+    detail = apply_options(operators(), TableOptions(row_limit=limit))
     names = [row[0] for row in parse_ruled(render_text(report_of(detail)), detail.title)]
     assert sum(name.startswith("aten::") for name in names) == min(limit, 3)
     assert sum(name.startswith("  cuda") for name in names) == min(limit, 3), "each with its child"

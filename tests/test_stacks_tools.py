@@ -143,7 +143,9 @@ def logged_by(folder, make, *callbacks):
 @pytest.mark.parametrize("name", LOGGERS)
 def test_loggers_get_the_scalars_and_the_users_metrics_as_they_were(tmp_path, services, name):
     _, before = logged_by(tmp_path / "bare", LOGGERS[name])
-    callback = ModelProfCallback(skip_first=0, active=0, terminal=False, flops=False, sampling=False)
+    callback = ModelProfCallback(
+        skip_first=0, active=0, report={"terminal": False}, flops=False, inspect={"sampling": False}
+    )
     with our_warnings() as messages:
         loggers, after = logged_by(tmp_path / "measured", LOGGERS[name], callback)
     assert messages == []

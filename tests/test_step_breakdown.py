@@ -13,14 +13,14 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.intervals import length, union
 from lightning_modelprof.analysis.step_breakdown import NO_STEP, STEP_CATEGORIES, pool_breakdowns
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.step_breakdown import step_breakdown_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.trace import DEVICE_WORK, Category
 from tests.traces import FOLDER, break_down, load, make_trace, reference
 
 US = 1000
-OPTIONS = ReportOptions()
+OPTIONS = TableOptions()
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 

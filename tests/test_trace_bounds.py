@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.profiler import record_function
 
-from lightning_modelprof.config import ProfileConfig
+from lightning_modelprof.config import Bounds, ProfileConfig
 from lightning_modelprof.fit import windows
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.fit.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
@@ -239,7 +239,7 @@ def test_a_window_that_ends_early_on_one_rank_keeps_nobody_waiting(ddp):
 
 
 def test_ranks_wait_for_each_other_where_the_optimizer_steps():
-    config = ProfileConfig(skip_first=0, wait=0, warmup=0, active=1, ranks=[0])
+    config = ProfileConfig(skip_first=0, wait=0, warmup=0, active=1, bounds=Bounds(ranks=[0]))
     unused = {"export_path": None, "on_close": None, "clock": None, "rank": 1}
     make = partial(windows.make_capture, config, **unused)
     assert tags_of(make(world_size=2, accumulate=1), 4) == [PROFILED, STOP, NONE, NONE]
@@ -258,10 +258,10 @@ def test_ranks_wait_for_each_other_where_the_optimizer_steps():
     ids=str,
 )
 def test_why_no_window(ranks, rank, part):
-    found = why_no_window(ProfileConfig(ranks=ranks), rank, 2)
+    found = why_no_window(ProfileConfig(bounds=Bounds(ranks=ranks)), rank, 2)
     assert found.startswith(part)
     assert bool(found) == bool(part)
-    assert why_no_window(ProfileConfig(ranks=ranks, active=0), rank, 2) == ""
+    assert why_no_window(ProfileConfig(bounds=Bounds(ranks=ranks), active=0), rank, 2) == ""
 
 
 def test_ranks_that_are_not_there(tmp_path):

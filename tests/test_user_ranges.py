@@ -13,13 +13,13 @@ from lightning_modelprof.analysis.event_names import is_shown_elsewhere, is_torc
 from lightning_modelprof.analysis.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.analysis.user_ranges import pool_user_ranges, summarize_user_ranges
-from lightning_modelprof.report.options import SORT_KEYS, ReportOptions
+from lightning_modelprof.report.options import SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.user_ranges import user_ranges_table
 from lightning_modelprof.run.chrome import read_trace
 from tests.traces import FOLDER, event, load, make_trace
 
 US = 1000
-DEFAULT = ReportOptions()
+DEFAULT = TableOptions()
 
 
 def mine(name, begin, end, tid=1):
@@ -154,7 +154,7 @@ def test_table():
 
 def test_sections_by_thread():
     fact = summarize(*SMALL)
-    table = user_ranges_table({0: fact}, ReportOptions(thread_sep=True, sorted_by="cpu_total"))
+    table = user_ranges_table({0: fact}, TableOptions(thread_sep=True, sorted_by="cpu_total"))
     assert [(depth, row[0], row[1], row[2]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Thread 1", 4, 60 * US),
         (1, "load", 3, 60 * US),
@@ -162,7 +162,7 @@ def test_sections_by_thread():
         (0, "Thread 2", 1, 8 * US),
         (1, "load", 1, 8 * US),
     ]
-    two = user_ranges_table({0: fact, 1: fact}, ReportOptions(thread_sep=True))
+    two = user_ranges_table({0: fact, 1: fact}, TableOptions(thread_sep=True))
     assert [row[0] for row, depth in zip(two.rows, two.depths, strict=True) if not depth] == [
         "rank 0 Thread 1",
         "rank 1 Thread 1",
@@ -236,7 +236,7 @@ def test_sorted_by(key):
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
     }.get(key, "cba")  # ranges have no memory: as usual, by their time on the device
-    table = user_ranges_table({0: fact}, ReportOptions(sorted_by=key))
+    table = user_ranges_table({0: fact}, TableOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
 

@@ -423,7 +423,7 @@ class ReadsOfBatches:
 def test_clock_reads_of_a_validation_batch(model_class, most):
     """Two for the fetch, the transfer, the step and each hook that somebody has; one at the batch's end."""
     clock = FakeClock()
-    callback = ModelProfCallback(terminal=False, files=False, sampling=False)
+    callback = ModelProfCallback(report={"terminal": False, "files": False}, inspect={"sampling": False})
     callback._clock = clock
     data = ReadsOfBatches(clock)
     make_trainer(callbacks=[callback]).fit(

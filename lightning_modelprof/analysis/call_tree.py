@@ -75,7 +75,7 @@ class _Node:
 def call_tree(samples: StackSamples | None) -> CallTree | Absent:
     """The call tree of one rank, or why there is none."""
     if samples is None:
-        return Absent("not measured (sampling=True looks at what runs)")
+        return Absent("not measured (inspect={'sampling': True} looks at what runs)")
     phases: dict[str, _Node] = {}
     shown = [not _is_plumbing(frame) for frame in samples.frames]
     for stack in samples.stacks:

@@ -20,7 +20,7 @@ _MOST_STATEMENTS: Final = 5
 """That are named for one function or phase."""
 MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
-_NOT_SAMPLED: Final = Absent("not measured (sampling=True looks at the lines that run)")
+_NOT_SAMPLED: Final = Absent("not measured (inspect={'sampling': True} looks at the lines that run)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from lightning_modelprof.run.model_cost import (
 MODEL_PHASES: Final = ("forward", "backward")
 """What a step needs, however it is computed."""
 
-_NO_PEAK: Final = "no peak of the device is known; give peak_flops_per_s=..."
+_NO_PEAK: Final = "no peak of the device is known; give inspect={'peak_flops_per_s': ...}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

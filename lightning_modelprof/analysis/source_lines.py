@@ -95,7 +95,10 @@ class _Sums:
 def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[SourceLine, ...] | Absent:
     """All lines that run operators or take time: most time first, then most waits, copies and operators."""
     if sites is None and isinstance(hot, Absent):
-        return Absent("no step was inspected (flops=True does) and nothing was sampled (sampling=True does)")
+        return Absent(
+            "no step was inspected (flops=True does) and nothing was sampled"
+            " (inspect={'sampling': True} does)"
+        )
     sums = _sums(sites)
     seen = {} if isinstance(hot, Absent) else {(one.file, one.line): one for one in hot.lines}
     for place, top in seen.items():

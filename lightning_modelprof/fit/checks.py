@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.config_checks import check_config
 from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.flops.formulas import own_formulas
 from lightning_modelprof.flops.modules import plain_path
@@ -26,14 +25,12 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
         callback_type: what ours are.
 
     Raises:
-        ConfigError: when another one wants something else, or something that cannot be meant.
+        ConfigError: when another one wants something else.
     """
     ours = [one for one in trainer.callbacks if isinstance(one, callback_type)]
     if not any(one is callback for one in ours):
         ours.append(callback)
     ours = [one for one in ours if not one.is_from_environment] or ours[:1]
-    for one in ours:
-        check_config(one.config)
     # As it is written down: of functions their names, as each call of a factory makes functions anew.
     if any(one.config.as_plain() != ours[0].config.as_plain() for one in ours):
         raise ConfigError(
@@ -57,10 +54,10 @@ def check_machine(config: ProfileConfig) -> None:
                 " Remove it, or leave activities out to record what there is."
             )
     try:
-        own_formulas(config.flop_formulas)
+        own_formulas(config.inspect.flop_formulas)
     except KeyError as error:
         raise ConfigError(
-            f"ModelProfCallback: flop_{error.args[0]}. Import the library that has it first."
+            f"ModelProfCallback: inspect: flop_{error.args[0]}. Import the library that has it first."
         ) from None
 
 
@@ -73,13 +70,13 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
         ConfigError: with the nearest name that there is.
     """
     kinds = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
-    if not config.ignore_modules or kinds[0].__name__ != "ModelHooks":
+    if not config.inspect.ignore_modules or kinds[0].__name__ != "ModelHooks":
         return
     names = {plain_path(path) for path, _ in pl_module.named_modules() if path}
     names |= {type(module).__name__ for module in pl_module.modules()}
-    for name in config.ignore_modules:
+    for name in config.inspect.ignore_modules:
         if name not in names:
             raise ConfigError(
-                "ModelProfCallback: ignore_modules: expected names of classes or paths of modules of"
+                "ModelProfCallback: inspect: ignore_modules: expected names of classes or paths of modules of"
                 f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)} Correct it."
             )

@@ -119,7 +119,7 @@ class Inspection:
             times_note=f"{loop.subject} ended before modules were timed",
             size_note=f"{loop.subject} ended before the {loop.step} after which sizes are taken",
             peak_note=f"{loop.subject} ended before the {loop.step} after which the peak is found",
-            forward_table_note="fvcore=True runs fvcore too, on a copy of the model",
+            forward_table_note="inspect={'fvcore': True} runs fvcore too, on a copy of the model",
             sites_note=f"{loop.subject} ended before the {loop.step} whose lines are watched",
         )
 

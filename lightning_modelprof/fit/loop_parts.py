@@ -97,8 +97,7 @@ def make_parts(
     outputs = Outputs(
         directory,
         list(trainer.loggers) if trainer.is_global_zero else [],
-        use_terminal=config.terminal,
-        use_tensorboard=config.tensorboard,
+        config.report,
         rank=trainer.global_rank,
         created=info.created,
         is_first=is_first,
@@ -109,9 +108,9 @@ def make_parts(
         trainer.global_rank,
         warn,
         loop,
-        config.report_options,
-        max_trace_mb=config.max_trace_mb,
-        keep_windows=config.keep_windows,
+        config.table_options,
+        max_trace_mb=config.bounds.max_trace_mb,
+        keep_windows=config.bounds.keep_windows,
     )
     capture = make_capture(
         config,
@@ -124,7 +123,7 @@ def make_parts(
         why_not=why_no_window,
         theirs=timing.delegate.inner,
     )
-    bar = trainer.progress_bar_callback if config.progress_bar and loop.is_fit else None
+    bar = trainer.progress_bar_callback if config.report.progress_bar and loop.is_fit else None
     if bar is not None:
         timing.live.join_progress_bar(bar, cleanup)
     return LoopParts(
@@ -165,9 +164,9 @@ def _make_inspection(
         loop,
         trainer=trainer,
         pl_module=pl_module,
-        formulas=config.flop_formulas,
-        peak_flops_per_s=config.peak_flops_per_s,
-        use_fvcore=config.fvcore,
+        formulas=config.inspect.flop_formulas,
+        peak_flops_per_s=config.inspect.peak_flops_per_s,
+        use_fvcore=config.inspect.fvcore,
         follows_memory=config.profile_memory,
         samples=lambda: timing.ledger.samples,
         sizes=timing.sizes,

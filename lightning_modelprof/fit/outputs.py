@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_modelprof.config import ReportOptions
 from lightning_modelprof.errors import one_line, told
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
@@ -54,14 +55,17 @@ SPARE_BYTES: Final = 2**26
 """Room on a disk that is left to others."""
 
 
+NOWHERE: Final = ReportOptions(terminal=False, tensorboard=False)
+"""For files alone."""
+
+
 class Outputs:
     """Writes what one rank of one fit has to say.
 
     Args:
         directory: the run's folder; ``None`` writes no files.
         loggers: the trainer's loggers; empty on all ranks but the first.
-        use_terminal: print the report.
-        use_tensorboard: write texts through loggers that have a SummaryWriter.
+        report: where it is shown, and how.
         rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
             the first.
         is_first: whether this rank reports for all.
@@ -73,9 +77,8 @@ class Outputs:
         self,
         directory: Path | None,
         loggers: list[Any],
+        report: ReportOptions,
         *,
-        use_terminal: bool,
-        use_tensorboard: bool,
         rank: int,
         created: str,
         is_first: bool = True,
@@ -83,8 +86,7 @@ class Outputs:
     ) -> None:
         self.directory = directory
         self._loggers = loggers
-        self._use_terminal = use_terminal and is_first
-        self._use_tensorboard = use_tensorboard and is_first
+        self._options = report if is_first else NOWHERE
         self._is_first = is_first
         self._archive_name = RUN_FILE if is_first else rank_file(rank)
         self._rank = rank
@@ -155,7 +157,7 @@ class Outputs:
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if loop.is_fit:
             self._write_hparams(report, step)
-        if self._use_terminal:
+        if self._options.terminal:
             self._untold = report, is_brief
 
     def tell(self) -> None:
@@ -168,7 +170,18 @@ class Outputs:
             self._try("terminal", lambda: print_lines([self._brief(report)]))
         else:
             last_words = self._last_words()
-            self._try("terminal", lambda: _show(report, last_words))
+            self._try("terminal", lambda: self._print(report, last_words))
+
+    def _print(self, report: Report, last_words: list[str]) -> None:
+        wants_all = self._options.terminal == "full"
+        if wants_all or not show_in_notebook(report):
+            print_report(
+                report,
+                full=wants_all,
+                last_words=last_words,
+                is_below_a_bar=True,
+                has_colours=self._options.colours,
+            )
 
     def write_profile(self, make: Callable[[], Profile], step: int) -> None:
         """Write what the dashboard shows of a run or a window, if a logger has an event file.
@@ -183,7 +196,7 @@ class Outputs:
             profile = make()
             summaries.append(profile_summary(profile, tag_of(profile, self._tag_folder)))
 
-        if self._use_tensorboard and any(map(_is_tensorboard, self._loggers)):
+        if self._options.tensorboard and any(map(_is_tensorboard, self._loggers)):
             self._try("the dashboard", pack)
         for summary in summaries:
             self._to_tensorboard(partial(write_summary, summary=summary, step=step), summary.ByteSize())
@@ -204,7 +217,7 @@ class Outputs:
         those of the experiment that Lightning describes with the user's hyperparameters, so where it does,
         a row of ours would be an empty one. Where it does not, ours carries the user's as well.
         """
-        if self.directory is None or not self._use_tensorboard:
+        if self.directory is None or not self._options.tensorboard:
             return
         name, succeeded = _name_of(self.directory), report.sections["run"]["status"] == "finished"
 
@@ -246,7 +259,7 @@ class Outputs:
                 f"page: {folder}/report.html",
                 f"all tables: lightning-modelprof report {folder} --full",
             ]
-        loggers = filter(_is_tensorboard, self._loggers if self._use_tensorboard else ())
+        loggers = filter(_is_tensorboard, self._loggers if self._options.tensorboard else ())
         folders = {str(logger.save_dir): None for logger in loggers if logger.save_dir}
         places += [
             f"dashboard: tensorboard --logdir {_short_path(Path(folder), self._work_folder)}"
@@ -269,7 +282,7 @@ class Outputs:
             write: takes a SummaryWriter.
             size: of what it writes, in bytes.
         """
-        for logger in self._loggers if self._use_tensorboard else ():
+        for logger in self._loggers if self._options.tensorboard else ():
             if _is_tensorboard(logger):
                 self._try("TensorBoard", partial(_write_with, logger, write, size))
 
@@ -303,11 +316,6 @@ class Outputs:
                 self._warn(f"could not write to {what}: {told(error)}")
             return False
         return True
-
-
-def _show(report: Report, last_words: list[str]) -> None:
-    if not show_in_notebook(report):
-        print_report(report, last_words=last_words, is_below_a_bar=True)
 
 
 def _name_of(directory: Path) -> str:

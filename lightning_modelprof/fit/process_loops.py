@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.fit.inspection_plan import num_steps
-from lightning_modelprof.fit.outputs import Outputs
+from lightning_modelprof.fit.outputs import NOWHERE, Outputs
 from lightning_modelprof.fit.process_end import at_the_very_end
 from lightning_modelprof.fit.run_folder import claim_directory
 from lightning_modelprof.fit.save_timer import SaveTimer
@@ -83,7 +83,7 @@ def short_loop(
         batches=batches,
         begin_ns=now,
         wanted=wanted,
-        uses_terminal=config.terminal and not is_worker(trainer),
+        uses_terminal=bool(config.report.terminal) and not is_worker(trainer),
     )
 
 
@@ -224,9 +224,7 @@ class ProcessLoops:
             info = RunInfo(
                 created=self._short_created, loop=short[0].loop, status="finished", model=short[0].model
             )
-            outputs = Outputs(
-                root, [], use_terminal=False, use_tensorboard=False, rank=0, created=info.created, warn=warn
-            )
+            outputs = Outputs(root, [], NOWHERE, rank=0, created=info.created, warn=warn)
             outputs.save_run(
                 Run(
                     info=info,

@@ -40,7 +40,7 @@ def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str
         ConfigError: when a ``dirpath`` cannot be made or written to.
     """
     # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
-    if not config.files or (trainer.fast_dev_run and config.dirpath is None):
+    if not config.report.files or (trainer.fast_dev_run and config.dirpath is None):
         return None, ""
     if config.dirpath is None:
         return _beside_the_run(trainer)
@@ -91,13 +91,13 @@ def check_writeable(directory: Path) -> None:
         address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
         raise ConfigError(
             f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
-            " a local path. Give a local dirpath=..., or set files=False."
+            " a local path. Give a local dirpath=..., or report={'files': False}."
         )
     problem = _problem(directory)
     if problem:
         raise ConfigError(
             f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
-            f" {problem}. Give dirpath=..., change the logger's folder, or set files=False."
+            f" {problem}. Give dirpath=..., change the logger's folder, or report={{'files': False}}."
         )
 
 

@@ -35,7 +35,6 @@ from lightning_modelprof.measure.training_setup import finish_setup
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
 from lightning_modelprof.report.model import Report, Status
-from lightning_modelprof.report.rules.configure import configure_rules
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps, side_by_side
 from lightning_modelprof.run.records import Run, Window
@@ -84,7 +83,6 @@ class LoopSession:
         end_untold: Callable[[], None],
         samples_note: Callable[[], str],
     ) -> None:
-        configure_rules(config.rules)  # refuses what cannot be meant before anything is changed
         self._config = config
         self._loop = loop
         self._trainer = trainer
@@ -177,7 +175,7 @@ class LoopSession:
         self.delegate.arm()
         self.is_armed = True
         self._saves.save(self._save)
-        if config.sampling:
+        if config.inspect.sampling:
             parts.sampling = Sampling(self.ledger, pl_module, parts.memory, self._clock)
             parts.sampling.resume()
 
@@ -236,7 +234,7 @@ class LoopSession:
         has_nothing = not self.ledger.steps_ended and not any(
             one.status is Status.FOUND for one in report.findings
         )
-        is_brief = self._config.terminal and (
+        is_brief = bool(self._config.report.terminal) and (
             has_nothing or PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
         )
         parts.outputs.show_report(report, step, is_brief=is_brief)
@@ -371,7 +369,7 @@ class LoopSession:
         self.run = run
         outputs.save_run(run)
         analysis = analyze(run, results.facts, results.trace_notes)
-        self.report = build_report(analysis, self._config.report_options)
+        self.report = build_report(analysis, self._config.table_options)
         outputs.save_report(self.report)
         return self.report
 

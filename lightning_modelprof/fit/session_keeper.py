@@ -247,7 +247,7 @@ class SessionKeeper:
             warn(
                 f"{len(absent)} of {trainer.world_size} ranks did not join the measurement of"
                 f" {self._loop.subject}, so the report says nothing of them. Give this callback to the"
-                " Trainer on every rank; ranks=[0] chooses who records windows"
+                " Trainer on every rank; bounds={'ranks': [0]} chooses who records windows"
             )
         elif agreed is None and not is_first:
             warn("the first rank did not say where files go, so this rank writes none")

@@ -201,7 +201,7 @@ class StepBoundaries:
     def _is_asked(self) -> bool:
         """Whether looking into steps is asked for by name; several ranks have to do so in the same steps."""
         config = self._config
-        is_asked = config.flops or config.fvcore or config.profile_memory
+        is_asked = config.flops or config.inspect.fvcore or config.profile_memory
         return is_asked or self._trainer.world_size > 1
 
     def _is_postponed(self, inspection: Inspection, step: int) -> bool:

@@ -64,9 +64,9 @@ class StepTiming:
         self.sizes = BatchShapes() if config.wants_flops else None
         self.recorder = Recorder(config.skip_first, sizes=self.sizes)
         self.slow = SlowStepWatch()
-        self.budget = OwnBudget(config.max_overhead)
+        self.budget = OwnBudget(config.bounds.max_overhead)
         self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
-        marks = device_clock(trainer.strategy.root_device) if config.device_timing else None
+        marks = device_clock(trainer.strategy.root_device) if config.inspect.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
         self.ledger = PhaseLedger(
             clock,

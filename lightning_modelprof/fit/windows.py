@@ -20,7 +20,7 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.scheduled_steps import ScheduledSteps
 from lightning_modelprof.measure.torch_profiler import CaptureOptions
 from lightning_modelprof.report.build_profile import window_profile
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.archive_checks import MAX_WINDOWS
 from lightning_modelprof.run.chrome import parse_trace
@@ -87,7 +87,7 @@ def make_capture(
         clock=clock,
         rank=rank,
         records=rank in recording_ranks(config, world_size),
-        max_trace_mb=config.max_trace_mb,
+        max_trace_mb=config.bounds.max_trace_mb,
         scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
         why_not=why_not,
     )
@@ -103,10 +103,11 @@ def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any
         )
     if not config.schedule.active or rank in recording:
         return ""
+    asked = config.bounds.ranks
     if not recording:
-        return f"no profiler window is recorded: ranks={config.ranks} names none of the {world_size} ranks"
+        return f"no profiler window is recorded: ranks={asked} names none of the {world_size} ranks"
     return (
-        f"Rank {rank} records no profiler window (ranks={config.ranks}). The steps of the others' windows are"
+        f"Rank {rank} records no profiler window (ranks={asked}). The steps of the others' windows are"
         " no clean steps here either, because ranks wait for each other"
     )
 
@@ -118,9 +119,9 @@ def _is_of_torch(profiler: Any) -> bool:
 
 def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
     """The ranks of this run that open windows."""
-    if isinstance(config.ranks, str):
+    if isinstance(config.bounds.ranks, str):
         return range(world_size)
-    return [rank for rank in config.ranks if rank < world_size]
+    return [rank for rank in config.bounds.ranks if rank < world_size]
 
 
 class WindowResults:
@@ -147,7 +148,7 @@ class WindowResults:
         rank: int,
         warn: Callable[[str], None],
         loop: Loop = FIT,
-        options: ReportOptions = DEFAULT_OPTIONS,
+        options: TableOptions = DEFAULT_OPTIONS,
         *,
         max_trace_mb: float | None = None,
         keep_windows: int | None = None,

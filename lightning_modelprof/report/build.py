@@ -19,7 +19,7 @@ from lightning_modelprof.report.diagnose import diagnose, findings_section
 from lightning_modelprof.report.flames import call_flame
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.module_flame import module_flame
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables import TABLES, TableBuilder, loop_tables
 from lightning_modelprof.run.loops import loop_of
@@ -30,7 +30,7 @@ FLAMES: Final = (call_flame, module_flame)
 
 
 def build_report(
-    analysis: Analysis, options: ReportOptions = DEFAULT_OPTIONS, tables: Sequence[TableBuilder] = TABLES
+    analysis: Analysis, options: TableOptions = DEFAULT_OPTIONS, tables: Sequence[TableBuilder] = TABLES
 ) -> Report:
     """Tables, notes and machine-readable sections of an analysis.
 

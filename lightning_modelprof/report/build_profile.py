@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report, steps_text
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.step_columns import step_columns
 from lightning_modelprof.report.timeline import timeline_of
@@ -40,7 +40,7 @@ def window_profile(
     *,
     window: int,
     loop: str = "fit",
-    options: ReportOptions = DEFAULT_OPTIONS,
+    options: TableOptions = DEFAULT_OPTIONS,
 ) -> Profile:
     """The profile of one window, or of traces of one job that somebody else recorded.
 

@@ -11,14 +11,14 @@ from lightning_modelprof.report.charts.trace_charts import trace_charts
 from lightning_modelprof.report.diagnose import findings_section
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Chart, Finding, Report, StepCard, Table, Verdict
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, ReportOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables import trace_tables
 
 
 def build_trace_report(
     traces: Sequence[TraceFacts],
-    options: ReportOptions = DEFAULT_OPTIONS,
+    options: TableOptions = DEFAULT_OPTIONS,
     skipped: Sequence[str] = (),
 ) -> Report:
     """The report of one or several trace files.

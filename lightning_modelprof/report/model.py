@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from lightning_modelprof.errors import nearest, quoted
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.options import TimeUnit as TimeUnit  # noqa: PLC0414  # outputs take it from here
 
 Cell = str | int | float | None
@@ -143,7 +143,7 @@ def _shown(file: str, function: str) -> Callable[..., Any]:
     return face
 
 
-def apply_options(table: Table, options: ReportOptions) -> Table:
+def apply_options(table: Table, options: TableOptions) -> Table:
     """The same table, to be shown in the unit and to the length that were asked for."""
     return replace(table, time_unit=options.time_unit, row_limit=options.row_limit)
 

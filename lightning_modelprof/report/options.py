@@ -57,7 +57,7 @@ _MAX_NAME: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
+class TableOptions:
     """How the trace tables are chosen, sorted and cut.
 
     Attributes:
@@ -85,7 +85,7 @@ class ReportOptions:
     top_modules: int = 3
 
 
-DEFAULT_OPTIONS: Final = ReportOptions()
+DEFAULT_OPTIONS: Final = TableOptions()
 
 
 def parse_views(value: object) -> tuple[View, ...]:
@@ -172,7 +172,7 @@ def parse_whole_number(value: object, at_least: int) -> int:
     return int(text)
 
 
-def saved_options(configuration: Mapping[str, object]) -> ReportOptions:
+def saved_options(configuration: Mapping[str, object]) -> TableOptions:
     """The options among the arguments of a saved run; an older version saved none of them.
 
     Raises:
@@ -189,7 +189,7 @@ def saved_options(configuration: Mapping[str, object]) -> ReportOptions:
         "top_modules": partial(parse_whole_number, at_least=1),
     }
     saved = {name: configuration.get(name) for name in parsers}
-    return ReportOptions(**{name: parsers[name](value) for name, value in saved.items() if value is not None})
+    return TableOptions(**{name: parsers[name](value) for name, value in saved.items() if value is not None})
 
 
 T = TypeVar("T", bound=str)
@@ -219,11 +219,9 @@ class _Choice(Generic[T]):
             return self.names[plain]
         meant = {**self.names, **self.like}
         near = difflib.get_close_matches(plain, meant, n=1, cutoff=0.5)
-        guess = f" Did you mean {meant[near[0]]!r}?" if near else ""
         known = ", ".join(dict.fromkeys(self.names.values()))
-        raise ValueError(
-            f"unknown {self.kind} {quoted(value)}.{guess} Expected one of {known}. {self.default}"
-        )
+        hint = f"Did you mean {meant[near[0]]!r}?" if near else f"Expected one of {known}."
+        raise ValueError(f"unknown {self.kind} {quoted(value)}. {hint} {self.default}")
 
 
 def _plain(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO, Final
 
 from lightning_modelprof.errors import one_line
@@ -24,6 +25,7 @@ def print_report(
     max_rows: int = _MAX_ROWS,
     last_words: Sequence[str] = (),
     is_below_a_bar: bool = False,
+    has_colours: bool | None = None,
 ) -> None:
     """Print the report in at most 20 lines, or all of its tables.
 
@@ -37,6 +39,7 @@ def print_report(
         max_rows: longest table in a terminal; a longer one is cut and says so.
         last_words: lines below the report.
         is_below_a_bar: begin a line, as a progress bar may have left its own open.
+        has_colours: whether a terminal gets colours; ``None`` asks ``NO_COLOR``.
     """
     given = sys.stdout if file is None else file
     if given is None:  # a program without a console has no standard output
@@ -45,6 +48,8 @@ def print_report(
     # what goes past it. Where there is no terminal, nothing is erased: text goes where it would without it.
     behind = getattr(given, "rich_proxied_file", given)
     screen, encoding = find_screen(behind), getattr(behind, "encoding", None)
+    if screen is not None and has_colours is not None:
+        screen = replace(screen, has_colours=has_colours)
     if not full and report.verdict is not None:
         text = "".join(f"{line}\n" for line in ("", *short_lines(report, screen, encoding, last_words)))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,14 +21,15 @@ def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tu
 
     Raises:
         ConfigError: for a rule or a threshold that does not exist, and for a threshold that is no number of
-            at least 0.
+            at least 0 or, being a warning, above its critical one.
     """
     given = given or {}
     known = {rule.kind: rule for rule in RULES}
     for kind in given:
         if kind not in known:
             raise ConfigError(
-                f"{where}: unknown rule {quoted(kind)}.{nearest(kind, known)} Rules: {', '.join(known)}."
+                f"{where}: unknown rule {quoted(kind)}."
+                f"{nearest(kind, known) or f' Expected one of {_list(known)}.'}"
             )
     rules = []
     for kind, rule in known.items():
@@ -49,8 +50,8 @@ def _with(rule: Rule, wanted: Any, where: str) -> Rule:
     for name, value in wanted.items():
         if name not in names:
             raise ConfigError(
-                f"{where}: {rule.kind}: unknown threshold {quoted(name)}.{nearest(name, names)}"
-                f" Thresholds: {', '.join(names) or 'none'}."
+                f"{where}: {rule.kind}: unknown threshold {quoted(name)}."
+                f"{nearest(name, names) or f' Thresholds: {_list(names)}.'}"
             )
         if (
             isinstance(value, bool)
@@ -61,4 +62,19 @@ def _with(rule: Rule, wanted: Any, where: str) -> Rule:
                 f"{where}: {rule.kind}: {name}: expected a number of at least 0, got {quoted(value)}."
                 f" The default is {getattr(rule, name)}."
             )
-    return replace(rule, **wanted)
+    changed = replace(rule, **wanted)
+    for lower in names:
+        upper = lower.replace("warning", "critical")
+        if lower == upper or upper not in names:
+            continue
+        least, most = getattr(changed, lower), getattr(changed, upper)
+        if least > most and {lower, upper} & set(wanted):
+            raise ConfigError(
+                f"{where}: {rule.kind}: expected {lower} of at most {upper}, got {lower}={least:g} and"
+                f" {upper}={most:g}. Lower {lower}, or raise {upper}."
+            )
+    return changed
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

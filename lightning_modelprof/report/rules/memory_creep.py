@@ -72,7 +72,8 @@ class MemoryCreep(Rule):
             return self.not_evaluated(use.reason)
         if not use.growth:
             return self.not_evaluated(
-                f"memory was looked at less than {2 * LEAST_POINTS} times (sampling=True looks every 100 ms)"
+                f"memory was looked at less than {2 * LEAST_POINTS} times"
+                " (inspect={'sampling': True} looks every 100 ms)"
             )
         step_ns = None if isinstance(analysis.step_costs, Absent) else analysis.step_costs.steady.wall_ns
         found = []

@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Table
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.all_ranks import all_ranks
 from lightning_modelprof.report.tables.callback_times import callback_times
 from lightning_modelprof.report.tables.flops import flop_tables
@@ -27,7 +27,7 @@ from lightning_modelprof.report.tables.window_summaries import window_summaries
 
 __all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tables"]
 
-TableBuilder = Callable[[Analysis, ReportOptions], tuple[Table, ...]]
+TableBuilder = Callable[[Analysis, TableOptions], tuple[Table, ...]]
 
 TABLES: Final[tuple[TableBuilder, ...]] = (
     perf_summary,

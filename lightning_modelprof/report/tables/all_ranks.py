@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 
 
-def all_ranks(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """How fast all ranks were together; no table when there is one rank.
 
     Definition: totals over totals of every rank's clean steps. The rate of all ranks is the mean rate of a

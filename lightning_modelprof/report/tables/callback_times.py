@@ -6,13 +6,13 @@ from typing import Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 
 _MIN_SHARE: Final = 1e-3
 
 
-def callback_times(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which callback, and which of its hooks, takes time.
 
     Definition: host time inside the hook with all it calls (a checkpoint's saving too) but the hooks of

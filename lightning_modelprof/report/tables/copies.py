@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.copies import Copies, CopyKind, pool_copies
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _TITLE: Final = "Memory Manipulation Summary"
@@ -45,7 +45,7 @@ _PAGEABLE_NOTE: Final = (
 )
 
 
-def copies_table(by_rank: Mapping[int, Copies | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def copies_table(by_rank: Mapping[int, Copies | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """One row per kind of copy or set, longest device time first, the ranks together.
 
     Args:

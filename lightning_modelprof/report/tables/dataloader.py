@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.dataloader import DataloaderTime, HostToDevice, pool_dataloader
 from lightning_modelprof.analysis.tally import Tally, share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _TITLE: Final = "Dataloader"
@@ -55,7 +55,7 @@ _Line = tuple[int, Unit, tuple[Cell, ...]]
 """Depth, unit and cells of a row."""
 
 
-def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Where the fetch time goes, the ranks together and the fetches also by rank.
 
     Definition: statistics of the fetches and of the steps' fetch time, the part that the device hides, the

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.device_usage import DeviceUsage, HostUsage, OneDevice
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _TITLE: Final = "Device Summary"
@@ -69,7 +69,7 @@ _COVERS: Final = {
 _NO_DEVICE_NOTE: Final = "There are no device events, so there is no GPU row."
 
 
-def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Three rows for the processors and one for each device, of each rank.
 
     Args:

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.collectives import pool_collectives
 from lightning_modelprof.analysis.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _COLUMNS: Final = (
@@ -71,7 +71,7 @@ _COLLECTIVE_NOTES: Final = (
 )
 
 
-def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """How long each rank communicated, and how much of that computation did not hide."""
     ranks = split_ranks(by_rank)
     rows: list[tuple[Cell, ...]] = []
@@ -106,7 +106,7 @@ def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: Repo
     )
 
 
-def collectives_table(by_rank: Mapping[int, Distributed | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def collectives_table(by_rank: Mapping[int, Distributed | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Calls, time and size of every collective in every process group, all ranks together."""
     ranks = split_ranks(by_rank)
     return Table(

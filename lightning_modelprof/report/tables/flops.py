@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.model_flops import (
 )
 from lightning_modelprof.analysis.size_flops import MeanStep
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.batch_sizes import Shapes
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import FLOP_PHASES
@@ -38,7 +38,7 @@ _RATIO: Final = "Ratio: of all that the hardware computes."
 _NO_FORMULA: Final = "A dash in FLOPs: no formula knows the operator."
 
 
-def flop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """FLOPs of a step by what they are for, and by operator.
 
     Definition: counted on one real step while it ran; where batches vary in size, those of the mean clean
@@ -135,7 +135,7 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
     if facts.uncounted:
         notes.append(
             f"Not in these figures, which are too low by as much: {_names(facts.uncounted)}."
-            " Give flop_formulas={operator: formula} to count them."
+            " Give inspect={'flop_formulas': {operator: formula}} to count them."
         )
     if facts.fourier:
         total = sum(facts.fourier.values())

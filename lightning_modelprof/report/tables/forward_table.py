@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.forward_check import ForwardFacts, ForwardModule
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 
 _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
@@ -39,7 +39,7 @@ _ROWS_NOTE: Final = (
 )
 
 
-def run_forward_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
+def run_forward_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
     """Show fvcore's count of a run's model; no table when it was not inspected."""
     if analysis.cost is None:
         return ()

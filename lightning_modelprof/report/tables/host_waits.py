@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.host_waits import HostWait, HostWaits, pool_ho
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _COLUMNS: Final = (
@@ -40,7 +40,7 @@ _NOTES: Final = (
 )
 
 
-def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Idle time per step by its cause, and under After waits each place that waits, over all ranks."""
     ranks = split_ranks(by_rank)
     rows: list[tuple[Cell, ...]] = []

@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.idle import DeviceIdle, Idle
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _COLUMNS: Final = (
@@ -45,7 +45,7 @@ _NOTES: Final = (
 )
 
 
-def idle_table(by_rank: Mapping[int, Idle | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Why the devices had nothing to do, for each device of each rank."""
     ranks = split_ranks(by_rank)
     has_several = any(len(fact.devices) > 1 for fact in ranks.found.values())

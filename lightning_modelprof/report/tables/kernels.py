@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.kernels import Kernels, KernelUse, pool_kernels
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.report.row_order import row_order
 
@@ -44,7 +44,7 @@ _NO_OCCUPANCY_NOTE: Final = (
 )
 
 
-def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: ReportOptions) -> Table:
+def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: TableOptions) -> Table:
     """One row per kernel name, the ranks together.
 
     Args:
@@ -74,7 +74,7 @@ def _notes(kernels: Kernels) -> list[str]:
     return [_NOTE, _OPERATOR_NOTE, _OCCUPANCY_NOTE if has_occupancy else _NO_OCCUPANCY_NOTE]
 
 
-def _sorted(kernels: Kernels, options: ReportOptions) -> list[KernelUse]:
+def _sorted(kernels: Kernels, options: TableOptions) -> list[KernelUse]:
     """The rows in the order that was asked for; by total time where that leaves it open."""
 
     def key(kernel: KernelUse) -> tuple[bool, float]:

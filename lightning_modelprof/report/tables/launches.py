@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.launches import (
 )
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _COLUMNS: Final = (
@@ -60,7 +60,7 @@ _CALL_NOTES: Final = (
 )
 
 
-def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """What the kernels of each rank cost the host, and whether it keeps ahead of the device."""
     ranks = split_ranks(by_rank)
     rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
@@ -76,7 +76,7 @@ def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: Repo
     )
 
 
-def runtime_calls_table(by_rank: Mapping[int, RuntimeCalls | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def runtime_calls_table(by_rank: Mapping[int, RuntimeCalls | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
     ranks = split_ranks(by_rank)
     pooled = pool_runtime_calls(ranks.found.values())

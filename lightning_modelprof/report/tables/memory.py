@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.memory import DeviceMemory, Memory, MemoryFlow
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _COLUMNS: Final = (
@@ -38,7 +38,7 @@ _CPU_NOTE: Final = (
 _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices}: this version of torch did not record them."
 
 
-def memory_table(by_rank: Mapping[int, Memory | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Which operators allocate memory, and how much a device had allocated at most.
 
     Definition: a row per device (of each rank) with its peaks, under it the operators that pay for its

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, MemoryRecord, PhasePeak, StepMemory
 
 _LABELS: Final = {
@@ -24,7 +24,7 @@ _NOTE: Final = (
 )
 
 
-def memory_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def memory_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Both tables; none in runs of versions that did not look."""
     if isinstance(analysis.memory, Absent):
         return ()

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.size_facts import total_size
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.model_cost import ModelSize
 
 _MOST_NAMES: Final = 5
@@ -18,7 +18,7 @@ _NOTE: Final = (
 )
 
 
-def run_model_size(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def run_model_size(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """What the model of a run holds; no table when it was not inspected."""
     cost = analysis.cost
     return () if cost is None else (model_size_table(cost.size, cost.size_note, is_detail=True),)

@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.model_summary import NO_STEPS, ModelSummary
 from lightning_modelprof.analysis.model_summary_pool import pool_model_summaries
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.run.records import Window, WindowStatus
 
@@ -42,7 +42,7 @@ _GPU_NOTES: Final = (
 _TITLE: Final = "Model Summary"
 
 
-def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Where the time of the profiled steps went, phase by phase.
 
     Definition: see the notes; over several ranks calls and totals are summed.

@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.module_tree import Figure, ModuleCost, ModuleTree
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 
 _TREE_COLUMNS: Final = (
     Column("module", "Module"),
@@ -72,7 +72,7 @@ _DETAILS: Final = frozenset({"module_tree", "top_modules"})
 """Folded at first: a page of a run has the slowest modules."""
 
 
-def run_module_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
+def run_module_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
     """The tables of the modules of a run's model; none when it was not inspected."""
     if analysis.cost is None:
         return ()

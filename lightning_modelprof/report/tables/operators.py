@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.operator_tally import Child, MemoryChange, Ope
 from lightning_modelprof.analysis.operators import Operators, OperatorThread
 from lightning_modelprof.analysis.tally import Tally, add_up, share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.report.row_order import is_of_memory, row_order
 
@@ -80,7 +80,7 @@ class _Row(NamedTuple):
     cells: tuple[Cell, ...]
 
 
-def operators_table(by_rank: Mapping[int, Operators | Absent], options: ReportOptions) -> Table:
+def operators_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
     """One row per operator name, the threads and ranks together.
 
     Args:
@@ -91,7 +91,7 @@ def operators_table(by_rank: Mapping[int, Operators | Absent], options: ReportOp
     return _Writer(by_rank, options, "operators", "Operator Summary", with_shapes=False).table()
 
 
-def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: ReportOptions) -> Table:
+def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
     """One row per operator name and shapes of inputs, the threads and ranks together.
 
     Args:
@@ -108,7 +108,7 @@ class _Writer:
     def __init__(
         self,
         by_rank: Mapping[int, Operators | Absent],
-        options: ReportOptions,
+        options: TableOptions,
         table_id: str,
         title: str,
         *,

@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.overview import (
     pool_overviews,
 )
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 
 _TITLE: Final = "Overview Summary"
@@ -63,7 +63,7 @@ _GPU_NOTE: Final = (
 _NO_DEVICE_NOTE: Final = "The trace has no device events in the steps."
 
 
-def overview_table(by_rank: Mapping[int, Overview | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Which types of events fill the steps, the ranks together.
 
     Definition: the union of each type's intervals clipped to the steps; the host's types longest first under

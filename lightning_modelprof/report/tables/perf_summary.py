@@ -8,7 +8,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
@@ -33,7 +33,7 @@ _ADVICE: Final = {
 """Reason to leave a step out → how to get more clean steps, in the words of the loop."""
 
 
-def perf_summary(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """How fast the run was without profiling, and how much of a step waited for data.
 
     Definition: statistics of the clean steps. avg of ips and Reader Ratio is total over total; max, min and

@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.step_labels import other_shares
 from lightning_modelprof.run.loops import loop_of
 
@@ -20,7 +20,7 @@ _COLUMNS: Final = (
 _DEVICE_COLUMN: Final = Column("device_total_ns", "Device total", Unit.DURATION_NS)
 
 
-def phase_times_table(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which phases the loop spent its time in, over every finished step.
 
     Definition: self time on the thread of the loop; the phases tile each step, so the totals sum to the

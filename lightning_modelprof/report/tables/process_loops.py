@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
@@ -35,7 +35,7 @@ _SHORT_COLUMNS: Final = (
 )
 
 
-def process_loop_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def process_loop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """The other loops of the process: those with a report of their own, and those that were too short."""
     return loop_tables(analysis.loops, analysis.short_loops)
 

@@ -8,7 +8,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.rank_skew import RankPace, RankSkew
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
 _CORE: Final = tuple(phase for phase in PHASES if phase.is_core)
@@ -16,7 +16,7 @@ _IN_ORDER: Final = 16
 """With more ranks than these the latest come first."""
 
 
-def rank_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def rank_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which rank makes the others wait, and by what; no table when there is one rank.
 
     Definition: means over each rank's own clean steps. Own, Later by and Slowest are over the steps that are

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.rank_waits import Straggler, Waits, WaitsOfRanks, compare_ranks
 from lightning_modelprof.analysis.tally import share
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import Ranks, split_ranks
 from lightning_modelprof.report.rules.base import milliseconds
 
@@ -57,7 +57,7 @@ _HABIT_NOTE: Final = (
 
 def rank_waits_table(
     by_rank: Mapping[int, CommunicationCalls | Absent],
-    options: ReportOptions,  # noqa: ARG001
+    options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """How long each rank waited for others, how often it came last, and what that cost the others.
 

@@ -6,7 +6,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.slow_causes import SlowCause, SlowFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.slow_words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -14,7 +14,7 @@ from lightning_modelprof.run.slow_steps import SlowStep
 from lightning_modelprof.run.steps import SPECIAL
 
 
-def slow_tables(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def slow_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which steps took much longer than usual, and what was different in the worst of them.
 
     Definition: steps of more than ``factor`` times the median of the last 512 clean steps (of a short run:

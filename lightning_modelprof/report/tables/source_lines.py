@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.source_lines import SourceLine
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 
 _COLUMNS: Final = (
@@ -36,7 +36,7 @@ _RUN: Final = (
 )
 
 
-def source_lines_table(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """Which lines to look at.
 
     Definition: a row for each line of the user's that ran an operator in the inspected step or was seen by

@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.step_breakdown import (
     pool_breakdowns,
 )
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.report.step_labels import STEP_LABELS
 
@@ -37,7 +37,7 @@ _NO_DEVICE_NOTE: Final = "The trace has no device events: Kernel, Memcpy and Mem
 _NO_RUNTIME_NOTE: Final = "The trace has no calls of a device's runtime: Runtime is not measured."
 
 
-def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: ReportOptions) -> Table:  # noqa: ARG001
+def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """What each step waited for, with the mean and each column's share of the steps' time.
 
     Definition: see the notes. With one rank there is a row per step; with several, the mean of each rank.

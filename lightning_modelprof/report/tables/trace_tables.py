@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
-from lightning_modelprof.report.options import ReportOptions, View
+from lightning_modelprof.report.options import TableOptions, View
 from lightning_modelprof.report.tables.copies import copies_table
 from lightning_modelprof.report.tables.dataloader import dataloader_table
 from lightning_modelprof.report.tables.device_usage import device_usage_table
@@ -38,7 +38,7 @@ class TraceTable:
 
     view: View
     fact: str
-    build: Callable[[Mapping[int, Any], ReportOptions], Table]
+    build: Callable[[Mapping[int, Any], TableOptions], Table]
 
 
 TRACE_TABLES: Final[tuple[TraceTable, ...]] = (
@@ -65,7 +65,7 @@ TRACE_TABLES: Final[tuple[TraceTable, ...]] = (
 
 def trace_tables(
     by_rank: Mapping[int, TraceFacts],
-    options: ReportOptions,
+    options: TableOptions,
     *,
     id_suffix: str = "",
     title_suffix: str = "",

@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.user_ranges import (
     pool_user_ranges,
 )
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.ranks import Ranks, split_ranks
 from lightning_modelprof.report.row_order import row_order
 
@@ -50,7 +50,7 @@ _TORCH_NOTE: Final = (
 )
 
 
-def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: ReportOptions) -> Table:
+def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: TableOptions) -> Table:
     """One row per range name, the user's before torch's, the threads and ranks together.
 
     Args:
@@ -103,7 +103,7 @@ def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: Repor
 
 
 def _sections(
-    ranks: Ranks[UserRanges], options: ReportOptions
+    ranks: Ranks[UserRanges], options: TableOptions
 ) -> Iterator[tuple[tuple[str, UserRangeThread] | None, list[UserRange]]]:
     """What stands below each thread's header, or all of it below none."""
     if not options.thread_sep:

@@ -8,7 +8,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.validation_split import NO_VALIDATION, ValidationSplit
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.rules.base import milliseconds
 from lightning_modelprof.run.loops import loop_of
 
@@ -23,7 +23,7 @@ _COLUMNS: Final = (
 _DEVICE_COLUMN: Final = Column("device_ns", "Device total", Unit.DURATION_NS, adds_up=True)
 
 
-def validation_table(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """What the validations inside a fit spent their time on.
 
     Definition: self time on the training thread over all validations of the fit, without callbacks and

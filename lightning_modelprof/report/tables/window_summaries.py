@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
-from lightning_modelprof.report.options import ReportOptions
+from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.model_summary import window_model_summary
 from lightning_modelprof.report.tables.trace_tables import trace_tables
 
@@ -17,7 +17,7 @@ MAX_SHOWN: Final = 3
 """Windows with a table of their own: with one every hundred steps there can be thousands."""
 
 
-def window_summaries(analysis: Analysis, options: ReportOptions) -> tuple[Table, ...]:
+def window_summaries(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
     """The tables of the newest windows, in order; none when no window was asked for."""
     shown = analysis.windows[-MAX_SHOWN:]
     if not shown:
