@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from lightning_modelprof.measure.event_timer import EventTimer
     from lightning_modelprof.measure.inference_benchmark import benchmark_inference
     from lightning_modelprof.model_profile import profile_model
-    from lightning_modelprof.report_reading import analyze, read_report
+    from lightning_modelprof.report_reading import read_report
     from lightning_modelprof.show.terminal import print_report
+    from lightning_modelprof.trace_report import analyze
 
 __version__ = "0.1.0"
 
@@ -54,7 +55,7 @@ _HOMES = {
     "InspectOptions": "config",
     "ModelProfCallback": "callback",
     "ReportOptions": "config",
-    "analyze": "report_reading",
+    "analyze": "trace_report",
     "benchmark_inference": "measure.inference_benchmark",
     "count_flops": "flops.count",
     "print_report": "show.terminal",

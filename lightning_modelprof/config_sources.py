@@ -17,9 +17,7 @@ import yaml
 from lightning_modelprof.config import GROUPS, WHERE
 from lightning_modelprof.config_checks import ENVIRONMENT, check_names, make_config
 from lightning_modelprof.errors import ConfigError, given_path, quoted
-
-SWITCH: Final = "LIGHTNING_MODELPROF"
-"""Environment variable that switches the callback off, or asks for one."""
+from lightning_modelprof.from_environment import SWITCH
 
 _MAX_BYTES: Final = 2**16
 _MAX_VALUES: Final = 10_000
@@ -185,6 +183,19 @@ def _asked_for(value: str) -> dict[str, Any] | None:
             f"{where}: expected one of {on}, one of {off}, arguments such as active=10,dirpath=out, or the"
             f" path of a YAML file, got {quoted(value)}. Correct it, or unset it."
         )
+    return parse_asked_for(value, where)
+
+
+def parse_asked_for(value: str, where: str) -> dict[str, Any]:
+    """The arguments in a text such as ``active=10,report.terminal=full``, checked.
+
+    Args:
+        value: names with values in YAML's notation, between commas.
+        where: what a message begins with.
+
+    Raises:
+        ConfigError: when they cannot be meant.
+    """
     # Between arguments stand commas, as within lists: a new argument begins with a name and an equals sign.
     pairs = [part.split("=", 1) for part in re.split(r",\s*(?=[\w.]+\s*=)", value)]
     try:

@@ -6,7 +6,15 @@ Nothing is imported unless the environment asks for a callback.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+SWITCH = "LIGHTNING_MODELPROF"
+"""Environment variable that switches the callback off, or asks for one."""
+
+SEEN = "LIGHTNING_MODELPROF_SEEN"
+"""Environment variable with a file to make once a Trainer was made, for whoever runs a script to know it."""
 
 
 def callbacks() -> list[Any]:
@@ -15,7 +23,10 @@ def callbacks() -> list[Any]:
     Raises:
         ConfigError: when the variable asks for something that cannot be meant.
     """
-    if not os.environ.get("LIGHTNING_MODELPROF"):
+    if seen := os.environ.get(SEEN):
+        with suppress(OSError):
+            Path(seen).touch()
+    if not os.environ.get(SWITCH):
         return []
     from lightning_modelprof.config_sources import arguments_in_environment  # noqa: PLC0415  # when asked for
 

@@ -1,54 +1,26 @@
-"""Reports of what lies on disk: of a saved run, and of traces that anybody recorded."""
+"""What is read of saved runs: the report of one, what is compared, the list of those below a folder."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_modelprof.analysis.analyze import analyze as analyze_run
-from lightning_modelprof.analysis.step_ranges import nearest_ranges, steps_asked_for
+from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, ConfigError, TraceError, given_path, quoted
+from lightning_modelprof.errors import ArchiveError, given_path
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import (
-    DEFAULT_OPTIONS,
-    TableOptions,
-    parse_step_range,
-    saved_options,
-)
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
-from lightning_modelprof.run.archive import find_run, load_run, told_choice
-from lightning_modelprof.run.chrome import MAX_TRACE_BYTES
+from lightning_modelprof.run.archive import find_run, load_run, runs_below, told_choice
 from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Run
-from lightning_modelprof.run.trace import Trace
-from lightning_modelprof.trace_reading import read_with_progress, trace_files, window_traces
-
-
-def analyze(*paths: str | os.PathLike[str], step_range: str | None = None) -> Report:
-    """The report of traces that anybody recorded with torch.profiler, such as a loop of Fabric's.
-
-    What ``lightning-modelprof analyze`` shows; ``print_report`` prints it.
-
-    Args:
-        paths: Chrome traces, packed or not, or folders with some; those of several ranks go together.
-        step_range: regular expression for the names of the ranges that are the steps; without it those of
-            ``profiler.step()``, else a guess, which the report tells of.
-
-    Raises:
-        ConfigError: when ``step_range`` is no regular expression.
-        TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
-    """
-    try:
-        wanted = None if step_range is None else parse_step_range(step_range)
-    except ValueError as error:
-        raise ConfigError(f"step_range: {error}") from None
-    return analyze_files(paths, step_range=wanted)
+from lightning_modelprof.show.findings import list_line
+from lightning_modelprof.show.progress import with_progress
+from lightning_modelprof.trace_reading import window_traces
 
 
 def read_report(
@@ -70,63 +42,9 @@ def read_report(
     except ValueError as error:
         raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
     facts, notes = read_windows(run, find_run(path).parent)
-    report = build_report(analyze_run(run, facts, notes), options)
+    report = build_report(analyze(run, facts, notes), options)
     choice = told_choice(path)
     return replace(report, notes=(choice, *report.notes)) if choice else report
-
-
-def analyze_files(
-    paths: Sequence[str | os.PathLike[str]],
-    options: TableOptions = DEFAULT_OPTIONS,
-    max_bytes: int = MAX_TRACE_BYTES,
-    step_range: re.Pattern[str] | None = None,
-) -> Report:
-    """The report of trace files that anybody recorded.
-
-    Args:
-        paths: Chrome traces of torch.profiler, or folders with some.
-        options: how the tables are cut and sorted.
-        max_bytes: largest uncompressed trace to read.
-        step_range: for the names of the ranges that are the steps.
-
-    Raises:
-        TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
-    """
-    traces: list[TraceFacts] = []
-    skipped: list[str] = []
-    seen: set[Path] = set()
-    for path in [given_path(path, TraceError) for path in paths]:
-        found = False
-        for file in trace_files(path):
-            # The same trace packed and not packed counts once.
-            place = file.resolve().with_suffix("") if file.suffix == ".gz" else file.resolve()
-            if place in seen:
-                found = True
-                continue
-            seen.add(place)
-            try:
-                trace = read_with_progress(file, max_bytes)
-                _check_step_range(trace, file, step_range)
-                traces.append(analyze_trace(trace, step_range))
-                found = True
-            except TraceError as error:
-                if file == path:  # it was asked for by its name
-                    raise
-                skipped.append(f"Skipped {error}")
-        if not found:
-            raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
-    return build_trace_report(traces, options, skipped)
-
-
-def _check_step_range(trace: Trace, file: Path, step_range: re.Pattern[str] | None) -> None:
-    if step_range is None or steps_asked_for(trace, step_range) is not None:
-        return
-    names = nearest_ranges(trace, step_range)
-    known = f"The nearest: {', '.join(map(quoted, names))}." if names else "It has no ranges with names."
-    raise TraceError(
-        f"{file}: expected ranges whose names match the step range {quoted(step_range.pattern)}, got none."
-        f" {known}"
-    )
 
 
 def load_run_with_ranks(path: str | Path) -> Run:
@@ -144,3 +62,40 @@ def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[in
         elif note:
             notes[window.index] = note
     return facts, notes
+
+
+def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
+    """A saved run, to be compared.
+
+    Args:
+        path: as given.
+        with_traces: read the traces of its windows too.
+
+    Raises:
+        ArchiveError: when there is no saved run.
+    """
+    run = load_run_with_ranks(path)
+    facts, notes = read_windows(run, find_run(path).parent) if with_traces else ({}, {})
+    analysis = analyze(run, facts, notes)
+    return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
+
+
+def list_runs(folder: Path) -> Iterator[str]:
+    """A line for each saved run below a folder, the newest first; the traces are not read.
+
+    Raises:
+        ArchiveError: when there is none, or the folder may not be read.
+    """
+    files = runs_below(folder)
+    if not files:
+        raise ArchiveError(
+            f"{folder}: expected a folder with saved runs below it, got none. Train with"
+            " ModelProfCallback first, or: lightning-modelprof run train.py"
+        )
+    for file in with_progress(files[::-1], "reading runs"):
+        place = os.path.relpath(file.parent, folder)
+        try:
+            report = build_report(analyze(load_run_with_ranks(file), {}, {}), DEFAULT_OPTIONS)
+            yield list_line(report, place)
+        except ArchiveError as error:
+            yield f"{place}: {error}"

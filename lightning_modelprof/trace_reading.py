@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.errors import TraceError
-from lightning_modelprof.run.chrome import MAX_TRACE_BYTES, read_trace
+from lightning_modelprof.run.chrome import read_trace
+from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.trace import Trace
 from lightning_modelprof.show.progress import show_progress

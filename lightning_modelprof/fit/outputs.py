@@ -21,7 +21,7 @@ from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.event_file import profile_summary, tag_of, write_summary
-from lightning_modelprof.show.findings import verdict_line
+from lightning_modelprof.show.findings import brief_line
 from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from lightning_modelprof.show.html import render_html
 from lightning_modelprof.show.json import render_json
@@ -167,7 +167,7 @@ class Outputs:
             return
         report, is_brief = untold
         if is_brief:
-            self._try("terminal", lambda: print_lines([self._brief(report)]))
+            self._try("terminal", lambda: print_lines([brief_line(report, self._place)]))
         else:
             last_words = self._last_words()
             self._try("terminal", lambda: self._print(report, last_words))
@@ -239,16 +239,10 @@ class Outputs:
         for logger in filter(_is_tensorboard, self._loggers):
             self._try("TensorBoard", partial(write_row, logger))
 
-    def _brief(self, report: Report) -> str:
-        """The report in one line: how fast, why, and where it is."""
-        ips = (report.sections["benchmark"] or {}).get("ips") or {}
-        speed = f"{ips['avg']:.3g} {ips['unit']}" if ips.get("avg") else "no clean step"
-        sentences = [f"{report.title}: {speed}."]
-        if report.verdict is not None:
-            sentences.append(verdict_line(report.verdict))
-        if self.directory is not None and self._has_files:
-            sentences.append(f"Files: {self.directory}")
-        return one_line(" ".join(sentences))
+    @property
+    def _place(self) -> str:
+        """Of the files; ``""`` where there are none."""
+        return str(self.directory) if self.directory is not None and self._has_files else ""
 
     def _last_words(self) -> list[str]:
         """Where the rest of the report is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 import threading
 from datetime import datetime
@@ -16,7 +17,7 @@ import numpy as np
 from isal import igzip
 from numpy.typing import NDArray
 
-from lightning_modelprof.errors import ArchiveError, without_surrogates
+from lightning_modelprof.errors import ArchiveError, given_path, without_surrogates
 from lightning_modelprof.run.archive_checks import check_run
 from lightning_modelprof.run.opening import read_archive
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -132,6 +133,9 @@ _CREATED: Final = re.compile(rb'"created"\s*:\s*"([^"]*)"')
 _CREATED_WITHIN: Final = 1_000
 """Bytes."""
 
+_NO_RUNS: Final = ("__pycache__", "node_modules", "site-packages")
+"""Folders with many files and no runs."""
+
 _DEPTHS: Final = ("*/", "*/*/", "*/*/*/")
 _MOST_NAMED: Final = 3
 
@@ -158,6 +162,58 @@ def told_choice(path: str | Path) -> str:
         f"{path} holds {len(runs)} runs; this is the newest, {runs[-1].parent.name}. Give the folder of"
         " another one to see it."
     )
+
+
+def newest_run(path: Any) -> tuple[Path, str]:
+    """The archive that is meant, and what to tell of the choice.
+
+    Args:
+        path: a run's file or folder, or a folder with runs below it, of which the newest is taken.
+
+    Returns:
+        The archive, which need not be there, and a sentence that names it; ``""`` where nothing was chosen.
+
+    Raises:
+        ArchiveError: when it may not be looked for there.
+    """
+    given = given_path(path, ArchiveError)
+    file, choice = find_run(given), told_choice(given)
+    if choice or file.exists() or not given.is_dir():
+        return file, choice
+    files = runs_below(given)
+    if not files:
+        return file, ""
+    newest = files[-1]
+    where = "." if given == Path() else str(given)
+    if len(files) == 1:
+        return newest, f"This is {newest.parent}, the only run below {where}."
+    return newest, (
+        f"This is {newest.parent}, the newest of {len(files)} runs below {where}; lightning-modelprof list"
+        " shows all."
+    )
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The archives of all runs below a folder, the newest last; not those of loops within a run's folder.
+
+    Raises:
+        ArchiveError: when the folder may not be read.
+    """
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        if error.filename == str(folder):
+            raise ArchiveError(
+                f"{folder}: expected a folder with saved runs, but it may not be read:"
+                f" {error.strerror or error}. Check the permissions."
+            )
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        if RUN_FILE in files:
+            found.append(Path(place) / RUN_FILE)
+            folders.clear()
+        folders[:] = sorted(one for one in folders if not one.startswith(".") and one not in _NO_RUNS)
+    return sorted(found, key=lambda file: (_began(file), file))
 
 
 def _runs_of_a_logger(folder: Path) -> list[Path]:

@@ -16,10 +16,11 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.run.damaged import read_with_care
+from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 from lightning_modelprof.run.trace import Trace
 from lightning_modelprof.run.trace_columns import TraceBuilder
 from lightning_modelprof.run.trace_json import ANYTHING, NOT_JSON, RAW_ENTRIES
@@ -33,13 +34,6 @@ from lightning_modelprof.run.trace_text import (
     TinyEventsError,
     is_list,
 )
-
-MAX_TRACE_BYTES: Final = 4 * 2**30
-"""Largest uncompressed trace that is read unless asked otherwise.
-
-A trace of torch.profiler takes less memory than its JSON, a damaged one up to twice as much. Other files can
-take more: nothing but tiny events five times, and 15 times if each of them is in a thread of its own.
-"""
 
 
 def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES, progress: Progress | None = None) -> Trace:

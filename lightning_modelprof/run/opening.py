@@ -11,6 +11,13 @@ from typing import IO, Final
 MAX_ARCHIVE_BYTES: Final = 2**28
 """Of a saved run: that of a million steps on one rank has about one megabyte, on a thousand ranks twenty."""
 
+MAX_TRACE_BYTES: Final = 4 * 2**30
+"""Largest uncompressed trace that is read unless asked otherwise.
+
+A trace of torch.profiler takes less memory than its JSON, a damaged one up to twice as much. Other files can
+take more: nothing but tiny events five times, and 15 times if each of them is in a thread of its own.
+"""
+
 
 def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
     """Open a regular file for reading.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,57 @@ def verdict_line(verdict: Verdict) -> str:
     return one_line(line)
 
 
+def brief_line(report: Report, place: str = "") -> str:
+    """The report in one line: what it is of, how fast, why, and where it is.
+
+    Args:
+        report: of a run, of traces or of a comparison.
+        place: of its files; ``""`` for none.
+    """
+    words = [report.title]
+    figures = report.sections.get("benchmark", {})
+    if figures is None or "ips" in figures:
+        ips = (figures or {}).get("ips") or {}
+        words = [f"{report.title}: {_rate(ips) or 'no clean step'}."]
+    if report.verdict is not None:
+        words.append(verdict_line(report.verdict))
+    if place:
+        words.append(f"Files: {place}")
+    return one_line(" ".join(words))
+
+
+def list_line(report: Report, place: str) -> str:
+    """A saved run in one line: when, model, how fast, verdict, folder."""
+    run = report.sections["run"]
+    ips = (report.sections.get("benchmark") or {}).get("ips") or {}
+    verdict = "" if report.verdict is None else verdict_word(report.verdict)
+    words = (
+        f"{run['created'][:16].replace('T', ' ')}",
+        f"{run['model']:<20}",
+        f"{_rate(ips) or 'no clean step':<24}",
+        f"{verdict:<20}",
+        place,
+    )
+    return one_line("  ".join(words))
+
+
+def _rate(ips: Mapping[str, Any]) -> str:
+    """A rate with its error: ``19.7 ± 0.9 steps/s``; ``""`` where there is none."""
+    if not ips.get("avg"):
+        return ""
+    error = ips.get("standard_error")
+    spread = "" if error is None else f" ± {_two_digits(error)}"
+    return f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}"
+
+
 def speed_line(report: Report) -> str:
     """How fast, how sure that is, and over what."""
     sections = report.sections
     figures: dict[str, Any] = sections.get("benchmark") or {}
     title = one_line(report.title).removeprefix("lightning-modelprof: ")
     words = []
-    if ips := figures.get("ips"):
-        error = ips.get("standard_error")
-        spread = "" if error is None else f" ± {_two_digits(error)}"
-        words.append(f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}")
+    if rate := _rate(figures.get("ips") or {}):
+        words.append(rate)
     if samples := figures.get("samples_per_s"):
         words.append(f"{format_cell(samples['avg'], Unit.RATE)} {one_line(samples['unit'])}")
     if cost := figures.get("batch_cost_ns"):

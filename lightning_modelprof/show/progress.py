@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from lightning_modelprof.errors import one_line
+
+T = TypeVar("T")
 
 _LARGE_BYTES: Final = 5_000_000
 """Smaller files are read before a person could see a bar."""
@@ -45,6 +47,21 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if bar is not None:
             with contextlib.suppress(Exception):
                 bar.close()
+
+
+def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
+    """The items, with a bar on the standard error stream once they take longer than two seconds.
+
+    Args:
+        items: what is gone through.
+        label: what is done.
+    """
+    if len(items) < 2 or not sys.stderr.isatty():
+        yield from items
+        return
+    from tqdm import tqdm  # noqa: PLC0415  # where there is something to show
+
+    yield from tqdm(items, desc=one_line(label), delay=2, leave=False, dynamic_ncols=True, file=sys.stderr)
 
 
 def _started_bar(label: str, total: int) -> Any:

@@ -91,6 +91,13 @@ def markdown_summary(report: Report) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def markdown_report(report: Report) -> str:
+    """The whole report as markdown: what :func:`markdown_summary` says, and its tables."""
+    present, _ = part_absent(report.tables)
+    tables = (markdown_table(table, max_rows=table.row_limit or _MAX_ROWS) for table in present)
+    return "\n".join((markdown_summary(report), *tables))
+
+
 def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
     """One table as GitHub markdown: title, time unit, at most six columns, notes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import IO, Final
 
@@ -61,11 +61,16 @@ def print_report(
     write_lines(encodable(text, encoding), behind if screen is None else given)
 
 
-def print_lines(lines: Sequence[str]) -> None:
-    """Print some lines to the standard output, as a report is printed."""
+def print_lines(lines: Iterable[str]) -> None:
+    """Print some lines to the standard output, each as soon as it is there, as a report is printed."""
+    for line in lines:
+        print_text(f"{one_line(line)}\n")
+
+
+def print_text(text: str) -> None:
+    """Print a text to the standard output, as a report is printed."""
     stream = sys.stdout
     if stream is not None:
-        text = "".join(f"{one_line(line)}\n" for line in lines)
         write_lines(
             encodable(text, getattr(stream, "encoding", None)), getattr(stream, "rich_proxied_file", stream)
         )

@@ -1,0 +1,145 @@
+"""The arguments that several commands share, and how a wrong one is told."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Final, TypeVar
+
+from lightning_modelprof.errors import quoted
+from lightning_modelprof.report.options import (
+    DEFAULT_OPTIONS,
+    SORT_KEYS,
+    TIME_UNITS,
+    VIEWS,
+    TableOptions,
+    parse_row_limit,
+    parse_sort_key,
+    parse_time_unit,
+    parse_views,
+    parse_whole_number,
+)
+from lightning_modelprof.run.opening import MAX_TRACE_BYTES
+
+T = TypeVar("T")
+
+_MAX_GIB: Final = 1_000_000
+
+_OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
+"""Options of which each says that the tables are wanted."""
+
+
+def add_output_options(command: argparse.ArgumentParser) -> None:
+    """What is printed, and what is written to files instead."""
+    group = command.add_mutually_exclusive_group()
+    group.add_argument("--full", action="store_true", help="print all tables, not the short report")
+    group.add_argument("--brief", action="store_true", help="print one line")
+    command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+    command.add_argument("--html", metavar="FILE", help="write a page for a browser instead")
+
+
+def add_max_gib(command: argparse.ArgumentParser) -> None:
+    """How large a trace may be."""
+    command.add_argument(
+        "--max-gib",
+        type=checked(_parse_gib),
+        default=MAX_TRACE_BYTES / 2**30,
+        metavar="N",
+        help="largest uncompressed trace to read (default: %(default)g)",
+    )
+
+
+def add_module_options(command: argparse.ArgumentParser) -> None:
+    """What of ``TableOptions`` is about the model; what is not given is ``None``."""
+    group = command.add_argument_group("what is shown of the model")
+    group.add_argument(
+        "--module-depth",
+        type=checked(lambda text: parse_whole_number(text, 0)),
+        metavar="N",
+        help="deepest modules of the tree, 0 being the model (default: all)",
+    )
+    group.add_argument(
+        "--top-modules",
+        type=checked(lambda text: parse_whole_number(text, 1)),
+        metavar="N",
+        help=f"classes that are named for each depth (default: {DEFAULT_OPTIONS.top_modules})",
+    )
+
+
+def add_table_options(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``TableOptions``; what is not given is ``None``, to be told from a default."""
+    group = command.add_argument_group("what is shown of a trace")
+    group.add_argument(
+        "--views",
+        type=checked(lambda text: parse_views(text.split(","))),
+        metavar="NAME,...",
+        help=f"which tables: {', '.join(VIEWS)} (default: all)",
+    )
+    group.add_argument(
+        "--sorted-by",
+        type=checked(parse_sort_key),
+        metavar="KEY",
+        help=f"order of operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_total where there"
+        " are device events, else cpu_total)",
+    )
+    group.add_argument(
+        "--time-unit",
+        type=checked(parse_time_unit),
+        metavar="UNIT",
+        help=f"unit of durations: {', '.join(TIME_UNITS)} (default: one that fits each table)",
+    )
+    group.add_argument(
+        "--thread-sep", action=argparse.BooleanOptionalAction, help="show operators and ranges by host thread"
+    )
+    group.add_argument(
+        "--op-detail",
+        action=argparse.BooleanOptionalAction,
+        help="show below each operator what it calls and launches",
+    )
+    group.add_argument(
+        "--row-limit",
+        type=checked(parse_row_limit),
+        metavar="N",
+        help="most rows of a table, and most below any one row; JSON has all"
+        f" (default: {DEFAULT_OPTIONS.row_limit})",
+    )
+
+
+def table_options(arguments: argparse.Namespace, default: TableOptions = DEFAULT_OPTIONS) -> TableOptions:
+    """What was asked for on the command line.
+
+    Args:
+        arguments: as parsed.
+        default: what holds where nothing was asked for.
+    """
+    asked = {field.name: getattr(arguments, field.name, None) for field in fields(TableOptions)}
+    return replace(default, **{name: value for name, value in asked.items() if value is not None})
+
+
+def asks_for_tables(arguments: argparse.Namespace) -> bool:
+    """Whether an option was given that is about the tables alone."""
+    return any(getattr(arguments, name, None) is not None for name in _OF_TABLES)
+
+
+def _parse_gib(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < _MAX_GIB:
+        raise ValueError(f"expected a number of GiB above 0 and below {_MAX_GIB:,}, got {quoted(text)}")
+    return number
+
+
+def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser whose message argparse shows; of another ValueError it tells only the function's name."""
+
+    def checked(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked

@@ -1,0 +1,40 @@
+"""``lightning-modelprof open``: the page of a saved run, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightning_modelprof.commands.report import PATH_HELP
+from lightning_modelprof.errors import one_line
+
+HELP = "open the page of a saved run in the browser"
+DESCRIPTION = "Opens report.html of a saved run; of several runs below a folder that of the newest."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``open``."""
+    command.add_argument("path", nargs="?", default=".", metavar="DIR", help=PATH_HELP)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Open the page; it is made anew where the run has none."""
+    import webbrowser
+
+    from lightning_modelprof.run.archive import newest_run
+
+    file, choice = newest_run(options.path)
+    page = file.with_name("report.html").absolute()
+    if not page.is_file():
+        from lightning_modelprof.commands.output import write_file
+        from lightning_modelprof.report_reading import read_report
+        from lightning_modelprof.show.html import render_html
+
+        write_file(str(page), render_html(read_report(file)))
+    if choice:
+        print(one_line(choice))
+    try:
+        is_open = webbrowser.open(page.as_uri())
+    except (webbrowser.Error, OSError):
+        is_open = False
+    print(one_line(str(page) if is_open else f"No browser was found. The page is {page}"))
+    return 0

@@ -1,0 +1,43 @@
+"""``lightning-modelprof report``: the report of a saved run, again."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from lightning_modelprof.commands.arguments import (
+    add_module_options,
+    add_output_options,
+    add_table_options,
+    table_options,
+)
+
+HELP = "show the report of a saved run"
+DESCRIPTION = (
+    "Shows the report of a saved run, derived anew from what was measured; of several runs below a folder"
+    " that of the newest."
+)
+PATH_HELP = "the run's folder or one above it, such as lightning_logs (default: this folder)"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``report``."""
+    command.add_argument("path", nargs="?", default=".", metavar="DIR", help=PATH_HELP)
+    add_output_options(command)
+    add_module_options(command)
+    add_table_options(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report, or write it."""
+    from lightning_modelprof.run.archive import newest_run
+
+    file, choice = newest_run(options.path)
+    from lightning_modelprof.commands.output import put_out
+    from lightning_modelprof.report_reading import read_report
+
+    report = read_report(file, lambda saved: table_options(options, saved))
+    if choice:
+        report = replace(report, notes=(choice, *report.notes))
+    put_out(report, options, [choice] if choice else [])
+    return 0
