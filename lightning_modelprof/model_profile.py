@@ -31,7 +31,7 @@ from lightning_modelprof.model_profile_arguments import (
     writeable_file,
 )
 from lightning_modelprof.report.model import Report, Unit
-from lightning_modelprof.report.tables import module_tables
+from lightning_modelprof.report.tables.all_tables import module_tables
 from lightning_modelprof.run.archive import write_atomically
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCount
 from lightning_modelprof.show.format import format_cell, format_duration

@@ -17,7 +17,8 @@ from lightning_modelprof.report.build_trace import group_ranks
 from lightning_modelprof.report.options import saved_options
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
-from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE, find_run, load_run
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
 from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.trace import Trace

@@ -15,7 +15,8 @@ from lightning_modelprof.report.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
-from lightning_modelprof.run.archive import find_run, load_run, runs_below, told_choice
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.finding import find_run, runs_below, told_choice
 from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.findings import list_line

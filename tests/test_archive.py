@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof import ArchiveError, read_report
-from lightning_modelprof.run.archive import RUN_FILE, load_run, save_run, write_atomically
+from lightning_modelprof.run.archive import load_run, save_run, write_atomically
+from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
     RUN_SCHEMA_VERSION,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_modelprof.cli import main
-from lightning_modelprof.report.tables import TRACE_TABLES
+from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
 from lightning_modelprof.report_reading import read_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.json import render_json

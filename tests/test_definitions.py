@@ -19,7 +19,7 @@ from lightning_modelprof.analysis.trace_facts import analyze_trace
 from lightning_modelprof.cli import compare_runs
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables import TRACE_TABLES
+from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.tensorboard_plugin import definitions, report_page
 from lightning_modelprof.tensorboard_plugin.definitions import definitions_document

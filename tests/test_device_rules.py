@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.analyze import WindowFacts
 from lightning_modelprof.analysis.distributed import Distributed, Overlap
+from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
 from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
 from lightning_modelprof.analysis.trace_facts import analyze_trace

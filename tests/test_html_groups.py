@@ -9,7 +9,7 @@ import pytest
 
 from lightning_modelprof.report import tables
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.tables import copies, distributed, kernels, operators, user_ranges
+from lightning_modelprof.report.tables.all_tables import copies, distributed, kernels, operators, user_ranges
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.html_groups import NO_NAMESPACE, namespace_of
 from lightning_modelprof.show.html_table import table_view

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.analysis.analyze import WindowFacts
+from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.lost_kernels import count_kernel_launches, pool_kernel_launches
 from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.analysis.trace_facts import analyze_trace

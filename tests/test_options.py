@@ -6,9 +6,9 @@ import json
 from enum import Enum
 
 import pytest
+from lightning_modelprof.cli_arguments import make_parser, report_options
 
 from lightning_modelprof.cli import main
-from lightning_modelprof.cli_arguments import make_parser, report_options
 from lightning_modelprof.config import ProfileConfig, ReportOptions
 from lightning_modelprof.report.model import apply_options
 from lightning_modelprof.report.options import (

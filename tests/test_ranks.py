@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.tally import Tally, share
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
 from lightning_modelprof.report.ranks import split_ranks
 from lightning_modelprof.report.row_order import row_order
-from lightning_modelprof.report.tables import TRACE_TABLES
+from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
 
 NONE, LOST = Absent("there is none"), Absent("its file is lost")
 

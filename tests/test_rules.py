@@ -17,7 +17,7 @@ from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.report.diagnose import findings_section
 from lightning_modelprof.report.model import (
     Evidence,
     Finding,
@@ -57,7 +56,7 @@ def report(*findings, ratio=0.987):
         facts=(("Device", "cpu"),),
         tables=(),
         notes=(),
-        sections={"findings": findings_section(findings)},
+        sections={"findings": [one.as_plain() for one in findings]},
         verdict=Verdict(kind="overhead_bound", summary="45 % of a step is overhead.", accounted_ratio=ratio),
         findings=findings,
     )

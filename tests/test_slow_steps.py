@@ -23,7 +23,8 @@ from lightning_modelprof.measure.slow_steps import MAX_KEPT, CollectorWatch, Cou
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.slow_words import cause_words
-from lightning_modelprof.run.archive import RUN_FILE, load_run, save_run
+from lightning_modelprof.run.archive import load_run, save_run
+from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps

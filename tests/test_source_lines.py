@@ -13,7 +13,7 @@ from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule

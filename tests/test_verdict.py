@@ -9,14 +9,14 @@ from typing import ClassVar
 import pytest
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.analyze import WindowFacts
+from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
 from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
 from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
 from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.slow_logger import SlowLogger
 from lightning_modelprof.run.archive import load_run, save_run

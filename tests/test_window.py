@@ -18,7 +18,7 @@ from lightning_modelprof.fit import session
 from lightning_modelprof.fit.outputs import Outputs
 from lightning_modelprof.fit.windows import WindowResults
 from lightning_modelprof.measure.torch_profiler import CaptureOptions
-from lightning_modelprof.report.tables import TRACE_TABLES
+from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import Window, WindowStatus

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 UNKNOWN: Final = "not known"

@@ -136,7 +136,7 @@ def compare_stages(paths: Sequence[str], tolerance: float) -> Report:
 
 
 def _different_runs(paths: Sequence[str]) -> list[str]:
-    from lightning_modelprof.run.archive import find_run
+    from lightning_modelprof.run.finding import find_run
 
     seen: dict[Path, str] = {}
     for path in paths:
@@ -150,7 +150,7 @@ def _different_runs(paths: Sequence[str]) -> list[str]:
 
 
 def _choices(paths: Sequence[str]) -> tuple[str, ...]:
-    from lightning_modelprof.run.archive import told_choice
+    from lightning_modelprof.run.finding import told_choice
 
     return tuple(filter(None, map(told_choice, paths)))
 

@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Open the page; it is made anew where the run has none."""
     import webbrowser
 
-    from lightning_modelprof.run.archive import newest_run
+    from lightning_modelprof.run.finding import newest_run
 
     file, choice = newest_run(options.path)
     page = file.with_name("report.html").absolute()

@@ -30,9 +30,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report, or write it."""
-    from lightning_modelprof.run.archive import newest_run
+    from lightning_modelprof.run.finding import newest_run
 
-    file, choice = newest_run(options.path)
+    file, choice = newest_run(options.path)  # what is not there is told before anything else is imported
     from lightning_modelprof.commands.output import put_out
     from lightning_modelprof.report_reading import read_report
 

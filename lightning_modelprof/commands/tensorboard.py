@@ -32,7 +32,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Bring runs and traces into the log directory, and say how to look at them."""
     from lightning_modelprof.profile_import import import_into
-    from lightning_modelprof.run.archive import told_choice
+    from lightning_modelprof.run.finding import told_choice
 
     logdir = given_path(options.logdir, ArchiveError)
     paths = [given_path(path, ArchiveError) for path in options.paths]

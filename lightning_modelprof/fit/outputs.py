@@ -16,7 +16,8 @@ from lightning_modelprof.errors import one_line, told
 from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.run.archive import RUN_FILE, check_same_run, pack, save_run, write_atomically
+from lightning_modelprof.run.archive import check_same_run, pack, save_run, write_atomically
+from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.rank_files import rank_file
 from lightning_modelprof.run.records import Run, Window

@@ -14,7 +14,7 @@ from uuid import uuid4
 from lightning_modelprof.config import ProfileConfig
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.fit.outputs import CLAIM_FILE, REPORT_FILES
-from lightning_modelprof.run.archive import DEFAULT_FOLDER, RUN_FILE
+from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE
 from lightning_modelprof.run.rank_files import rank_file
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")

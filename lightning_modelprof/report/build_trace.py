@@ -8,12 +8,11 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.trace_charts import trace_charts
-from lightning_modelprof.report.diagnose import findings_section
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Chart, Finding, Report, StepCard, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.step_card import step_card_of_traces
-from lightning_modelprof.report.tables import trace_tables
+from lightning_modelprof.report.tables.trace_tables import trace_tables
 
 
 def build_trace_report(
@@ -80,7 +79,7 @@ def build_trace_report(
                 for facts in by_rank.values()
             ],
             "verdict": None if verdict is None else asdict(verdict),
-            "findings": findings_section(findings) if verdict is not None else None,
+            "findings": [one.as_plain() for one in findings] if verdict is not None else None,
         },
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
@@ -65,27 +65,6 @@ def _rank(finding: Finding) -> tuple[int, bool, bool, float, bool]:
     saving = finding.saving_ns_per_step or 0.0
     is_mild = finding.severity is not Severity.CRITICAL
     return _ORDER.index(finding.status), is_less, is_hint, -saving, is_mild
-
-
-def findings_section(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The findings as plain JSON values, in their order."""
-    return [
-        {
-            "kind": finding.kind,
-            "status": finding.status.value,
-            "severity": None if finding.severity is None else finding.severity.value,
-            "title": finding.title,
-            "summary": finding.summary,
-            "action": finding.action,
-            "saving_ns_per_step": finding.saving_ns_per_step,
-            "phases": list(finding.phases),
-            "locations": [asdict(location) for location in finding.locations],
-            "evidence": [
-                {"label": one.label, "value": one.value, "unit": one.unit.value} for one in finding.evidence
-            ],
-        }
-        for finding in findings
-    ]
 
 
 def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ Nothing here is rounded, cut, escaped or given a unit suffix; that is the busine
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -226,6 +226,23 @@ class Finding:
     phases: tuple[str, ...] = ()
     locations: tuple[Location, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+
+    def as_plain(self) -> dict[str, Any]:
+        """It as plain JSON values."""
+        return {
+            "kind": self.kind,
+            "status": self.status.value,
+            "severity": None if self.severity is None else self.severity.value,
+            "title": self.title,
+            "summary": self.summary,
+            "action": self.action,
+            "saving_ns_per_step": self.saving_ns_per_step,
+            "phases": list(self.phases),
+            "locations": [asdict(location) for location in self.locations],
+            "evidence": [
+                {"label": one.label, "value": one.value, "unit": one.unit.value} for one in self.evidence
+            ],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.module_sums import above, nearest
 from lightning_modelprof.analysis.module_tree import ModuleCost, ModuleTree
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit

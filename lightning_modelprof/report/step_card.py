@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.host_waits import HostWaits
 from lightning_modelprof.analysis.model_summary import ModelSummary
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import device_shares, lost_work
 from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
-from lightning_modelprof.report.rules import RULES
 from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.wait_findings import WaitRule
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASES
 
-_OF_DEVICE: Final = frozenset(rule.kind for rule in RULES if isinstance(rule, DeviceRule))
-_OF_WAITS: Final = frozenset(rule.kind for rule in RULES if isinstance(rule, WaitRule))
 _INPUT: Final = "input_bound"
 
 _LABELS: Final[Mapping[str, str]] = {
@@ -127,7 +125,7 @@ def _without(host: tuple[StepPart, ...], found: Sequence[Finding]) -> tuple[Step
     count alone.
     """
     sides = [
-        _taken(host, [one for one in found if (one.kind in _OF_DEVICE) is of_device])
+        _taken(host, [one for one in found if (one.kind in _kinds(DeviceRule)) is of_device])
         for of_device in (False, True)
     ]
     best = min(sides, key=lambda side: sum(part.ns for part in side))
@@ -187,7 +185,7 @@ def _idle_by_waits(
     left = waits.stake_ns / waits.steps_ns
     result: list[tuple[str, float, Location | None]] = []
     for one in found:
-        if one.kind in _OF_WAITS:
+        if one.kind in _kinds(WaitRule):
             share = min(left, (one.saving_ns_per_step or 0.0) / wall_ns)
             left -= share
             place = one.locations[0] if one.locations else None
@@ -214,3 +212,11 @@ def _figures(traces: Sequence[TraceFacts]) -> tuple[tuple[str, float, Unit], ...
         if whole_ns:
             figures.append((label, sum(value * ns for value, ns in known) / whole_ns, Unit.RATIO))
     return tuple(figures)
+
+
+@functools.cache
+def _kinds(of: type) -> frozenset[str]:
+    """The rules of a type."""
+    from lightning_modelprof.report.rules.all_rules import RULES  # noqa: PLC0415  # many, for what was found
+
+    return frozenset(rule.kind for rule in RULES if isinstance(rule, of))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.hot_lines import HotLine
 from lightning_modelprof.analysis.validation_split import ValidationSplit
 from lightning_modelprof.report.exact_lines import location_at

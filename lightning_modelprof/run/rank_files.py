@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.run.archive import RUN_FILE, decode_record, encode_record, load_run
+from lightning_modelprof.run.archive import decode_record, encode_record, load_run
 from lightning_modelprof.run.even_steps import few
+from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.records import AbsentRank, RankSteps, Run
 from lightning_modelprof.run.step_totals import StepTotals
 

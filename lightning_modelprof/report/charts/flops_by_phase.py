@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Chart, Series, Unit
 
 

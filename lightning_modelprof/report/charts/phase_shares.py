@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.charts.layers import layer_notes, split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.step_labels import other_shares

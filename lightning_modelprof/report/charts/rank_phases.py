@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.charts.bins import even_axis
 from lightning_modelprof.report.charts.layers import split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit

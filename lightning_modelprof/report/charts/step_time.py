@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.run.loops import loop_of
 

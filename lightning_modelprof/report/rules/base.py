@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
 from lightning_modelprof.run.training_setup import CodePlace

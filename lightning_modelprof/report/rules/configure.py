@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lightning_modelprof.errors import ConfigError, nearest, quoted
-from lightning_modelprof.report.rules import RULES
+from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.base import Rule
 
 

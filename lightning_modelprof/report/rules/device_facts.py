@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.host_waits import HostWaits, pool_host_waits
 from lightning_modelprof.analysis.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import lost_work

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
 from lightning_modelprof.analysis.epoch_growth import EpochGrowth
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.memory_use import LEAST_POINTS, Growth, MemoryUse
 from lightning_modelprof.report.byte_sizes import size
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit

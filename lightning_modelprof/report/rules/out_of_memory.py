@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.byte_sizes import size
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
 from lightning_modelprof.report.rules.base import Rule, count, text

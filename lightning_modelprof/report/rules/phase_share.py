@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.analysis.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import NO_CUDA, NO_SETUP, Rule, count, text
 from lightning_modelprof.run.training_setup import DeviceSetup, TrainingSetup

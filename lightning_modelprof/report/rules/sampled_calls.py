@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.exact_lines import location_at

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.loader_advice import loader_advice
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.owners import owner_of_loader

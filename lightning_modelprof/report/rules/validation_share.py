@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import Analysis
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Evidence, Finding, Status
 from lightning_modelprof.report.rules.base import count
 from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named

@@ -1,0 +1,93 @@
+"""The rules: each asks one question of a run; here they meet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.report.rules.anomaly_detection import AnomalyDetection
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
+from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
+from lightning_modelprof.report.rules.clip_cost import ClipCost
+from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
+from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
+from lightning_modelprof.report.rules.conv_bias_before_batchnorm import ConvolutionBiasBeforeBatchNorm
+from lightning_modelprof.report.rules.cpu_threads_oversubscribed import CpuThreadsOversubscribed
+from lightning_modelprof.report.rules.frozen_layers_computed import FrozenLayersComputed
+from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
+from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
+from lightning_modelprof.report.rules.input_bound import InputBound
+from lightning_modelprof.report.rules.launch_bound import LaunchBound
+from lightning_modelprof.report.rules.memory_creep import MemoryCreep
+from lightning_modelprof.report.rules.memory_fragmentation import MemoryFragmentation
+from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
+from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
+from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
+from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.repeated_work import RepeatedWork
+from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
+from lightning_modelprof.report.rules.slow_callback import SlowCallback
+from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
+from lightning_modelprof.report.rules.slow_epoch_turns import SlowEpochTurns
+from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
+from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
+from lightning_modelprof.report.rules.slow_logger import SlowLogger
+from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
+from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
+from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
+from lightning_modelprof.report.rules.slow_optimizer import SlowOptimizer
+from lightning_modelprof.report.rules.slow_steps import SlowStepsCost
+from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
+from lightning_modelprof.report.rules.small_batches import SmallBatches
+from lightning_modelprof.report.rules.straggler import StragglerRank
+from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
+from lightning_modelprof.report.rules.validation_share import ValidationShare
+from lightning_modelprof.report.rules.worker_startup import WorkerStartup
+from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
+
+RULES: Final[tuple[Rule, ...]] = (
+    RanOutOfMemory(),
+    InputBound(),
+    StragglerRank(),
+    SynchronousLoader(),
+    WorkerStartup(),
+    RepeatedWork(),
+    HostDeviceSync(),
+    HostToDeviceCopy(),
+    LaunchBound(),
+    CommunicationExposed(),
+    SlowForwardOutsideModel(),
+    SlowCustomModule(),
+    SlowLineInModule(),
+    SlowLayerHooks(),
+    AnomalyDetection(),
+    SlowCallback(),
+    SlowModuleHook(),
+    SlowLogger(),
+    SlowLoggingCalls(),
+    ValidationShare(),
+    CheckpointShare(),
+    SlowEpochTurns(),
+    SlowTransfer(),
+    SlowLearningRateScheduler(),
+    ZeroGradCost(),
+    ClipCost(),
+    SlowOptimizer(),
+    OptimizerNotFused(),
+    SmallBatches(),
+    FrozenLayersComputed(),
+    ConvolutionBiasBeforeBatchNorm(),
+    CompileRecompiles(),
+    SlowStepsCost(),
+    BusyCpus(),
+    CpuThreadsOversubscribed(),
+    SingleCpuThread(),
+    TensorCoresUnused(),
+    AmpOff(),
+    MatmulTile(),
+    MemoryNearCapacity(),
+    MemoryCreep(),
+    MemoryFragmentation(),
+)
+"""All rules with their default thresholds, in the order of findings that have no time at stake."""

@@ -1,0 +1,164 @@
+"""Where saved runs are: the one that is meant, and those below a folder. Reads none of them."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.errors import ArchiveError, given_path
+
+RUN_FILE: Final = "run.json"
+DEFAULT_FOLDER: Final = "modelprof"
+"""Name of a run's folder beside the logger's files."""
+
+_NUMBERED: Final = re.compile(rf"{DEFAULT_FOLDER}(?:_([0-9]{{1,9}}))?")
+_CREATED: Final = re.compile(rb'"created"\s*:\s*"([^"]*)"')
+_CREATED_WITHIN: Final = 1_000
+"""Bytes."""
+
+_NO_RUNS: Final = ("__pycache__", "node_modules", "site-packages")
+"""Folders with many files and no runs."""
+
+_DEPTHS: Final = ("*/", "*/*/", "*/*/*/")
+_MOST_NAMED: Final = 3
+
+
+def find_run(path: str | Path) -> Path:
+    """The archive that is meant: a file, the folder that holds it, or the newest of a logger's folder.
+
+    Raises:
+        ArchiveError: when it may not be looked for there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        runs = _runs_of_a_logger(path)
+        return runs[-1] if runs else path / RUN_FILE
+    return path.with_name(RUN_FILE) if path.name == "report.json" else path
+
+
+def told_choice(path: str | Path) -> str:
+    """What to tell of the run that :func:`find_run` takes where a folder holds several, else ``""``."""
+    runs = _runs_of_a_logger(Path(path))
+    if len(runs) < 2:
+        return ""
+    return (
+        f"{path} holds {len(runs)} runs; this is the newest, {runs[-1].parent.name}. Give the folder of"
+        " another one to see it."
+    )
+
+
+def newest_run(path: Any) -> tuple[Path, str]:
+    """The archive that is meant, and what to tell of the choice.
+
+    Args:
+        path: a run's file or folder, or a folder with runs below it, of which the newest is taken.
+
+    Returns:
+        The archive, and a sentence that names it; ``""`` where nothing was chosen.
+
+    Raises:
+        ArchiveError: when there is none, or it may not be looked for there.
+    """
+    given = given_path(path, ArchiveError)
+    file, choice = find_run(given), told_choice(given)
+    if choice or file.exists():
+        return file, choice
+    files = runs_below(given) if given.is_dir() else []
+    if not files:
+        raise no_run(file, given, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    newest = files[-1]
+    where = "." if given == Path() else str(given)
+    if len(files) == 1:
+        return newest, f"This is {newest.parent}, the only run below {where}."
+    return newest, (
+        f"This is {newest.parent}, the newest of {len(files)} runs below {where}; lightning-modelprof list"
+        " shows all."
+    )
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The archives of all runs below a folder, the newest last; not those of loops within a run's folder.
+
+    Raises:
+        ArchiveError: when the folder may not be read.
+    """
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        if error.filename == str(folder):
+            raise ArchiveError(
+                f"{folder}: expected a folder with saved runs, but it may not be read:"
+                f" {error.strerror or error}. Check the permissions."
+            )
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        if RUN_FILE in files:
+            found.append(Path(place) / RUN_FILE)
+            folders.clear()
+        folders[:] = sorted(one for one in folders if not one.startswith(".") and one not in _NO_RUNS)
+    return sorted(found, key=lambda file: (_began(file), file))
+
+
+def _runs_of_a_logger(folder: Path) -> list[Path]:
+    """The archives of ``modelprof``, ``modelprof_1``, ... in a folder that is no run itself, the newest last.
+
+    They are in the order in which the runs began. One that does not say when comes before all that do.
+
+    Raises:
+        ArchiveError: when the folder may not be read.
+    """
+    try:
+        if (folder / RUN_FILE).exists():
+            return []
+        found = [
+            (_began(file), int(match[1] or 0), file)
+            for file in folder.glob(f"{DEFAULT_FOLDER}*/{RUN_FILE}")
+            if (match := _NUMBERED.fullmatch(file.parent.name)) and file.is_file()
+        ]
+    except OSError as error:
+        raise ArchiveError(
+            f"{folder}: expected the folder of a saved run, but it may not be read:"
+            f" {error.strerror or error}. Check the permissions."
+        ) from None
+    return [file for _, _, file in sorted(found)]
+
+
+def _began(file: Path) -> float:
+    """When a run began, which stands at the begin of its archive, in seconds since 1970."""
+    try:
+        with file.open("rb") as opened:
+            found = _CREATED.search(opened.read(_CREATED_WITHIN))
+        return datetime.fromisoformat(found[1].decode()).timestamp() if found else -math.inf
+    except (OSError, ValueError, OverflowError):
+        return -math.inf
+
+
+def _examples(path: Path) -> str:
+    """The newest of the runs that are there, a few folders below what was asked for."""
+    try:
+        found = [file for depth in _DEPTHS for file in path.glob(f"{depth}{RUN_FILE}")]
+        newest = sorted(found, key=lambda file: -file.stat().st_mtime)[:_MOST_NAMED]
+    except (OSError, ValueError):
+        found = []
+    if not found:
+        return "for example lightning_logs/version_0/modelprof"
+    return f"such as {', '.join(str(file.parent) for file in newest)} ({len(found)} found here, newest first)"
+
+
+def no_run(file: Path, given: Path, error: Exception) -> ArchiveError:
+    """What to tell where no run can be read, with those that are near.
+
+    Args:
+        file: that was looked for.
+        given: what was asked for.
+        error: that came.
+    """
+    return ArchiveError(
+        f"{file}: expected a run saved by this package, got {getattr(error, 'strerror', None) or error}."
+        f" Give the folder that holds {RUN_FILE}, {_examples(given)}."
+    )
