@@ -25,6 +25,9 @@ DEFAULT_ACTIVE: Final = 10
 WHERE: Final = "ModelProfCallback"
 """What a message begins with where nothing better is known."""
 
+SWITCH: Final = "LIGHTNING_MODELPROF"
+"""Environment variable that switches the callback off, or asks for one."""
+
 T = TypeVar("T")
 
 

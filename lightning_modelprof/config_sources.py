@@ -14,10 +14,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import yaml
 
-from lightning_modelprof.config import GROUPS, WHERE
+from lightning_modelprof.config import GROUPS, SWITCH, WHERE
 from lightning_modelprof.config_checks import ENVIRONMENT, check_names, make_config
 from lightning_modelprof.errors import ConfigError, given_path, quoted
-from lightning_modelprof.from_environment import SWITCH
 
 _MAX_BYTES: Final = 2**16
 _MAX_VALUES: Final = 10_000

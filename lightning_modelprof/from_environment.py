@@ -10,9 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-SWITCH = "LIGHTNING_MODELPROF"
-"""Environment variable that switches the callback off, or asks for one."""
-
 SEEN = "LIGHTNING_MODELPROF_SEEN"
 """Environment variable with a file to make once a Trainer was made, for whoever runs a script to know it."""
 
@@ -26,7 +23,7 @@ def callbacks() -> list[Any]:
     if seen := os.environ.get(SEEN):
         with suppress(OSError):
             Path(seen).touch()
-    if not os.environ.get(SWITCH):
+    if not os.environ.get("LIGHTNING_MODELPROF"):
         return []
     from lightning_modelprof.config_sources import arguments_in_environment  # noqa: PLC0415  # when asked for
 

@@ -116,10 +116,11 @@ def grouped(values):
     """Arguments of the callback, in which each value of a group stands in its group."""
     arguments = {}
     for name, value in values.items():
-        if name in GROUP_OF:
-            arguments.setdefault(GROUP_OF[name], {})[name] = value
-        else:
+        group = GROUP_OF.get(name, name if name in GROUPS and isinstance(value, dict) else None)
+        if group is None:
             arguments[name] = value
+        else:
+            arguments.setdefault(group, {}).update(value if name == group else {name: value})
     return arguments
 
 

@@ -33,6 +33,7 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import RankRecord
 from lightning_modelprof.run.steps import StepTag
+from tests.fits import grouped
 
 LIGHTNING = Version(lightning.__version__)
 HAS_SAVE_ACTION = Version("2.5") <= LIGHTNING
@@ -271,7 +272,7 @@ class MeasuredCallback(ModelProfCallback):
             "active": 0,
             "skip_first": 0,
         }
-        super().__init__(**(quiet | arguments))
+        super().__init__(**grouped(quiet | arguments))
         self.truth = truth
         self._clock = truth.clock
 

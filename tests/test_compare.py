@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof import cli_arguments
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.bootstrap import (
     automatic_block_length,
@@ -33,6 +32,7 @@ from lightning_modelprof.analysis.compare import (
 )
 from lightning_modelprof.analysis.student_t import t_975
 from lightning_modelprof.cli import main
+from lightning_modelprof.commands import compare as compare_command
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_compare import build_comparison
@@ -741,7 +741,7 @@ def test_the_help_tells_the_exit_codes(capsys):
 
 
 def test_one_tolerance():
-    assert cli_arguments.DEFAULT_TOLERANCE == DEFAULT_TOLERANCE
+    assert compare_command.DEFAULT_TOLERANCE == DEFAULT_TOLERANCE
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (1, 3), (3, 3)])

@@ -16,7 +16,7 @@ import pytest
 import lightning_modelprof
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace_facts import analyze_trace
-from lightning_modelprof.cli import compare_runs
+from lightning_modelprof.commands.compare import compare_runs
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.all_tables import TRACE_TABLES

@@ -15,10 +15,11 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
-from lightning_modelprof.cli_arguments import compared_paths, make_parser
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback, benchmark_inference, cli, count_flops, profile_model
+from lightning_modelprof.cli import make_parser
+from lightning_modelprof.commands.compare import compared_paths
 from tests.fits import ROOT, run_script
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

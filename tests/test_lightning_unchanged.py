@@ -26,7 +26,7 @@ from torch import nn
 from tests.fits import fit_quietly, loader, make_callback, make_trainer, our_warnings
 from tests.test_bit_identity import assert_same
 
-MEASURING = {"active": 2, "flops": True, "sampling": True}
+MEASURING = {"active": 2, "flops": True, "inspect": {"sampling": True}}
 """A window, an inspection and samples: all of it in so short a fit."""
 TIMES = ("DeviceStatsMonitor", "time", "per_sec")
 """Parts of the names of figures that are never the same twice."""
@@ -510,7 +510,8 @@ def test_command_line(tmp_path, monkeypatch):
         shutil.rmtree(folder, ignore_errors=True)
         entry = {
             "class_path": "lightning_modelprof.ModelProfCallback",
-            "init_args": MEASURING | {"skip_first": 0, "terminal": False, "dirpath": str(tmp_path / "ours")},
+            "init_args": MEASURING
+            | {"skip_first": 0, "report": {"terminal": False}, "dirpath": str(tmp_path / "ours")},
         }
         ours = ["--trainer.callbacks+", json.dumps(entry)] if is_measured else []
         options = {"default_root_dir": folder, "accelerator": "cpu", "max_epochs": 2, "logger": "CSVLogger"}

@@ -280,7 +280,8 @@ class Dies(Callback):
 WINDOWS = {"skip_first": 2, "wait": 1, "warmup": 0, "active": 2}
 
 def callback_of(kind=ModelProfCallback, **options):
-    quiet = {"dirpath": "modelprof", "active": 0, "flops": False, "sampling": False, "terminal": False}
+    quiet = {"dirpath": "modelprof", "active": 0, "flops": False}
+    quiet |= {"inspect": {"sampling": False}, "report": {"terminal": False}}
     return kind(**(quiet | options))
 
 def fit(callback, *others):

@@ -6,9 +6,9 @@ import json
 from enum import Enum
 
 import pytest
-from lightning_modelprof.cli_arguments import make_parser, report_options
 
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli import main, make_parser
+from lightning_modelprof.commands.arguments import table_options
 from lightning_modelprof.config import ProfileConfig, ReportOptions
 from lightning_modelprof.report.model import apply_options
 from lightning_modelprof.report.options import (
@@ -150,7 +150,7 @@ def test_no_number_of_rows(value):
 def test_the_command_line(command):
     names = "--views device,KernelView --sorted-by gpu_total --time-unit us"
     rest = "--thread-sep --op-detail --row-limit 50"
-    options = report_options(make_parser().parse_args([command, "path", *names.split(), *rest.split()]))
+    options = table_options(make_parser().parse_args([command, "path", *names.split(), *rest.split()]))
     assert options == TableOptions(
         views=("device", "kernel"),
         sorted_by="gpu_total",
@@ -159,14 +159,14 @@ def test_the_command_line(command):
         op_detail=True,
         row_limit=50,
     )
-    assert report_options(make_parser().parse_args([command, "path"])) == DEFAULT_OPTIONS
+    assert table_options(make_parser().parse_args([command, "path"])) == DEFAULT_OPTIONS
 
 
 def test_what_is_not_asked_for_stays_as_the_run_had_it():
     saved = TableOptions(views=("kernel",), thread_sep=True, op_detail=True, row_limit=7)
     arguments = make_parser().parse_args(["report", "path", "--no-thread-sep", "--time-unit", "s"])
     expected = TableOptions(views=("kernel",), op_detail=True, row_limit=7, time_unit="s")
-    assert report_options(arguments, saved) == expected
+    assert table_options(arguments, saved) == expected
 
 
 @pytest.mark.parametrize("command", ["analyze", "report"])

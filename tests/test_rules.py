@@ -103,6 +103,7 @@ def test_every_file_of_a_rule_is_in_the_tuple():
         "base",
         "phase_share",
         "sampled_calls",
+        "all_rules",
         "configure",
         "device_facts",
         "wait_findings",

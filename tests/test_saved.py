@@ -102,7 +102,7 @@ def test_a_model_that_keeps_the_arguments_of_its_trainer(tmp_path):
 @pytest.mark.parametrize("dumps", [ForkingPickler.dumps, cloudpickle.dumps])
 @pytest.mark.parametrize("kind", [ModelProfCallback, Own])
 def test_what_goes_to_another_process_measures(tmp_path, dumps, kind):
-    sent = kind(active=0, dirpath=tmp_path / "run", terminal=False, flops=False)
+    sent = kind(active=0, dirpath=tmp_path / "run", report={"terminal": False}, flops=False)
     made = pickle.loads(dumps({"callbacks": [sent]}))["callbacks"][0]
     assert type(made).__name__ == kind.__name__
     fit_quietly(make_trainer(tmp_path, made), Net(), loader(24))

@@ -72,7 +72,7 @@ class OldNameCallback(ModelProfCallback, pytorch_lightning.Callback):
     ],
 )
 def test_every_loop_of_pytorch_lightning(tmp_path, kind):
-    callback = kind(skip_first=0, active=0, terminal=False, sampling=False)
+    callback = kind(skip_first=0, active=0, report={"terminal": False}, inspect={"sampling": False})
     logger = pytorch_lightning.loggers.CSVLogger(tmp_path)
     trainer = pytorch_lightning.Trainer(
         accelerator="cpu",
@@ -115,7 +115,7 @@ def test_command_line_of_pytorch_lightning(tmp_path):
             "callbacks": [
                 {
                     "class_path": f"{__name__}.OldNameCallback",
-                    "init_args": {"steps": [3, 6], "terminal": False, "views": ["kernel", "model"]},
+                    "init_args": {"steps": [3, 6], "report": {"terminal": False, "views": ["kernel"]}},
                 }
             ],
         },

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_modelprof import ModelProfCallback
+from lightning_modelprof import InspectOptions, ModelProfCallback, ReportOptions
 from tests import warm
 from tests.fits import (
     REPORT_FILES,
@@ -182,9 +182,14 @@ def test_mlflow_finds_no_experiment_that_is_none(tmp_path, services, caplog):
 HYDRA = {
     "steps": ([10, 13], (10, 13)),
     "activities": (["cpu"], ["cpu"]),
-    "views": (["kernel", "operator"], ["kernel", "operator"]),
-    "ignore_modules": (["Dropout"], ["Dropout"]),
-    "peak_flops_per_s": ({"float32": 1e12}, {"float32": 1e12}),
+    "report": (
+        {"terminal": False, "views": ["kernel", "operator"]},
+        ReportOptions(terminal=False, views=["kernel", "operator"]),
+    ),
+    "inspect": (
+        {"ignore_modules": ["Dropout"], "peak_flops_per_s": {"float32": 1e12}},
+        InspectOptions(ignore_modules=["Dropout"], peak_flops_per_s={"float32": 1e12}),
+    ),
     "rules": (
         {"input_bound": {"warning": 0.1}, "slow_logger": False},
         {"input_bound": {"warning": 0.1}, "slow_logger": False},
@@ -202,7 +207,6 @@ def test_hydra_makes_the_callback(tmp_path, convert):
         {
             "_target_": "lightning_modelprof.ModelProfCallback",
             "_convert_": convert,
-            "terminal": False,
             "dirpath": str(tmp_path / "modelprof"),
             "samples_fn": {"_target_": "builtins.len", "_partial_": True},
             **{name: given for name, (given, _) in HYDRA.items()},
@@ -211,7 +215,8 @@ def test_hydra_makes_the_callback(tmp_path, convert):
     callback = utils.instantiate(config)
     for name, (_, wanted) in HYDRA.items():
         value = getattr(callback.config, name)
-        assert not omegaconf.OmegaConf.is_config(value), name
+        parts = vars(value).values() if name in ("report", "inspect") else [value]
+        assert not any(map(omegaconf.OmegaConf.is_config, parts)), name
         assert (tuple(value) if name == "steps" else value) == wanted, name
     if convert == "none":
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader())

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from lightning_modelprof.config import Bounds, ProfileConfig
 from lightning_modelprof.fit import windows
-from lightning_modelprof.fit.outputs import Outputs
+from lightning_modelprof.fit.outputs import NOWHERE, Outputs
 from lightning_modelprof.fit.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
 from lightning_modelprof.measure import trace_size
 from lightning_modelprof.measure.capture import Capture
@@ -544,9 +544,7 @@ def window_of(index, status=WindowStatus.COMPLETE):
 
 
 def make_results(directory, warnings, **kwargs):
-    outputs = Outputs(
-        directory, [], use_terminal=False, use_tensorboard=False, rank=0, created="", warn=warnings.append
-    )
+    outputs = Outputs(directory, [], NOWHERE, rank=0, created="", warn=warnings.append)
     return WindowResults(outputs, 0, warnings.append, **kwargs)
 
 

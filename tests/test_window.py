@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
 from lightning_modelprof.fit import session
-from lightning_modelprof.fit.outputs import Outputs
+from lightning_modelprof.fit.outputs import NOWHERE, Outputs
 from lightning_modelprof.fit.windows import WindowResults
 from lightning_modelprof.measure.torch_profiler import CaptureOptions
 from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
@@ -707,9 +707,7 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
 def test_facts_of_the_newest_windows_are_kept(tmp_path):
     """A long run has thousands of windows, and the facts of each take memory."""
     warnings = []
-    outputs = Outputs(
-        None, [], use_terminal=False, use_tensorboard=False, rank=0, created="", warn=warnings.append
-    )
+    outputs = Outputs(None, [], NOWHERE, rank=0, created="", warn=warnings.append)
     results = WindowResults(outputs, 0, warnings.append)
     for index in range(5):
         raw = tmp_path / "raw.json"

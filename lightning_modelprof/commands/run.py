@@ -11,9 +11,9 @@ import tempfile
 from dataclasses import fields
 from pathlib import Path
 
-from lightning_modelprof.config import FIELDS, GROUPS
+from lightning_modelprof.config import FIELDS, GROUPS, SWITCH
 from lightning_modelprof.errors import ConfigError, one_line, quoted
-from lightning_modelprof.from_environment import SEEN, SWITCH
+from lightning_modelprof.from_environment import SEEN
 
 HELP = "profile a script without changing it"
 DESCRIPTION = (
@@ -32,7 +32,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("arguments of ModelProfCallback, in YAML's notation")
     for name in option_names():
         group.add_argument(f"--{name}", metavar="VALUE", dest=f"set {name}")
-    command.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+    command.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="MODULE",
+        help="run a module, as python -m does",
+    )
     command.add_argument(
         "rest", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments"
     )
@@ -54,14 +61,14 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ValueError: with what to write.
     """
-    if options.module is None and not options.rest:
+    if not options.module and not options.rest:
         raise ValueError("run: expected a script or -m MODULE. Write: lightning-modelprof run train.py")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; returns its exit code."""
-    what = options.module or options.rest[0]
-    if options.module is None and not Path(what).is_file():
+    what = (options.module or options.rest)[0]
+    if not options.module and not Path(what).is_file():
         raise ConfigError(f"{quoted(what)}: expected a Python script, got no such file. Check the path.")
     given = {name: getattr(options, f"set {name}") for name in option_names()}
     asked = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
@@ -69,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         from lightning_modelprof.config_sources import parse_asked_for
 
         parse_asked_for(asked, "lightning-modelprof run")
-    program = [sys.executable, *(["-m", options.module] if options.module else []), *options.rest]
+    program = [sys.executable, *(["-m", *options.module] if options.module else options.rest)]
     with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
         seen = Path(folder) / "trainer"
         code = _run(program, {**os.environ, SWITCH: asked or "1", SEEN: str(seen)})

@@ -9,8 +9,8 @@ import sys
 import traceback
 import warnings
 
+from lightning_modelprof.config import SWITCH
 from lightning_modelprof.errors import one_line
-from lightning_modelprof.from_environment import SWITCH
 
 _log = logging.getLogger(__name__)
 _HAS_SAID_OFF = False

@@ -1,1 +1,1 @@
-"""See `all_charts`."""
+"""The charts, one per file; ``all_charts`` names them in their order."""

@@ -1,1 +1,1 @@
-"""See `all_rules`."""
+"""The rules, one per file; ``all_rules`` names them in their order."""

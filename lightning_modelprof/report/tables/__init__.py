@@ -1,1 +1,1 @@
-"""See `all_tables`."""
+"""The tables, one per file; ``all_tables`` names them in their order."""
