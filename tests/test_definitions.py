@@ -16,7 +16,7 @@ import pytest
 import lightning_modelprof
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace_facts import analyze_trace
-from lightning_modelprof.commands.compare import compare_runs
+from lightning_modelprof.commands.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
@@ -102,6 +102,7 @@ def reports(tmp_path_factory):
     found = [run_fit(folder, data=loader(200), active=3, **asked).report for folder in folders]
     paths = [[str(folder / "modelprof")] for folder in folders]
     found.append(compare_runs(*paths, tolerance=0.01)[0])
+    found.append(compare_stages([one for side in paths for one in side], tolerance=0.01))
     if FOLDER.is_dir():
         jobs = [["a100_nccl"], ["v100_resnet50_workers0"], ["sampled_2rank_rank0", "sampled_2rank_rank1"]]
         found += [build_trace_report([analyze_trace(load(name)) for name in names]) for names in jobs]

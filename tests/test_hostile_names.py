@@ -317,7 +317,7 @@ def test_no_yaml_hangs_or_fills_the_screen(name, tmp_path):
 
 def test_an_alias_that_means_little_is_taken(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("rules:\n  input_bound: &off false\n  slow_logger: *off\nranks: [0]\n")
+    path.write_text("rules:\n  input_bound: &off false\n  slow_logger: *off\nactivities: [cpu]\n")
     assert ModelProfCallback.from_yaml(path).config.rules == {"input_bound": False, "slow_logger": False}
 
 

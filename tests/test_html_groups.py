@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from lightning_modelprof.report import tables
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.tables.all_tables import copies, distributed, kernels, operators, user_ranges
+from lightning_modelprof.report.tables import all_tables, copies, distributed, kernels, operators, user_ranges
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.html_groups import NO_NAMESPACE, namespace_of
 from lightning_modelprof.show.html_table import table_view
@@ -186,8 +185,8 @@ def test_what_adds_up_is_decided_column_by_column():
 
 
 def test_no_mean_no_extreme_and_no_rate_adds_up():
-    modules = {builder.__module__ for builder in tables.TABLES}
-    modules |= {entry.build.__module__ for entry in tables.TRACE_TABLES}
+    modules = {builder.__module__ for builder in all_tables.TABLES}
+    modules |= {entry.build.__module__ for entry in all_tables.TRACE_TABLES}
     found = 0
     for name in modules:
         module = __import__(name, fromlist=["_"])

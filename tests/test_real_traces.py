@@ -11,8 +11,8 @@ import pytest
 
 from lightning_modelprof.analysis.intervals import length, union
 from lightning_modelprof.analysis.model_summary import NO_RANGES
-from lightning_modelprof.report_reading import analyze_files
 from lightning_modelprof.run.trace import DEVICE_WORK, Category
+from lightning_modelprof.trace_report import analyze_files
 from tests.traces import FOLDER, load, reference, summarize
 
 pytestmark = pytest.mark.skipif(

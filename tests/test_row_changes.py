@@ -15,7 +15,7 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.row_changes import changed_rows, row_changes
 from lightning_modelprof.report.row_paths import row_paths
 from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
-from lightning_modelprof.report_reading import analyze_files
+from lightning_modelprof.trace_report import analyze_files
 from tests.traces import FOLDER
 
 OPERATOR_COLUMNS = (

@@ -75,6 +75,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "comparison_findings": "Compare#Findings",
         "comparison_tables": "Compare#Table by table",
         "comparison_steps": "Changes in a step",
+        "stages": "Stages",
         "changes": "Changes row by row",
     },
     "chart": {
