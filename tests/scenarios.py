@@ -665,6 +665,36 @@ def stepped_by_hand(costs: Costs, folder: Path) -> Training:
     return Training(SteppedByHand(costs), rows(NUM_STEPS * 16))
 
 
+class TableByPython(nn.Module):
+    """A layer with a parameter, whose table of numbers is made by Python each time."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs = costs
+        self.scale = nn.Parameter(torch.ones(SIZE))
+
+    def numbers(self) -> list[float]:
+        self.costs.spin(6)
+        return [0.5] * SIZE
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor(self.numbers())  # fault: table_made_by_python
+        return inputs * (table + self.scale)
+
+
+class WithTable(Model):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.table = TableByPython(costs)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.layers(self.table(batch)).square().mean()
+
+
+def table_made_by_python(costs: Costs, folder: Path) -> Training:
+    return Training(WithTable(costs), rows())
+
+
 class RowLoop(Model):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         outputs = self.layers(batch.repeat(100, 1))
@@ -928,6 +958,7 @@ SCENARIOS = (
     Scenario("own_optimizer", own_optimizer, "optimizer_bound", "slow_optimizer", sampled=True),
     Scenario("slow_layer_hooks", slow_layer_hooks, "host_bound", "slow_layer_hooks", sampled=True),
     Scenario("stepped_by_hand", stepped_by_hand, "host_bound", "slow_line_in_module", sampled=True),
+    Scenario("table_made_by_python", table_made_by_python, "host_bound", "slow_line_in_module", sampled=True),
     Scenario("row_loop", row_loop, "host_bound", "slow_forward_outside_model"),
     Scenario("tensor_made_on_the_host", tensor_made_on_the_host, "host_bound", "slow_forward_outside_model"),
     Scenario("custom_loop", custom_loop, "host_bound", "slow_forward_outside_model"),

@@ -312,3 +312,9 @@ def test_a_wrong_argument_is_seen():
 def test_examples_and_configurations_exist(guide):
     named = re.findall(r"(?:examples|configs|tests|benchmarks)/\w+\.\w+", text_of(guide))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_readme_is_one_page():
+    lines = text_of(ROOT / "README.md").splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines)) <= 100

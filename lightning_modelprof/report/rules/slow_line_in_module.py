@@ -8,7 +8,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.hot_lines import HotLines
+from lightning_modelprof.analysis.hot_lines import HotLine, HotLines
 from lightning_modelprof.analysis.source_lines import SourceLine
 from lightning_modelprof.analysis.step_costs import StepCosts
 from lightning_modelprof.report.line_advice import MANY_OPERATORS
@@ -110,6 +110,9 @@ class SlowLineInModule(ShareRule):
     def _judge(self, loop: _Loop, costs: StepCosts, hot: HotLines) -> Finding | None:
         samples = sum((one.samples or 0) - one.logging_samples for one in loop.lines)
         share = sum((one.share or 0.0) - one.logging_share for one in loop.lines)
+        whole = None if loop.operators else _with_calls(loop.lines[0], hot)
+        if whole is not None and whole.samples > samples:
+            samples, share = whole.samples, whole.time_ns / hot.time_ns
         least = share - 2 * math.sqrt(max(0.0, share * (1 - share)) / hot.num_samples)
         took_ns = share * costs.loop.wall_ns
         if samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
@@ -134,7 +137,7 @@ class SlowLineInModule(ShareRule):
             "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
             f" are mostly overhead.{sequences if loop.calls_modules else ''}"
             if loop.operators
-            else "Make them once, in __init__ with register_buffer, or on the device (torch.arange,"
+            else "Make such tensors once, in __init__ with register_buffer, or on the device (torch.arange,"
             " torch.full).",
             self.severity(share),
             saving_ns=took_ns,
@@ -155,6 +158,17 @@ class SlowLineInModule(ShareRule):
                 count("operators", sum(one.own_operators for one in loop.lines)),
             ],
         )
+
+
+def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:
+    """A line with the functions of the user's that it calls, which make what it makes; not with modules.
+
+    ``None`` where another line of the function takes more.
+    """
+    if line.function_line is None:
+        return None
+    hottest = hot.inside(line.file, line.function_line, outside_modules=True)
+    return hottest if hottest is not None and hottest.line == line.line else None
 
 
 def _forwards(analysis: Analysis) -> dict[tuple[str, int], list[str]]:
