@@ -83,7 +83,7 @@ def test_no_more_workers_than_cpus():
     assert one.num_workers == 3
     assert evidence(one)["a step with these workers, at best"] == pytest.approx((100 / 3 + 0.5) * MS)
     assert one.saving_ns == pytest.approx((105 - 100 / 3 - 0.5) * MS)
-    assert "That saves 71.2 ms of the 100 ms at most, as this process may use 4 CPUs." in one.action
+    assert "That saves at most 71.2 ms of the 100 ms, as this process may use 4 CPUs." in one.action
     assert one.action.count("num_workers=") == 1
     # All of them are taken: nothing is left to advise but cheaper batches.
     one = advice(100, 5, workers=3, cpus=4)
@@ -99,8 +99,8 @@ def test_batches_that_compute_share_the_cpus_with_the_step():
     one = advice(10, 10, cpus=2, cpu=cpu(batch_ms=10, rest_ms=20))
     assert one.num_workers == 1
     assert one.saving_ns == (20 - 15 - 0.5) * MS
-    assert "A batch takes 10 ms of CPU time, for which there are CPUs." in one.action
-    assert "That saves 4.5 ms of the 10 ms at most, as the CPUs are busy then." in one.action
+    assert "A batch takes 10 ms of CPU time, and CPUs are free for it." in one.action
+    assert "That saves at most 4.5 ms of the 10 ms, as the workers share the CPUs." in one.action
 
 
 def test_no_worker_where_batches_compute_and_no_cpu_is_free():

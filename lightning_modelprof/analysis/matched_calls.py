@@ -145,7 +145,7 @@ def _match(
 ) -> MatchedGroup:
     """The calls of one group that are the same on all its ranks.
 
-    With steps each one is matched whole or not at all: of those that a rank lacks nobody knows the place.
+    With steps each one is matched whole or not at all: where those belong that a rank lacks, we cannot tell.
     Without, recording may have ended earlier on some rank, so the calls are matched as far as they agree.
     """
     compared: list[MatchedCall] = []

@@ -72,7 +72,7 @@ def own_cost(
 def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> float:
     """Time of the steps with a tag, without the phase Profiler, beyond what as many typical ones take.
 
-    How much longer special steps are through us, and how much through the user, nobody knows.
+    How much longer special steps are through us, and how much through the user, we cannot tell.
     """
     some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | SPECIAL)) == 0))
     taken_ns = int(some.whole("duration_ns")) - int(some.whole("phases_ns")[_PROFILER])

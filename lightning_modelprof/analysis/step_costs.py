@@ -140,8 +140,8 @@ class StepCosts:
     def usual_ns(self, means: PhaseMeans, phase: str) -> float | None:
         """What a phase that is in every step takes in a usual one; ``None`` if it was not measured.
 
-        The mean, if the thread had its CPU. If it had to wait for one, or nobody knows, a few long steps say
-        nothing about the training: then it is the trimmed mean where that is less.
+        The mean, if the thread had its CPU. If it had to wait for one, or we cannot tell, a few long steps
+        say nothing about the training: then it is the trimmed mean where that is less.
         """
         mean_ns = means.phases_ns.get(phase)
         if mean_ns is None or self.had_its_cpu:

@@ -32,7 +32,7 @@ MAX_KEPT: Final = 8
 """Slow steps that are kept of clean ones, and of those with a validation or the start of an epoch."""
 
 _FEW: Final = 20
-"""Clean steps without which nobody knows what is usual."""
+"""Clean steps without which we cannot tell what is usual."""
 _TOO_FEW: Final = f"it takes {_FEW} clean steps to know what is usual"
 _RECENT: Final = 512
 _LEAST_NS: Final = 1_000_000

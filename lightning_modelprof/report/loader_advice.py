@@ -197,9 +197,9 @@ def workers_advice(
     ]
     parts = [f"{_call(loader, advised, owner)}: num_workers is {workers} now.", _whose_cpu(cpu)]
     if saving_ns < _MOST_OF_IT * wait_ns:
-        limit = f"this process may use {cpus} CPUs" if least_ns is None else "the CPUs are busy then"
+        limit = f"this process may use {cpus} CPUs" if least_ns is None else "the workers share the CPUs"
         parts.append(
-            f"That saves {milliseconds(saving_ns)} of the {milliseconds(wait_ns)} at most, as {limit}."
+            f"That saves at most {milliseconds(saving_ns)} of the {milliseconds(wait_ns)}, as {limit}."
             f" For more: {cheaper[:1].lower()}{cheaper[1:]}"
         )
     return LoaderAdvice(" ".join(parts), evidence, saving_ns, advised)
@@ -235,7 +235,7 @@ def _whose_cpu(cpu: BatchCpu | None) -> str:
         return "Measure it, as workers need CPUs that are free."
     if not cpu.is_computing:
         return "Making a batch mostly waits, so that workers need little CPU."
-    return f"A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, for which there are CPUs."
+    return f"A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
 
 
 def _is_short(workers: int, wait_ns: float) -> bool:

@@ -166,7 +166,7 @@ def _of_step(part: _Part) -> tuple[str, list[Evidence]]:
     larger = f"a batch_size of more than {size}" if size is not None else "larger batches"
     return (
         f"Do less at this line of validation_step, or use {larger} for validation: no gradients are kept"
-        " there. limit_val_batches=... validates on less.",
+        " there.",
         evidence,
     )
 

@@ -48,8 +48,8 @@ class AnomalyDetection(SampledCallsRule):
     def action(self, analysis: Analysis, calls: FoundCalls | None = None) -> str:  # noqa: ARG002
         """Off."""
         return (
-            "Leave out detect_anomaly=True of the Trainer, or torch.autograd.set_detect_anomaly(True), but to"
-            " search for a NaN."
+            "Remove detect_anomaly=True of the Trainer, or torch.autograd.set_detect_anomaly(True), unless"
+            " you search for a NaN."
         )
 
     def too_few(self, analysis: Analysis, summary: str) -> tuple[Finding, ...]:  # noqa: ARG002
