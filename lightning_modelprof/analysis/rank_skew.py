@@ -2,8 +2,8 @@
 
 Durations alone are compared, each by its own rank's clock: we cannot tell how well clocks of different
 machines agree. Ranks meet in every step, so all take the same time for it. What a rank does on its own
-until they meet makes the others wait; what it does where they meet holds the wait for the others. So rank 1's slow loader is
-a long Dataloader on rank 1 and a long Backward on all others.
+until they meet makes the others wait; what it does where they meet holds the wait for the others. So rank
+1's slow loader is a long Dataloader on rank 1 and a long Backward on all others.
 """
 
 from __future__ import annotations
