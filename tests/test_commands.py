@@ -330,6 +330,7 @@ def test_signals_reach_the_script(tmp_path, number):
     (tmp_path / "train.py").write_text(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(41))\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
         "print('ready', flush=True)\n"
         "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(42)\n"
     )

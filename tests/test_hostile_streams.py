@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from lightning_modelprof.errors import told
 from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.show.findings import verdict_word
 from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.show.terminal import print_report
 from tests.fits import (
@@ -162,7 +163,7 @@ def test_a_standard_output_with_another_encoding(tmp_path, monkeypatch, encoding
     with our_warnings() as messages:
         callback, _ = fit(tmp_path)
     check(callback, tmp_path, messages, expected=0)
-    assert "BALANCED" in stream.getvalue()
+    assert verdict_word(callback.report.verdict) in stream.getvalue()
     assert f"page: {tmp_path}/modelprof/report.html" in stream.getvalue()
 
 

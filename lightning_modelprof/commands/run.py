@@ -91,17 +91,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(program: list[str], environment: dict[str, str]) -> int:
     """Run a program in the foreground: it gets the signals, and its exit code is ours."""
-    with subprocess.Popen(program, env=environment) as process:
+    running: list[subprocess.Popen[bytes]] = []
 
-        def hand_on(number: int, _: object) -> None:
+    def hand_on(number: int, _: object) -> None:
+        for process in running:
             process.send_signal(number)
 
-        # Ctrl-C goes to the script as well, which ends by it.
-        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            code = process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    # Ctrl-C goes to the script as well, which ends by it.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        running.append(subprocess.Popen(program, env=environment))
+        code = running[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
