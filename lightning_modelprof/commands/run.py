@@ -20,7 +20,10 @@ DESCRIPTION = (
     "Runs a Python script, or a module with -m, with a ModelProfCallback in each of its Trainers. Options"
     " stand before the script; what follows it is the script's own."
 )
-EPILOG = "Each argument of ModelProfCallback is an option, such as --active 10 or --report.terminal full."
+EPILOG = (
+    "Each argument of ModelProfCallback is an option, such as --active 10 or --report.terminal full."
+    " docs/usage.md and help(lightning_modelprof.ModelProfCallback) say what they do."
+)
 USAGE = "%(prog)s [options] SCRIPT [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
 
 _FROM_PYTHON = ("samples_fn", "inspect.flop_formulas")
