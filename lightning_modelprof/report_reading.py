@@ -20,7 +20,7 @@ from lightning_modelprof.run.finding import find_run, runs_below, told_choice
 from lightning_modelprof.run.rank_files import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.findings import list_line
-from lightning_modelprof.show.progress import with_progress
+from lightning_modelprof.show.progress import show_waiting, with_progress
 from lightning_modelprof.trace_reading import window_traces
 
 
@@ -87,7 +87,8 @@ def list_runs(folder: Path) -> Iterator[str]:
     Raises:
         ArchiveError: when there is none, or the folder may not be read.
     """
-    files = runs_below(folder)
+    with show_waiting(f"looking for runs below {folder}"):
+        files = runs_below(folder)
     if not files:
         raise ArchiveError(
             f"{folder}: expected a folder with saved runs below it, got none. Train with"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -152,6 +153,28 @@ def test_hidden_folders_and_packages_hold_no_runs(runs, tmp_path, capsys):
     assert main(["list", str(tmp_path)]) == 0
     [line] = capsys.readouterr().out.splitlines()
     assert line.endswith(f"real{os.sep}modelprof")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("command", ["report", "open", "list"])
+def test_what_takes_long_says_what_it_does(tmp_path, monkeypatch, command):
+    """A search that lasts until the line is there, with no time to wait for it."""
+    monkeypatch.setattr("lightning_modelprof.show.progress._LONG_S", 0)
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+
+    def walk(folder, onerror):
+        while "looking" not in shown.getvalue():
+            time.sleep(0.001)
+        return iter([])
+
+    monkeypatch.setattr("os.walk", walk)
+    assert main([command, str(tmp_path)]) == 1
+    assert shown.getvalue().startswith(f"looking for runs below {tmp_path} ...\n")
 
 
 # Output

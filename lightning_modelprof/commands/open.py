@@ -21,8 +21,10 @@ def run(options: argparse.Namespace) -> int:
     import webbrowser
 
     from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.show.progress import show_waiting
 
-    file, choice = newest_run(options.path)
+    with show_waiting(f"looking for runs below {options.path}"):
+        file, choice = newest_run(options.path)
     page = file.with_name("report.html").absolute()
     if not page.is_file():
         from lightning_modelprof.commands.output import write_file

@@ -31,8 +31,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report, or write it."""
     from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.show.progress import show_waiting
 
-    file, choice = newest_run(options.path)  # what is not there is told before anything else is imported
+    with show_waiting(f"looking for runs below {options.path}"):
+        file, choice = newest_run(options.path)  # what is not there is told before the rest is imported
     from lightning_modelprof.commands.output import put_out
     from lightning_modelprof.report_reading import read_report
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,9 @@ T = TypeVar("T")
 
 _LARGE_BYTES: Final = 5_000_000
 """Smaller files are read before a person could see a bar."""
+
+_LONG_S: Final = 2
+"""From here on a person wants to see that something is done."""
 
 
 @contextlib.contextmanager
@@ -56,12 +60,38 @@ def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
         items: what is gone through.
         label: what is done.
     """
-    if len(items) < 2 or not sys.stderr.isatty():
+    if len(items) < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield from items
         return
     from tqdm import tqdm  # noqa: PLC0415  # where there is something to show
 
-    yield from tqdm(items, desc=one_line(label), delay=2, leave=False, dynamic_ncols=True, file=sys.stderr)
+    yield from tqdm(
+        items, desc=one_line(label), delay=_LONG_S, leave=False, dynamic_ncols=True, file=sys.stderr
+    )
+
+
+@contextlib.contextmanager
+def show_waiting(label: str) -> Iterator[None]:
+    """A line on the standard error stream, if that is a terminal, once something takes over two seconds.
+
+    Args:
+        label: what is done.
+    """
+
+    def tell() -> None:
+        with contextlib.suppress(Exception):  # a standard error that is closed, or somebody's own
+            print(one_line(f"{label} ..."), file=sys.stderr, flush=True)
+
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(_LONG_S, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _started_bar(label: str, total: int) -> Any:
