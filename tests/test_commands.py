@@ -114,7 +114,7 @@ def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch)
     monkeypatch.chdir(runs)
     assert main(["report"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"This is {Path('c/modelprof')}, the newest of 3 runs below .;" in out
+    assert f"This is {Path('c/modelprof')}, the newest of 3 runs below this folder;" in out
     assert main(["report", "b", "--json", "-"]) == 0
     note = json.loads(capsys.readouterr().out)["notes"]
     assert not any("newest" in one for one in note), "loops within a run are not other runs"

@@ -41,5 +41,6 @@ def run(options: argparse.Namespace) -> int:
     report = read_report(file, lambda saved: table_options(options, saved))
     if choice:
         report = replace(report, notes=(choice, *report.notes))
-    put_out(report, options, [choice] if choice else [])
+    rest = f"all tables: lightning-modelprof report {file.parent} --full"
+    put_out(report, options, [] if options.full else [*filter(None, [choice]), rest])
     return 0

@@ -161,12 +161,17 @@ class Outputs:
         if self._options.terminal:
             self._untold = report, is_brief
 
-    def tell(self) -> None:
-        """Print the report, once: when the progress bar is closed, which would be drawn again below it."""
+    def tell(self, bar: Any) -> None:
+        """Print the report, once: when the progress bar is closed, which would be drawn again below it.
+
+        Args:
+            bar: the Trainer's progress bar; ``None`` if it has none.
+        """
         untold, self._untold = self._untold, None
         if untold is None:
             return
         report, is_brief = untold
+        self._try("terminal", partial(_close_live_display, bar))
         if is_brief:
             self._try("terminal", lambda: print_lines([brief_line(report, self._place)]))
         else:
@@ -311,6 +316,13 @@ class Outputs:
                 self._warn(f"could not write to {what}: {told(error)}")
             return False
         return True
+
+
+def _close_live_display(bar: Any) -> None:
+    """Stop what a RichProgressBar draws; the bar itself does so in a teardown that comes after ours."""
+    progress = getattr(bar, "progress", None)
+    if hasattr(progress, "live"):
+        progress.stop()  # a second time, which comes from the bar, it does nothing
 
 
 def _name_of(directory: Path) -> str:

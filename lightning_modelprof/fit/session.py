@@ -247,7 +247,7 @@ class LoopSession:
     def tell(self) -> None:
         """Print what was reported, if that was not done yet."""
         if self._parts is not None:
-            self._parts.outputs.tell()
+            self._parts.outputs.tell(self._trainer.progress_bar_callback)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""

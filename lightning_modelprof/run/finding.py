@@ -72,7 +72,7 @@ def newest_run(path: Any) -> tuple[Path, str]:
     if not files:
         raise no_run(file, given, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     newest = files[-1]
-    where = "." if given == Path() else str(given)
+    where = "this folder" if given == Path() else str(given)
     if len(files) == 1:
         return newest, f"This is {newest.parent}, the only run below {where}."
     return newest, (
