@@ -19,8 +19,8 @@ from lightning_modelprof.report.options import parse_step_range
 
 HELP = "analyze trace files of torch.profiler"
 DESCRIPTION = (
-    "Analyzes traces that anybody recorded with torch.profiler, packed or not; those of several ranks go"
-    " together."
+    "Analyzes traces recorded with torch.profiler, by this package or any other way, .json or .json.gz."
+    " Traces of several ranks are analyzed together."
 )
 
 
@@ -37,8 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--step-range",
         type=checked(parse_step_range),
         metavar="REGEX",
-        help="the steps are the ranges (record_function) whose names match, such as execute_model (default:"
-        " those of profiler.step(), else a guess)",
+        help="take ranges (record_function) whose names match as the steps, such as execute_model (default:"
+        " the ranges of profiler.step(), or a guess if there are none)",
     )
     add_output_options(command)
     add_table_options(command)

@@ -34,7 +34,7 @@ _OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
 def add_output_options(command: argparse.ArgumentParser) -> None:
     """What is printed, and what is written to files instead."""
     group = command.add_mutually_exclusive_group()
-    group.add_argument("--full", action="store_true", help="print all tables, not the short report")
+    group.add_argument("--full", action="store_true", help="print all tables instead of the short report")
     group.add_argument("--brief", action="store_true", help="print one line")
     command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
     command.add_argument("--html", metavar="FILE", help="write a page for a browser instead")
@@ -58,13 +58,13 @@ def add_module_options(command: argparse.ArgumentParser) -> None:
         "--module-depth",
         type=checked(lambda text: parse_whole_number(text, 0)),
         metavar="N",
-        help="deepest modules of the tree, 0 being the model (default: all)",
+        help="how deep the tree of modules goes; 0 is the model alone (default: all)",
     )
     group.add_argument(
         "--top-modules",
         type=checked(lambda text: parse_whole_number(text, 1)),
         metavar="N",
-        help=f"classes that are named for each depth (default: {DEFAULT_OPTIONS.top_modules})",
+        help=f"how many classes to name at each depth (default: {DEFAULT_OPTIONS.top_modules})",
     )
 
 
@@ -96,13 +96,13 @@ def add_table_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--op-detail",
         action=argparse.BooleanOptionalAction,
-        help="show below each operator what it calls and launches",
+        help="show what each operator calls and launches",
     )
     group.add_argument(
         "--row-limit",
         type=checked(parse_row_limit),
         metavar="N",
-        help="most rows of a table, and most below any one row; JSON has all"
+        help="show at most N rows of a table, and below any one row; JSON has all"
         f" (default: {DEFAULT_OPTIONS.row_limit})",
     )
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 HELP = "tell whether a run is faster than another, and how sure that is"
 DESCRIPTION = (
     "Tells whether the runs AFTER are faster than the runs BEFORE, by how much, how sure that is, and where"
-    " the difference lies. Several runs a side tell much more than one; let them take turns. Of three runs or"
-    " more without --before and --after, a table: each against the first."
+    " the difference comes from. Several runs on each side tell you far more than one; run them alternately."
+    " Given three runs or more without --before and --after, prints a table of each against the first."
 )
 EPILOG = (
-    "exit status: 0 faster or the same, or a table, 3 slower than the tolerance, 4 cannot tell, 1 an error"
-    " (2 wrong arguments)."
+    "exit status: 0 faster, the same, or a table; 3 slower than the tolerance allows; 4 cannot tell; 1 error;"
+    " 2 wrong arguments."
 )
 
 DEFAULT_TOLERANCE: Final = 0.05
@@ -34,8 +34,8 @@ USAGE = f"%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``compare``."""
-    a_run = "folder of a run or one above it, run.json or report.json"
-    command.add_argument("sides", nargs="*", metavar="RUN", help=f"two runs or more: {a_run}")
+    a_run = "the run's folder or one above it, or its run.json or report.json"
+    command.add_argument("sides", nargs="*", metavar="RUN", help=f"two or more runs: {a_run}")
     command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="one or more runs")
     command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="one or more runs")
     command.add_argument(
@@ -43,7 +43,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         type=checked(_parse_tolerance),
         default=DEFAULT_TOLERANCE,
         metavar="RATIO",
-        help="change of the time per step that does not matter, as a fraction (default: %(default)g)",
+        help="ignore changes of the time per step up to this fraction (default: %(default)g)",
     )
     command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
     command.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")

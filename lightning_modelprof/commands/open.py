@@ -8,7 +8,7 @@ from lightning_modelprof.commands.report import PATH_HELP
 from lightning_modelprof.errors import one_line
 
 HELP = "open the page of a saved run in the browser"
-DESCRIPTION = "Opens report.html of a saved run; of several runs below a folder that of the newest."
+DESCRIPTION = "Opens report.html of a saved run. If a folder holds several runs, opens the newest one's."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -14,8 +14,8 @@ from lightning_modelprof.commands.arguments import (
 
 HELP = "show the report of a saved run"
 DESCRIPTION = (
-    "Shows the report of a saved run, derived anew from what was measured; of several runs below a folder"
-    " that of the newest."
+    "Shows the report of a saved run, computed again from what was measured. If a folder holds several runs,"
+    " shows the newest."
 )
 PATH_HELP = "the run's folder or one above it, such as lightning_logs (default: this folder)"
 

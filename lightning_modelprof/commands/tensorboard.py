@@ -7,11 +7,11 @@ import argparse
 from lightning_modelprof.commands.arguments import add_max_gib
 from lightning_modelprof.errors import ArchiveError, given_path, one_line
 
-HELP = "bring saved runs or traces into a log directory of TensorBoard"
+HELP = "add saved runs or traces to TensorBoard"
 DESCRIPTION = (
-    "Writes what TensorBoard's tab Model Profile shows: of runs that were saved without TensorBoard, and of"
-    " traces of torch.profiler, such as those of torch_tb_profiler. A run that logs to TensorBoard needs none"
-    " of this."
+    "Adds saved runs and traces to TensorBoard's tab Model Profile: runs that were saved without TensorBoard,"
+    " and traces of torch.profiler, such as those made for torch_tb_profiler. A run that logs to TensorBoard"
+    " is in the tab already."
 )
 
 
@@ -24,7 +24,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--logdir",
         required=True,
         metavar="DIR",
-        help="what TensorBoard is started with, by --logdir DIR",
+        help="the --logdir that you start TensorBoard with",
     )
     add_max_gib(command)
 
