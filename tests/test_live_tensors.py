@@ -30,7 +30,7 @@ def stack(layers, width, inplace=False):
 def follow(model, batch, optimizer=None, *, loss=None, zero=True, device=CPU, counter=None):
     """One step of a plain loop: forward, zero_grad, backward, optimizer."""
     live = LiveTensors(device)
-    with FlopCounter(model, force_eager=False, watch=counter, second_watch=live):
+    with FlopCounter(model, force_eager=False, watches=(counter, live)):
         live.begin(model, [optimizer] if optimizer else [], batch)
         value = (loss or (lambda one, data: one(data).sum()))(model, batch)
         if optimizer and zero:
@@ -308,7 +308,7 @@ def test_clipping_is_not_forward():
     """After backward the norms of gradients are the optimizer's, and the forward keeps its own peak."""
     model, batch = stack(2, 8), torch.randn(4, 8)
     live = LiveTensors(CPU)
-    with FlopCounter(model, force_eager=False, watch=live):
+    with FlopCounter(model, force_eager=False, watches=(live,)):
         live.begin(model, [], batch)
         model(batch).sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -323,7 +323,7 @@ def test_gradients_that_are_gone_before_the_end_have_their_name():
     model, batch = stack(2, 64), torch.randn(4, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     live = LiveTensors(CPU)
-    with FlopCounter(model, force_eager=False, watch=live):
+    with FlopCounter(model, force_eager=False, watches=(live,)):
         live.begin(model, [optimizer], batch)
         model(batch).sum().backward()
         optimizer.step()
@@ -365,7 +365,7 @@ def test_resized_storages_have_their_new_size():
 def test_what_died_just_before_the_peak_is_not_in_it():
     """A tensor of 100 numbers dies, and the next operator makes one of 200."""
     live = LiveTensors(CPU)
-    with FlopCounter(nn.Identity(), force_eager=False, watch=live):
+    with FlopCounter(nn.Identity(), force_eager=False, watches=(live,)):
         live.begin(nn.Identity(), [], None)
         small = torch.ones(100)
         del small
@@ -381,7 +381,7 @@ def test_nothing_is_kept_alive():
     try:
         model, batch = stack(2, 8), torch.randn(4, 8)
         live = LiveTensors(CPU)
-        with FlopCounter(model, force_eager=False, watch=live):
+        with FlopCounter(model, force_eager=False, watches=(live,)):
             live.begin(model, [], batch)
             inner = model[0](batch)
             gone = weakref.ref(inner.untyped_storage())
@@ -410,7 +410,7 @@ def test_the_same_bits():
         batch = torch.randn(32, 8)
         for _ in range(3):
             live = LiveTensors(CPU) if watched else None
-            with FlopCounter(model, force_eager=False, watch=live):
+            with FlopCounter(model, force_eager=False, watches=(live,)):
                 if live is not None:
                     live.begin(model, [optimizer], batch)
                 optimizer.zero_grad()
@@ -429,7 +429,7 @@ def test_an_error_of_ours_does_not_reach_the_step(monkeypatch):
     monkeypatch.setattr(LiveTensors, "_take_dead", fail)
     model, batch = stack(1, 4), torch.randn(2, 4)
     live = LiveTensors(CPU)
-    with FlopCounter(model, force_eager=False, watch=live):
+    with FlopCounter(model, force_eager=False, watches=(live,)):
         live.begin(model, [], batch)
         model(batch).sum().backward()
     monkeypatch.undo()
@@ -473,7 +473,7 @@ def test_torchs_own_tracker_agrees(kind):
         sums for device, sums in theirs.get_tracker_snapshot("peak").items() if device.type == "cpu"
     ]
     live = LiveTensors(CPU)
-    with FlopCounter(model, force_eager=False, watch=live):
+    with FlopCounter(model, force_eager=False, watches=(live,)):
         live.begin(model, [optimizer], batch)
         step()
     live.end()

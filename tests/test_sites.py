@@ -59,7 +59,7 @@ def watch_run(run, root=None, **kwargs):
     watch = SiteWatch(**kwargs)
     watch.begin()
     try:
-        with FlopCounter(root or nn.Linear(1, 1), force_eager=False, watch=watch):
+        with FlopCounter(root or nn.Linear(1, 1), force_eager=False, watches=(watch,)):
             run()
     finally:
         watch.end()

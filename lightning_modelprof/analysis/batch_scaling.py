@@ -26,6 +26,11 @@ MIN_RANGE: Final = 1.25
 _MOST: Final = 200
 """Steps of the usual size, and as many of others, that are compared at most: pairs are many."""
 
+_SLOW_FLOPS_PER_S: Final = 4e9
+_SLOW_BYTES_PER_S: Final = 2e9
+"""What any CPU that torch trains on does. Source: a Raspberry Pi 4 has some 8 GFLOP/s of float32 in matrix
+products on one core, and copies 2 to 4 GB/s."""
+
 _MODEL: Final = ("transfer", "forward", "backward")
 _UPDATE: Final = ("zero_grad", "clip", "optimizer")
 _AROUND: Final = ("callbacks", "module_hooks", "logging", "other")
@@ -121,6 +126,42 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
         fixed_ns=fixed,
         least_fixed_ns=least,
         most_fixed_ns=most,
+    )
+
+
+def fixed_by_work(steps: StepTimings, flops: int, num_bytes: int) -> BatchScaling | Absent:
+    """What of a step cannot depend on its batch, as its batch's work is too little to take so long.
+
+    Any CPU that torch trains on does the FLOPs and moves the bytes of one step at the rates of a slow one, or
+    faster. What forward and backward take beyond that is the price of calling operators, whose number does
+    not depend on the batch. ``fixed_ns`` is thus the least that it can be.
+
+    Args:
+        steps: the finished steps, or those of them that were kept.
+        flops: of forward and backward in one step.
+        num_bytes: that the operators of forward and backward read and write.
+    """
+    clean = steps.clean()
+    counted = clean.select(clean.samples > 0)
+    phases = _phases(counted, has_all=True)
+    if not len(counted) or not phases:
+        return Absent("there is no clean step whose samples were counted")
+    columns = [PHASE_INDEX[phase] for phase in phases]
+    compared_ns = float(np.median(counted.phases_ns[:, columns].sum(axis=1)))
+    usual = int(np.median(counted.samples))
+    grows_ns = min(compared_ns, 1e9 * (flops / _SLOW_FLOPS_PER_S + num_bytes / _SLOW_BYTES_PER_S))
+    return BatchScaling(
+        num_samples=usual,
+        sizes=(usual, usual),
+        num_usual=len(counted),
+        num_other=0,
+        phases=phases,
+        step_ns=float(np.median(counted.duration_ns)),
+        compared_ns=compared_ns,
+        per_sample_ns=grows_ns / max(1, usual),
+        fixed_ns=compared_ns - grows_ns,
+        least_fixed_ns=compared_ns - grows_ns,
+        most_fixed_ns=compared_ns,
     )
 
 

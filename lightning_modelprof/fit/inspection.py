@@ -30,6 +30,7 @@ from lightning_modelprof.flops.module_times import ModuleTimer
 from lightning_modelprof.flops.modules import module_records
 from lightning_modelprof.flops.peaks import peak_rates
 from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
+from lightning_modelprof.flops.waste import WasteWatch
 from lightning_modelprof.measure.batch_shapes import BatchShapes, own_tensors, shapes_of
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.user_code import loop_codes
@@ -103,6 +104,7 @@ class Inspection:
         self._frames = compiled_frames()
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
+        self._waste: WasteWatch | None = None
         self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
         self._timed_sizes: dict[Shapes, None] = {}
@@ -239,11 +241,21 @@ class Inspection:
                 self._module,
                 self._formulas,
                 force_eager=False,
-                watch=self._watch,
-                second_watch=self.followed.begin(batch) if self._step == self._plan.counted else None,
+                watches=self._watches(batch) if self._step == self._plan.counted else (),
             )
             counter.__enter__()
             self._counter, self._is_counting = counter, True
+
+    def _watches(self, batch: Any) -> tuple[Callable[..., None] | None, ...]:
+        """What sees the operators of the counted step beside the counter."""
+        self._waste = WasteWatch(
+            self._module,
+            num_optimizers=len(self._trainer.optimizers) if self._trainer.world_size == 1 else 1,
+            owners=(type(self._module),),
+            outside=loop_codes(),
+        )
+        self._waste.begin()
+        return self._watch, self.followed.begin(batch), self._waste
 
     def _begin_times(self, batch: Any) -> None:
         if self._timer is None:
@@ -266,12 +278,16 @@ class Inspection:
         """The inspected step has its loss."""
         if self._is_counting and self._counter is not None:
             self._counter.before_backward()
+            if self._waste is not None:
+                self._waste.before_backward()
         if self._is_timing and self._timer is not None:
             self._timer.on_before_backward(loss)
 
     def end_batch(self, *, failed: bool = False) -> None:
         """The inspected step has done its work, or failed: take out what was put in."""
         # What was put in is forgotten when it is out, so that close() tries again if something fails here.
+        if self._waste is not None:
+            self._waste.end()
         if self._is_counting and self._counter is not None:
             self._counter.__exit__(None, None, None)
             self._is_counting = False
@@ -322,8 +338,8 @@ class Inspection:
 
     def _take_count(self, step: int, size: int | None) -> None:
         """What the counter saw, or what it sees of a copy; and what fvcore says."""
-        counter, arguments = self._counter, self._arguments
-        self._counter = self._arguments = None
+        counter, arguments, waste = self._counter, self._arguments, self._waste
+        self._counter = self._arguments = self._waste = None
         if arguments is None or size is None:
             self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
             return
@@ -349,7 +365,8 @@ class Inspection:
         )
         if step != self._plan.counted:
             return
-        self.cost = replace(self.cost, count=count, count_note=note)
+        seen = None if waste is None or counter is None else _attempt(waste.result)[0]
+        self.cost = replace(self.cost, count=count, count_note=note, waste=seen)
         if self._use_fvcore:
             table, note = _attempt(copied.forward_table)
             self.cost = replace(self.cost, forward_table=table, forward_table_note=note)

@@ -320,7 +320,7 @@ class Outputs:
 
 def _close_live_display(bar: Any) -> None:
     """Stop what a RichProgressBar draws; the bar itself does so in a teardown that comes after ours."""
-    progress = getattr(bar, "progress", None)
+    progress: Any = getattr(bar, "progress", None)
     if hasattr(progress, "live"):
         progress.stop()  # a second time, which comes from the bar, it does nothing
 

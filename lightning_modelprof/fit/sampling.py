@@ -39,7 +39,7 @@ class Sampling:
         looks: dict[str, Look] = {"the stack": self._stack.look}
         if memory is not None:
             looks["memory"] = _memory_look(memory, ledger)
-        self._sampler = Sampler(looks, clock)
+        self._sampler = Sampler(looks, clock, lambda: self._stack.clocks.is_crowded)
         self.resume = self._sampler.resume
         self.pause = self._sampler.pause
 

@@ -7,7 +7,7 @@ operators without a formula that may hold contractions are listed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -82,9 +82,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             fused kernels is not seen, and nothing is attributed to the modules of such a model.
         refuse_collectives: whether an operator that communicates raises ModelProfError before it runs, for a
             copy of the model that runs in one process alone.
-        watch: called as ``watch(func, args, kwargs, result, where)`` after each operator; ``where()`` is its
-            phase and module. It must not raise.
-        second_watch: likewise, after the first.
+        watches: called as ``watch(func, args, kwargs, result, where)`` after each operator, in this order;
+            ``where()`` is its phase and module. They must not raise; ``None`` is none.
 
     Attributes:
         flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
@@ -108,8 +107,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         *,
         force_eager: bool = True,
         refuse_collectives: bool = False,
-        watch: Callable[..., None] | None = None,
-        second_watch: Callable[..., None] | None = None,
+        watches: Sequence[Callable[..., None] | None] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops: Counter[Place] = Counter()
@@ -120,7 +118,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._own = own_formulas(formulas)
         self._force_eager = force_eager
         self._refuse_collectives = refuse_collectives
-        self._watches = tuple(one for one in (watch, second_watch) if one is not None)
+        self._watches = tuple(one for one in watches if one is not None)
         self._whereabouts = Whereabouts(
             root, into_compiled=force_eager, on_error=partial(_note, self.errors, "module")
         )

@@ -24,22 +24,26 @@ class TrainerCall(NamedTuple):
     Attributes:
         from_library: its function that did; ``None`` where the user's own code did.
         user: the user's line that led there; ``None`` without a library between, or where there is none.
+        files: of the user, with the functions that led there.
     """
 
     from_library: CodePlace | None
     user: CodePlace | None
+    files: frozenset[str] = frozenset()
 
 
 def trainer_call() -> TrainerCall:
     """Who called the Trainer that runs now. To be called from a hook."""
-    user_code, library = UserCode(), None
+    user_code, library, user = UserCode(), None, None
+    files = set()
     for frame in _callers(sys._getframe(1)):
         module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
         if user_code.is_users(frame):
-            return TrainerCall(library, None if library is None else _line(frame))
-        if library is None and (package := library_of(module, absolute_file(file))):
+            files.add(absolute_file(file))
+            user = user or _line(frame)
+        elif user is None and library is None and (package := library_of(module, absolute_file(file))):
             library = _line(frame, package)
-    return TrainerCall(library, None)
+    return TrainerCall(library, None if library is None else user, frozenset(files))
 
 
 def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Library, ...]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
@@ -46,6 +47,8 @@ class Sampler:
     Args:
         looks: by name, which is for the notes.
         clock: host clock.
+        is_crowded: whether other threads want the interpreter as well: it changes hands often enough then,
+            and turns stay as they are.
 
     Attributes:
         cost_ns: CPU time of the thread so far.
@@ -53,9 +56,15 @@ class Sampler:
         notes: why a look ended early, or never began, a sentence each.
     """
 
-    def __init__(self, looks: Mapping[str, Look], clock: HostClock = host_clock) -> None:
+    def __init__(
+        self,
+        looks: Mapping[str, Look],
+        clock: HostClock = host_clock,
+        is_crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._looks = dict(looks)
         self._clock = clock
+        self._is_crowded = is_crowded
         self._began_ns: int | None = None
         self._random = random.Random(0)  # of our own: the training's numbers stay what they are
         self._is_wanted = False
@@ -132,7 +141,7 @@ class Sampler:
                 due_ns = last_ns + wait_ns
                 if wait_ns > _SHORT_WAIT_NS and is_over.acquire(timeout=(wait_ns - _AHEAD_NS) / 1e9):
                     break
-                with _ShortTurns():
+                with nullcontext() if self._is_crowded() else _ShortTurns():
                     if is_over.acquire(timeout=max(0, due_ns - self._clock()) / 1e9):
                         break
                 now_ns = self._clock()

@@ -7,7 +7,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import CodeType, FrameType
@@ -15,10 +15,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_modelprof.measure.ledger import PROFILER, VALIDATION
 from lightning_modelprof.measure.log_calls import log_call, logger_codes
+from lightning_modelprof.measure.thread_clocks import ThreadClocks
 from lightning_modelprof.measure.user_code import UserCode, is_loop, library_of, working_folder
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.stack_samples import (
     LogCall,
+    OtherThread,
     SampledStack,
     StackFrame,
     StackSamples,
@@ -31,6 +33,13 @@ MOST_DEEP: Final = 80
 MOST_STACKS: Final = 5_000
 MOST_FRAMES: Final = 20_000
 MOST_LOG_CALLS: Final = 200
+
+_USUAL_THREADS: Final = 2
+"""The thread that trains, and the one that looks."""
+_OTHERS_EVERY: Final = 4
+"""Of so many looks one is at all other threads as well."""
+_MOST_OTHERS: Final = 64
+_MOST_STACKS_OF_OTHERS: Final = 500
 
 _HOOK_CALLERS: Final = ("torch.nn.modules.module", "torch.utils.hooks")
 _ENGINE: Final = "torch.autograd.graph"
@@ -80,6 +89,9 @@ class StackLook:
         self._stacks: dict[tuple[int, ...], list[int]] = {}
         self._dropped = 0
         self._too_deep = 0
+        self._num_looks = 0
+        self._others: dict[int, dict[tuple[int, ...], list[int]]] = {}  # thread → as above
+        self.clocks = ThreadClocks(self._thread)
 
     def look(self, elapsed_ns: int) -> None:
         """Take a sample that stands for ``elapsed_ns``."""
@@ -89,11 +101,19 @@ class StackLook:
             return
         if phase == VALIDATION and ledger.in_validation:
             phase = len(PHASES) + ledger.validation.part
+        self._num_looks += 1
         with _no_collection():
-            frame = sys._current_frames().get(self._thread)
+            frames = sys._current_frames()
+            frame = frames.get(self._thread)
             if frame is None:
                 return
             place, is_too_deep = self._follow(frame, phase)
+            others = self._follow_others(frames, phase) if len(frames) > _USUAL_THREADS else {}
+            del frames, frame
+        if others:
+            self.clocks.learn_names()
+        for thread, its_place in others.items():
+            self._note_other(thread, its_place, elapsed_ns)
         counts = self._stacks.get(place)
         if counts is None:
             counts = self._new_stack(place)
@@ -103,6 +123,23 @@ class StackLook:
         counts[0] += 1
         counts[1] += elapsed_ns
         self._too_deep += is_too_deep
+
+    def _follow_others(self, frames: Mapping[int, FrameType], phase: int) -> dict[int, tuple[int, ...]]:
+        if self._num_looks % _OTHERS_EVERY:
+            return {}
+        self.clocks.look(frames)
+        skipped = (self._thread, threading.get_ident())
+        return {
+            thread: self._follow(its, phase)[0] for thread, its in frames.items() if thread not in skipped
+        }
+
+    def _note_other(self, thread: int, place: tuple[int, ...], elapsed_ns: int) -> None:
+        known = self._others.setdefault(thread, {})
+        if place not in known and (len(known) >= _MOST_STACKS_OF_OTHERS or len(self._others) > _MOST_OTHERS):
+            return
+        counts = known.setdefault(place, [0, 0])
+        counts[0] += 1
+        counts[1] += elapsed_ns
 
     def _follow(self, frame: FrameType | None, phase: int) -> tuple[tuple[int, ...], bool]:
         """The stack as plain numbers, and whether its outer frames were left out.
@@ -163,19 +200,15 @@ class StackLook:
             notes: for the record.
         """
         numbers: dict[tuple[int, int], int] = {}
-        stacks = []
-        for place, (samples, time_ns) in self._stacks.copy().items():
-            lines = list(zip(place[1::2], place[2::2], strict=True))
-            is_part = place[0] >= len(PHASES)
-            stacks.append(
-                SampledStack(
-                    phase=PHASES[VALIDATION if is_part else place[0]].key,
-                    part=PARTS[place[0] - len(PHASES)].key if is_part else "",
-                    frames=tuple(numbers.setdefault(line, len(numbers)) for line in reversed(lines)),
-                    samples=samples,
-                    time_ns=time_ns,
-                )
+        stacks = _sampled(self._stacks.copy(), numbers)
+        others, loop_ns = self.clocks.read()
+        other_threads = tuple(
+            OtherThread(
+                name=name, cpu_ns=cpu_ns, stacks=tuple(_sampled(self._others[thread].copy(), numbers))
             )
+            for thread, (name, cpu_ns) in others.items()
+            if thread in self._others
+        )
         is_users: dict[int, bool] = {}
         libraries: dict[int, str] = {}
         loggers = logger_codes()
@@ -184,7 +217,9 @@ class StackLook:
         )
         return StackSamples(
             frames=frames,
-            stacks=tuple(sorted(stacks, key=lambda stack: -stack.time_ns)),
+            stacks=tuple(stacks),
+            others=other_threads,
+            loop_ns=loop_ns,
             samples=sum(stack.samples for stack in stacks) + self._dropped,
             first_interval_ns=first_interval_ns,
             last_interval_ns=last_interval_ns,
@@ -225,6 +260,26 @@ class StackLook:
                 f"{self._dropped} samples are in no figure: there were too many different stacks to note."
             )
         return tuple(notes)
+
+
+def _sampled(
+    stacks: Mapping[tuple[int, ...], list[int]], numbers: dict[tuple[int, int], int]
+) -> list[SampledStack]:
+    """The records of stacks, most time first; ``numbers`` learns the positions of their frames."""
+    found = []
+    for place, (samples, time_ns) in stacks.items():
+        lines = list(zip(place[1::2], place[2::2], strict=True))
+        is_part = place[0] >= len(PHASES)
+        found.append(
+            SampledStack(
+                phase=PHASES[VALIDATION if is_part else place[0]].key,
+                part=PARTS[place[0] - len(PHASES)].key if is_part else "",
+                frames=tuple(numbers.setdefault(line, len(numbers)) for line in reversed(lines)),
+                samples=samples,
+                time_ns=time_ns,
+            )
+        )
+    return sorted(found, key=lambda stack: -stack.time_ns)
 
 
 def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> tuple[LogCall, ...]:

@@ -25,6 +25,7 @@ from lightning_modelprof.measure.compilation import compile_setup
 from lightning_modelprof.measure.convolution_biases import convolution_biases
 from lightning_modelprof.measure.environment import written_class
 from lightning_modelprof.measure.libraries import read_libraries, trainer_call
+from lightning_modelprof.measure.source_calls import calls_by_name, class_files
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.training_setup import (
     CallbackSetup,
@@ -163,6 +164,9 @@ class _Live:
             "libraries": read_libraries(self._trainer, self._module, call),
             "package_call": call.from_library,
             "user_call": call.user,
+            "calls": calls_by_name(
+                call.files | class_files(self._module, getattr(self._trainer, "datamodule", None))
+            ),
         }
 
     def callbacks(self) -> dict[str, Any]:

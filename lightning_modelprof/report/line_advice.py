@@ -49,7 +49,10 @@ def advice_for(
     if source.operators == 0 and not isinstance(hot, Absent) and hot.is_call(source.file, source.line):
         return IN_GENERAL.format(where=f"what line {source.line} of {source.function} calls")
     if source.operators == 0:
-        return f"{place} runs no operator of torch: it is Python's own time, or that of another library."
+        return (
+            f"{place} runs no operator of torch: the time is Python's own, or a library's. Do it for the"
+            " whole batch with operations on tensors, or move it into the Dataset, where workers do it."
+        )
     return IN_GENERAL.format(where=where)
 
 

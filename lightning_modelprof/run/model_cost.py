@@ -13,6 +13,7 @@ from typing import Final
 from lightning_modelprof.run.batch_sizes import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.run.ranges import Count, Real, Whole
 from lightning_modelprof.run.sites import StepSites
+from lightning_modelprof.run.step_waste import StepWaste
 from lightning_modelprof.run.training_setup import CodePlace
 
 FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
@@ -223,6 +224,7 @@ class ModelCost:
             outside of a loop.
         size_counts_note: why not more sizes were counted.
         batch_sizes: of all clean steps; ``None`` outside of a loop and in runs of older versions.
+        waste: of the counted step; ``None`` where a copy was counted, and in runs of older versions.
     """
 
     count: StepCount | None = None
@@ -241,3 +243,4 @@ class ModelCost:
     peak_note: str = ""
     sites: StepSites | None = None
     sites_note: str = ""
+    waste: StepWaste | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_modelprof.run.logging_code import LOGGER, logging_kind
-from lightning_modelprof.run.ranges import Count
+from lightning_modelprof.run.ranges import Count, Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,21 @@ class LogCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherThread:
+    """Another thread of the process that ran Python while the loop did.
+
+    Attributes:
+        name: that the program gave it.
+        cpu_ns: CPU time that it took of the loop; ``None`` where the system does not tell.
+        stacks: where it was, as samples; of these ``phase`` is that of the training thread.
+    """
+
+    name: str
+    cpu_ns: Whole | None
+    stacks: tuple[SampledStack, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackSamples:
     """What the training thread was doing over one loop.
 
@@ -98,6 +113,8 @@ class StackSamples:
         cost_ns: CPU time of the sampling thread.
         log_calls: of the user's lines in ``stacks`` that log or call a metric, where their source is known.
         hook_calls: positions in ``frames`` of torch's calls of hooks on modules and tensors.
+        others: other threads that ran Python, and had a CPU in more than a little of the loop.
+        loop_ns: wall time over which their CPU time was read.
         notes: why there is nothing, or what is missing, a sentence each.
     """
 
@@ -110,6 +127,8 @@ class StackSamples:
     cost_ns: Count = 0
     log_calls: tuple[LogCall, ...] = ()
     hook_calls: tuple[Count, ...] = ()
+    others: tuple[OtherThread, ...] = ()
+    loop_ns: Whole = 0
     notes: tuple[str, ...] = ()
 
 

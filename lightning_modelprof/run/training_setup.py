@@ -218,6 +218,8 @@ class TrainingSetup:
         layers: linear layers; only read for CUDA.
         convolution_biases: see there.
         compiled: ``None`` if torch.compile was not used.
+        calls: lines of the user's files that call one of the names that findings ask for, such as
+            ``DataLoader``, by that name.
         notes: what could not be read, and why.
     """
 
@@ -250,4 +252,5 @@ class TrainingSetup:
     layers: tuple[LayerShape, ...] = ()
     convolution_biases: tuple[ConvolutionBias, ...] = ()
     compiled: CompileSetup | None = None
+    calls: dict[str, tuple[CodePlace, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

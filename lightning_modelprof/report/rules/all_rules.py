@@ -10,9 +10,12 @@ from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
 from lightning_modelprof.report.rules.clip_cost import ClipCost
 from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
+from lightning_modelprof.report.rules.competing_thread import CompetingThread
 from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
 from lightning_modelprof.report.rules.conv_bias_before_batchnorm import ConvolutionBiasBeforeBatchNorm
 from lightning_modelprof.report.rules.cpu_threads_oversubscribed import CpuThreadsOversubscribed
+from lightning_modelprof.report.rules.dense_embeddings import DenseEmbeddings
+from lightning_modelprof.report.rules.double_precision import DoublePrecision
 from lightning_modelprof.report.rules.frozen_layers_computed import FrozenLayersComputed
 from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
 from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
@@ -24,6 +27,7 @@ from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapa
 from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
 from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.repeated_forward import RepeatedForward
 from lightning_modelprof.report.rules.repeated_work import RepeatedWork
 from lightning_modelprof.report.rules.single_cpu_thread import SingleCpuThread
 from lightning_modelprof.report.rules.slow_callback import SlowCallback
@@ -42,6 +46,7 @@ from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
 from lightning_modelprof.report.rules.small_batches import SmallBatches
 from lightning_modelprof.report.rules.straggler import StragglerRank
 from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
+from lightning_modelprof.report.rules.unused_gradients import UnusedGradientsRule
 from lightning_modelprof.report.rules.validation_share import ValidationShare
 from lightning_modelprof.report.rules.worker_startup import WorkerStartup
 from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
@@ -61,6 +66,10 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowCustomModule(),
     SlowLineInModule(),
     SlowLayerHooks(),
+    RepeatedForward(),
+    UnusedGradientsRule(),
+    DoublePrecision(),
+    CompetingThread(),
     AnomalyDetection(),
     SlowCallback(),
     SlowModuleHook(),
@@ -74,6 +83,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ZeroGradCost(),
     ClipCost(),
     SlowOptimizer(),
+    DenseEmbeddings(),
     OptimizerNotFused(),
     SmallBatches(),
     FrozenLayersComputed(),

@@ -26,9 +26,10 @@ class CheckpointShare(PhaseShareRule):
         return f"{advice} (save_weights_only=True)." + (f" Now: {settings}." if settings else "")
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
-        """The plugin that writes, if it is the user's own."""
+        """The plugin that writes, if it is the user's own, and where ModelCheckpoint is made."""
         plugin = setup.checkpoint_io
-        return [] if plugin is None or plugin.is_library else [plugin]
+        own = [] if plugin is None or plugin.is_library else [plugin]
+        return [*own, *setup.calls.get("ModelCheckpoint", ())]
 
 
 def _settings(setup: CheckpointSetup) -> str:

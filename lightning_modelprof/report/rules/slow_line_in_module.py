@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
@@ -98,7 +99,7 @@ class SlowLineInModule(ShareRule):
             note = "" if analysis.cost is None else analysis.cost.sites_note
             return self.not_evaluated(note or "no step was inspected (flops=True does)")
         found = []
-        for place, paths in _forwards(analysis).items():
+        for place, paths in _forwards(analysis, lines).items():
             of_it = [one for one in lines if (one.file, one.function_line) == place]
             makers = [one for one in of_it if one.own_tensors and _path_at(one, paths) is not None]
             candidates = [_Loop(_path_at(one, paths) or "", [one], 0, False) for one in makers]
@@ -171,8 +172,11 @@ def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:
     return hottest if hottest is not None and hottest.line == line.line else None
 
 
-def _forwards(analysis: Analysis) -> dict[tuple[str, int], list[str]]:
-    """Where forwards of modules with a parameter are written, and ``training_step``: place → paths."""
+def _forwards(analysis: Analysis, lines: Iterable[SourceLine]) -> dict[tuple[str, int], list[str]]:
+    """Where forwards of modules with a parameter are written, and ``training_step``: place → paths.
+
+    A function that only one of these modules runs, as a method that its forward calls, is as good as that.
+    """
     if analysis.cost is None or isinstance(analysis.modules, Absent):
         return {}
     with_parameters = {module.path for module in analysis.modules.modules if module.parameters}
@@ -184,6 +188,16 @@ def _forwards(analysis: Analysis) -> dict[tuple[str, int], list[str]]:
     step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
     if step is not None and step.file and step.line:
         found.setdefault((step.file, step.line), [_STEP])
+    forwards = {
+        (one.forward.file, one.forward.line) for one in analysis.cost.modules if one.forward is not None
+    }
+    for line in lines:
+        paths = [path for path, _ in line.by_module]
+        if line.function_line is None or "forward" not in line.phases or "" in paths:
+            continue
+        function = (line.file, line.function_line)
+        if function not in found and function not in forwards and with_parameters.issuperset(paths):
+            found[function] = paths
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.batch_scaling import BatchScaling
+from lightning_modelprof.analysis.batch_scaling import BatchScaling, fixed_by_work
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import (
@@ -28,6 +28,7 @@ class SmallBatches(Rule):
 
     A line through the times of the steps by their number of samples (Theil-Sen); it is found where the lower
     end of its interval says so. Fetches, and what was not compared, count as if they grew with the batch.
+    Where all batches are of one size, the part is what no CPU would need for the FLOPs and bytes of a batch.
 
     Caveats:
         Beyond the sizes that were seen a step may grow faster: memory and caches are finite. There is no time
@@ -36,6 +37,7 @@ class SmallBatches(Rule):
 
     Attributes:
         least_share: of a step, that the fixed part is at least.
+        warning: share from which on it is more than a hint, where all batches are of one size.
         floor_ns: a fixed part below which nothing is found.
     """
 
@@ -43,6 +45,7 @@ class SmallBatches(Rule):
     title: ClassVar[str] = "Most of a step does not depend on its batch"
 
     least_share: float = 0.5
+    warning: float = 0.6
     floor_ns: float = FLOOR_NS
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -57,7 +60,11 @@ class SmallBatches(Rule):
             return self.not_evaluated("ranks wait for each other, whatever their batches are")
         found = analysis.batch_scaling
         if isinstance(found, Absent):
+            found = _by_work(analysis) or found
+        if isinstance(found, Absent):
             return self.not_evaluated(found.reason)
+        if not found.num_other:
+            return self._judge_work(found, analysis)
         share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
         said = (
             f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
@@ -77,6 +84,43 @@ class SmallBatches(Rule):
                 evidence=evidence,
             ),
         )
+
+    def _judge_work(self, found: BatchScaling, analysis: Analysis) -> tuple[Finding, ...]:
+        """Where all batches are of one size: of calling operators, which does not depend on it."""
+        share = found.fixed_ns / found.step_ns
+        said = (
+            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
+            f" {milliseconds(found.step_ns)}. Its batch is work for at most"
+            f" {milliseconds(found.compared_ns - found.fixed_ns)}: at least {milliseconds(found.fixed_ns)}"
+            f" ({percent(share)} of the median step) is what calling so many operators takes, whatever the"
+            " batch"
+        )
+        evidence = _evidence(found)
+        if share < self.least_share or found.fixed_ns < self.floor_ns:
+            return self.clean(f"{said}.", evidence)
+        return (
+            self.found(
+                f"{said}. With twice the batch the steps of an epoch would take at most"
+                f" {found.with_twice(found.fixed_ns):.2f} of their time.",
+                _action(found, analysis),
+                Severity.INFO if share < self.warning else Severity.WARNING,
+                places=() if analysis.setup is None else analysis.setup.calls.get("DataLoader", ()),
+                evidence=evidence,
+            ),
+        )
+
+
+def _by_work(analysis: Analysis) -> BatchScaling | None:
+    """From the FLOPs and bytes of the counted step; ``None`` where they are not all known."""
+    cost = analysis.cost
+    if cost is None or cost.count is None or cost.sites is None or cost.count.on_fake_tensors:
+        return None
+    flops = sum(one.flops or 0 for one in cost.count.operators if one.phase != "optimizer")
+    lines = [one for one in cost.sites.lines if one.phase != "optimizer"]
+    if any(one.unsized for one in lines) or cost.sites.dropped:
+        return None
+    found = fixed_by_work(analysis.steps, flops, sum(one.num_bytes for one in lines))
+    return None if isinstance(found, Absent) else found
 
 
 def _action(found: BatchScaling, analysis: Analysis) -> str:
@@ -98,6 +142,12 @@ def _action(found: BatchScaling, analysis: Analysis) -> str:
 
 def _evidence(found: BatchScaling) -> list[Evidence]:
     smallest, largest = found.sizes
+    if not found.num_other:
+        return [
+            duration("fixed part of a step, at least", found.fixed_ns),
+            ratio("share of the median step", found.fixed_ns / found.step_ns),
+            ratio("an epoch's steps with twice the batch, at most", found.with_twice(found.fixed_ns)),
+        ]
     return [
         duration("fixed part of a step", found.fixed_ns),
         duration("at least", found.least_fixed_ns),

@@ -38,6 +38,7 @@ class WorkerStartup(ShareRule):
     title: ClassVar[str] = "Workers are started anew with each epoch"
     phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
     bound: ClassVar[str | None] = "input_bound"
+    takes_time_there: ClassVar[bool] = False
 
     def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of the whole loop, as it is spread over all of it."""
@@ -74,7 +75,7 @@ class WorkerStartup(ShareRule):
                 f"{loader_call(setup, loader, persistent_workers=True)}: False now.",
                 self.severity(share),
                 saving_ns=total_ns,
-                places=[loader.worker_init or loader.dataset],
+                places=[*setup.calls.get("DataLoader", ()), loader.worker_init or loader.dataset],
                 evidence=evidence,
             ),
         )
