@@ -917,6 +917,100 @@ def bias_before_batchnorm(costs: Costs, folder: Path) -> Training:
     return Training(Biased(), rows())
 
 
+class Twice(Model):
+    """Two heads, each of which calls the backbone with the same batch."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs)
+        self.backbone = Slow(costs, 5)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        first = self.layers(self.backbone(batch)).square().mean()
+        second = self.backbone(batch).mean()  # fault: called_twice
+        return first + second
+
+
+class Slow(nn.Module):
+    """A layer with a parameter that takes long."""
+
+    def __init__(self, costs: Costs, milliseconds: float) -> None:
+        super().__init__()
+        self.costs = costs
+        self.milliseconds = milliseconds
+        self.scale = nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        wait(self.milliseconds)
+        return inputs * self.scale
+
+
+def called_twice(costs: Costs, folder: Path) -> Training:
+    return Training(Twice(costs), rows())
+
+
+class Networks(LightningModule):
+    """What the critic is shown is not detached, so its backward goes through the generator as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(*(nn.Linear(400, 400) for _ in range(6)))
+        self.critic = nn.Linear(400, 1)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        generator, critic = self.optimizers()
+        critic.zero_grad()
+        loss = self.critic(self.generator(batch.new_ones(64, 400))).mean()
+        self.manual_backward(loss)  # fault: gradients_for_nothing
+        critic.step()
+        self.toggle_optimizer(generator)
+        generator.zero_grad()
+        self.manual_backward(-self.critic(self.generator(batch.new_ones(64, 400))).mean())
+        generator.step()
+        self.untoggle_optimizer(generator)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=1e-9) for part in (self.generator, self.critic)]
+
+
+def gradients_for_nothing(costs: Costs, folder: Path) -> Training:
+    return Training(Networks(), rows())
+
+
+class Tables(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(60_000, 32)  # fault: large_dense_table
+        self.head = nn.Linear(32, 1)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.head(self.users(torch.arange(16))).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def large_dense_table(costs: Costs, folder: Path) -> Training:
+    return Training(Tables(), rows())
+
+
+class Doubles(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        self.double()  # fault: computes_in_float64
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        return self.layers(batch.new_ones(64, 512, dtype=self.dtype)).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+
+def computes_in_float64(costs: Costs, folder: Path) -> Training:
+    return Training(Doubles(), rows())
+
+
 SCENARIOS = (
     Scenario("healthy_tiny_model", healthy_tiny_model, "balanced"),
     Scenario("healthy_large_model", healthy_large_model, "balanced"),
@@ -959,6 +1053,14 @@ SCENARIOS = (
     Scenario("slow_layer_hooks", slow_layer_hooks, "host_bound", "slow_layer_hooks", sampled=True),
     Scenario("stepped_by_hand", stepped_by_hand, "host_bound", "slow_line_in_module", sampled=True),
     Scenario("table_made_by_python", table_made_by_python, "host_bound", "slow_line_in_module", sampled=True),
+    Scenario("called_twice", called_twice, "balanced", "repeated_forward", is_estimated=True),
+    Scenario(
+        "gradients_for_nothing", gradients_for_nothing, "balanced", "unused_gradients", is_estimated=True
+    ),
+    Scenario(
+        "large_dense_table", large_dense_table, "optimizer_bound", "dense_embeddings", is_estimated=True
+    ),
+    Scenario("computes_in_float64", computes_in_float64, "balanced", "double_precision", is_estimated=True),
     Scenario("row_loop", row_loop, "host_bound", "slow_forward_outside_model"),
     Scenario("tensor_made_on_the_host", tensor_made_on_the_host, "host_bound", "slow_forward_outside_model"),
     Scenario("custom_loop", custom_loop, "host_bound", "slow_forward_outside_model"),

@@ -736,7 +736,10 @@ def test_the_help_tells_the_exit_codes(capsys):
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "exit status: 0 faster or the same, or a table, 3 slower than the tolerance, 4 cannot tell" in out
+    assert (
+        "exit status: 0 faster, the same, or a table; 3 slower than the tolerance allows; 4 cannot tell"
+        in out
+    )
     assert "BEFORE AFTER" in out
 
 

@@ -31,6 +31,10 @@ _SLOW_BYTES_PER_S: Final = 2e9
 """What any CPU that torch trains on does. Source: a Raspberry Pi 4 has some 8 GFLOP/s of float32 in matrix
 products on one core, and copies 2 to 4 GB/s."""
 
+_OPERATOR_NS: Final = 30_000
+"""What calling an operator takes at most. Source: 5 to 10 us in torch, as much in Python around it and in
+autograd; the rest is for slow machines."""
+
 _MODEL: Final = ("transfer", "forward", "backward")
 _UPDATE: Final = ("zero_grad", "clip", "optimizer")
 _AROUND: Final = ("callbacks", "module_hooks", "logging", "other")
@@ -129,27 +133,33 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
     )
 
 
-def fixed_by_work(steps: StepTimings, flops: int, num_bytes: int) -> BatchScaling | Absent:
+def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: int) -> BatchScaling | Absent:
     """What of a step cannot depend on its batch, as its batch's work is too little to take so long.
 
     Any CPU that torch trains on does the FLOPs and moves the bytes of one step at the rates of a slow one, or
     faster. What forward and backward take beyond that is the price of calling operators, whose number does
-    not depend on the batch. ``fixed_ns`` is thus the least that it can be.
+    not depend on the batch; where it is too much for that, Python code of another kind takes it, which may.
 
     Args:
         steps: the finished steps, or those of them that were kept.
+        operators: that ran in one step.
         flops: of forward and backward in one step.
         num_bytes: that the operators of forward and backward read and write.
+
+    Returns:
+        With ``fixed_ns`` the least that it can be.
     """
     clean = steps.clean()
     counted = clean.select(clean.samples > 0)
-    phases = _phases(counted, has_all=True)
+    phases = _phases(counted, has_all=False)
     if not len(counted) or not phases:
         return Absent("there is no clean step whose samples were counted")
     columns = [PHASE_INDEX[phase] for phase in phases]
     compared_ns = float(np.median(counted.phases_ns[:, columns].sum(axis=1)))
     usual = int(np.median(counted.samples))
     grows_ns = min(compared_ns, 1e9 * (flops / _SLOW_FLOPS_PER_S + num_bytes / _SLOW_BYTES_PER_S))
+    if compared_ns - grows_ns > operators * _OPERATOR_NS:
+        return Absent("a step takes longer than calling its operators does")
     return BatchScaling(
         num_samples=usual,
         sizes=(usual, usual),

@@ -36,11 +36,12 @@ def run(options: argparse.Namespace) -> int:
     with show_waiting(f"looking for runs below {options.path}"):
         file, choice = newest_run(options.path)  # what is not there is told before the rest is imported
     from lightning_modelprof.commands.output import put_out
+    from lightning_modelprof.errors import one_line
     from lightning_modelprof.report_reading import read_report
 
     report = read_report(file, lambda saved: table_options(options, saved))
     if choice:
         report = replace(report, notes=(choice, *report.notes))
-    rest = f"all tables: lightning-modelprof report {file.parent} --full"
+    rest = one_line(f"all tables: lightning-modelprof report {file.parent} --full")
     put_out(report, options, [] if options.full else [*filter(None, [choice]), rest])
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +37,7 @@ Where = Callable[[], tuple[str, str]]
 
 
 class _Call(NamedTuple):
-    """The tensors of one call, held weakly, with their versions; and everything else that it was given."""
+    """The tensors of one call, held weakly; their versions and those of the module's own; and all else."""
 
     tensors: tuple[weakref.ref[torch.Tensor], ...]
     versions: tuple[int, ...]
@@ -102,9 +103,7 @@ class WasteWatch:
         for name, module in self._root.named_modules():
             path = plain_path(name)
             if path and not _is_random(module):
-                hook = ModuleHook(
-                    lambda _, args, kwargs, path=path: self._enter(path, args, kwargs), self._note
-                )
+                hook = ModuleHook(partial(self._enter, path), self._note)
                 self._cleanup.append(
                     module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True).remove
                 )
@@ -134,7 +133,7 @@ class WasteWatch:
 
     # Modules that are called again
 
-    def _enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != _NO_TASK:  # what backward computes again is asked for
             return
         self._num_calls[path] += 1
@@ -144,7 +143,7 @@ class WasteWatch:
             return
         call = _Call(
             tuple(map(weakref.ref, tensors)),
-            tuple(tensor._version for tensor in tensors),
+            (*(tensor._version for tensor in tensors), *(one._version for one in module.parameters())),
             tuple(rest),
             self._lines.innermost(_OUR_FRAMES),
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
-from lightning_modelprof.run.training_setup import CodePlace
+from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
 
 FLOOR_NS: Final = 300_000.0
 """Less than this in a step is not worth a finding: about what Lightning's own loop takes."""
@@ -164,6 +164,12 @@ def location_of(place: CodePlace) -> Location:
     if place.is_library and not place.package:
         return Location(function=place.name)
     return Location(file=place.file, line=place.line, function=place.name, package=place.package)
+
+
+def lines_that_call(setup: TrainingSetup | None, *names: str) -> list[Location]:
+    """The user's lines that call one of these names, where something has to be changed."""
+    calls = {} if setup is None else setup.calls
+    return [replace(location_of(place), is_exact=True) for name in names for place in calls.get(name, ())]
 
 
 def milliseconds(ns: float) -> str:

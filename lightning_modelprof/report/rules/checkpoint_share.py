@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lightning_modelprof.report.model import Location
+from lightning_modelprof.report.rules.base import lines_that_call
 from lightning_modelprof.report.rules.phase_share import PhaseShareRule
 from lightning_modelprof.run.training_setup import CheckpointSetup, CodePlace, TrainingSetup
 
@@ -25,11 +27,11 @@ class CheckpointShare(PhaseShareRule):
         advice = "Save less often (every_n_train_steps, every_n_epochs), fewer (save_top_k) or less"
         return f"{advice} (save_weights_only=True)." + (f" Now: {settings}." if settings else "")
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[CodePlace | Location]:
         """The plugin that writes, if it is the user's own, and where ModelCheckpoint is made."""
         plugin = setup.checkpoint_io
         own = [] if plugin is None or plugin.is_library else [plugin]
-        return [*own, *setup.calls.get("ModelCheckpoint", ())]
+        return [*own, *lines_that_call(setup, "ModelCheckpoint")]
 
 
 def _settings(setup: CheckpointSetup) -> str:

@@ -71,9 +71,9 @@ class CompetingThread(ShareRule):
             found.append(
                 self.found(
                     f"The thread {thread.name} of this process had a CPU in"
-                    f" {percent(thread.cpu_ns / samples.loop_ns)} of the time. One thread runs Python at a"
-                    f" time, so that costs the training up to {milliseconds(cost_ns)} a step ({percent(share)} of"
-                    f" {THE_LOOP}).",
+                    f" {percent(thread.cpu_ns / samples.loop_ns)} of the time. One thread runs Python"
+                    f" at a time, so that costs the training up to {milliseconds(cost_ns)} a step"
+                    f" ({percent(share)} of {THE_LOOP}).",
                     "Run this less often, or in a process of its own: the training waits while this thread"
                     " runs Python.",
                     self.severity(share),

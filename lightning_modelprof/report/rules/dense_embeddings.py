@@ -15,6 +15,7 @@ from lightning_modelprof.report.rules.base import (
     Whole,
     count,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
@@ -71,7 +72,6 @@ class DenseEmbeddings(ShareRule):
         if share is None or not self.is_found(share, cost_ns):
             return self.clean("No embedding has many rows that its steps do not use.")
         first = max(tables, key=lambda one: one.rows * one.columns)
-        calls = {} if analysis.setup is None else analysis.setup.calls
         return (
             self.found(
                 f"A step looks up at most {first.used:,} of the {first.rows:,} rows of {first.path}, and the"
@@ -82,7 +82,7 @@ class DenseEmbeddings(ShareRule):
                 " rows stand still then, which changes the training a little: compare the validation loss.",
                 self.severity(share),
                 saving_ns=cost_ns,
-                places=[*calls.get("Embedding", ()), *calls.get("EmbeddingBag", ())],
+                places=lines_that_call(analysis.setup, "Embedding", "EmbeddingBag"),
                 evidence=[
                     duration("for unused rows per step", cost_ns),
                     ratio(f"share of {whole}", share),

@@ -14,6 +14,7 @@ from lightning_modelprof.report.rules.base import (
     ShareRule,
     Whole,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
@@ -71,11 +72,11 @@ class DoublePrecision(ShareRule):
                 f"{percent(double / every)} of the parameters are float64. float32 takes half the bytes and"
                 f" fits twice as often into a vector: about {milliseconds(cost_ns)} a step"
                 f" ({percent(share)} of {whole}) less.",
-                "Take out .double() and float64, and make the data float32 where they are loaded: .float(), or"
+                "Take out .double() and float64, and make the data float32 where they are loaded: .float() or"
                 " astype('float32') of NumPy's arrays, which are float64 by default.",
                 Severity.INFO if is_meant else self.severity(share),
                 saving_ns=cost_ns,
-                places=[*setup.calls.get("double", ()), *setup.calls.get("float64", ())] or [setup.module],
+                places=lines_that_call(setup, "double", "float64") or [setup.module],
                 evidence=evidence,
             ),
         )

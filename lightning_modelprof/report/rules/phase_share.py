@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.hot_lines import HotLines
 from lightning_modelprof.analysis.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
-from lightning_modelprof.report.model import Evidence, Finding
+from lightning_modelprof.report.model import Evidence, Finding, Location
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     THE_LOOP,
@@ -94,7 +95,7 @@ class PhaseShareRule(ShareRule):
     def action(self, setup: TrainingSetup) -> str:
         """What to change."""
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:  # noqa: ARG002  # of subclasses
+    def places(self, setup: TrainingSetup) -> Sequence[CodePlace | Location]:  # noqa: ARG002  # of subclasses
         """Where."""
         return []
 

@@ -67,8 +67,9 @@ class RepeatedForward(ShareRule):
                 continue
             found.append(
                 self.found(
-                    f"{call.path} is called {call.calls} times in a step, {call.repeated} of them with tensors"
-                    f" that it had before: {milliseconds(cost_ns)} a step ({percent(share)} of {THE_LOOP}).",
+                    f"{call.path} is called {call.calls} times in a step, {call.repeated} of them with"
+                    f" tensors that it had before: {milliseconds(cost_ns)} a step ({percent(share)} of"
+                    f" {THE_LOOP}).",
                     f"Call {call.path} once, keep its output in a variable, and use that for both.",
                     self.severity(share),
                     title=f"{call.path} computes the same output again",

@@ -15,6 +15,7 @@ from lightning_modelprof.report.rules.base import (
     Rule,
     count,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
@@ -37,7 +38,6 @@ class SmallBatches(Rule):
 
     Attributes:
         least_share: of a step, that the fixed part is at least.
-        warning: share from which on it is more than a hint, where all batches are of one size.
         floor_ns: a fixed part below which nothing is found.
     """
 
@@ -45,7 +45,6 @@ class SmallBatches(Rule):
     title: ClassVar[str] = "Most of a step does not depend on its batch"
 
     least_share: float = 0.5
-    warning: float = 0.6
     floor_ns: float = FLOOR_NS
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -103,8 +102,8 @@ class SmallBatches(Rule):
                 f"{said}. With twice the batch the steps of an epoch would take at most"
                 f" {found.with_twice(found.fixed_ns):.2f} of their time.",
                 _action(found, analysis),
-                Severity.INFO if share < self.warning else Severity.WARNING,
-                places=() if analysis.setup is None else analysis.setup.calls.get("DataLoader", ()),
+                Severity.INFO,
+                places=lines_that_call(analysis.setup, "DataLoader"),
                 evidence=evidence,
             ),
         )
@@ -119,7 +118,12 @@ def _by_work(analysis: Analysis) -> BatchScaling | None:
     lines = [one for one in cost.sites.lines if one.phase != "optimizer"]
     if any(one.unsized for one in lines) or cost.sites.dropped:
         return None
-    found = fixed_by_work(analysis.steps, flops, sum(one.num_bytes for one in lines))
+    found = fixed_by_work(
+        analysis.steps,
+        operators=sum(one.calls for one in cost.sites.lines),
+        flops=flops,
+        num_bytes=sum(one.num_bytes for one in lines),
+    )
     return None if isinstance(found, Absent) else found
 
 

@@ -17,6 +17,7 @@ from lightning_modelprof.report.rules.base import (
     Whole,
     count,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
@@ -75,7 +76,7 @@ class WorkerStartup(ShareRule):
                 f"{loader_call(setup, loader, persistent_workers=True)}: False now.",
                 self.severity(share),
                 saving_ns=total_ns,
-                places=[*setup.calls.get("DataLoader", ()), loader.worker_init or loader.dataset],
+                places=[loader.worker_init, *lines_that_call(setup, "DataLoader"), loader.dataset],
                 evidence=evidence,
             ),
         )
