@@ -141,11 +141,13 @@ class WasteWatch:
         rest: list[Any] = [torch.is_grad_enabled()]
         if not _flatten((args, tuple(sorted(kwargs.items()))), tensors, rest) or not tensors:
             return
+        with torch._C.DisableTorchFunctionSubclass():  # a class of the user's is not asked for a version
+            versions = (
+                *(tensor._version for tensor in tensors),
+                *(one._version for one in module.parameters()),
+            )
         call = _Call(
-            tuple(map(weakref.ref, tensors)),
-            (*(tensor._version for tensor in tensors), *(one._version for one in module.parameters())),
-            tuple(rest),
-            self._lines.innermost(_OUR_FRAMES),
+            tuple(map(weakref.ref, tensors)), versions, tuple(rest), self._lines.innermost(_OUR_FRAMES)
         )
         earlier = self._calls.setdefault(path, [])
         for one in earlier:
@@ -171,7 +173,8 @@ class WasteWatch:
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         if not self._passes:
             return
-        key, gradient = id(parameter), parameter.grad
+        with torch._C.DisableTorchFunctionSubclass():
+            key, gradient = id(parameter), parameter.grad
         known, began = self._gradients.get(key, (None, len(self._passes) - 1))
         # One that is added to keeps its object; a new one means that the one before was dropped.
         is_added = known is not None and gradient is not None and known() is gradient
