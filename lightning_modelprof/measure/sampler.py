@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
@@ -24,7 +25,10 @@ MIN_INTERVAL_NS: Final = 10_000_000
 """Time between two looks at first."""
 _LOOKS_PER_FOLD: Final = 200
 """Looks in the first 2 s, and in every further time that is e times as long."""
-_SHORT_TURN_S: Final = 0.0001
+_SHORT_TURN_S: Final = 0.000_02
+"""Less than the thread that computes may take between two operators that give the interpreter away for a
+moment: each of them begins the turn anew, and the look would wait for one that gives it away for long. Not
+less, or the sampling thread would keep a CPU busy while it waits."""
 _TURN_STEP_S: Final = 0.000_001_5
 """The interpreter keeps whole microseconds, cut off: what is set is read as up to one less."""
 _AHEAD_NS: Final = 6_000_000
@@ -100,7 +104,7 @@ class Sampler:
             self._is_over = threading.Lock()
             self._is_over.acquire()
             thread = threading.Thread(
-                target=self._run, args=(self._is_over,), name="modelprof-sampler", daemon=True
+                target=self._begin, args=(self._is_over,), name="modelprof-sampler", daemon=True
             )
             try:
                 thread.start()
@@ -128,6 +132,10 @@ class Sampler:
         self._looks = {}
         if note not in self.notes:
             self.notes.append(note)
+
+    def _begin(self, is_over: threading.Lock) -> None:
+        _wake_up_in_time()
+        self._run(is_over)
 
     def _run(self, is_over: threading.Lock) -> None:
         """The thread. Threads of one sampler follow each other, so nothing in here is shared."""
@@ -161,7 +169,7 @@ class Sampler:
 
 
 class _ShortTurns:
-    """Lets threads that want the interpreter have it from the one that computes after 0.1 ms, and not 5 ms.
+    """Lets threads that want the interpreter have it from the one that computes at once, and not after 5 ms.
 
     With the usual turns a look would have to wait for the first line that gives the interpreter away by
     itself, and take that line for the one that ran: Python code of less than 5 ms would never be seen.
@@ -181,6 +189,19 @@ class _ShortTurns:
     def __exit__(self, *_: object) -> None:
         if abs(sys.getswitchinterval() - _SHORT_TURN_S) <= _TURN_STEP_S:  # nobody has set it meanwhile
             sys.setswitchinterval(_ShortTurns.usual_s)
+
+
+_PR_SET_TIMERSLACK: Final = 29
+
+
+def _wake_up_in_time() -> None:
+    """Ask Linux to end waits of this thread to the microsecond, and not up to 50 of them later.
+
+    Source: man 2 PR_SET_TIMERSLACK.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # a C library without it: looks are a little late
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
 _SAMPLERS: Final[WeakSet[Sampler]] = WeakSet()

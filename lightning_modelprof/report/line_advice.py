@@ -36,12 +36,13 @@ def advice_for(
     if source.own_operators >= MANY_OPERATORS:
         return (
             f"{place} runs {source.own_operators} operators in a step, as a loop over rows does: write it as"
-            " operations on whole tensors."
+            " operations on whole tensors. If its result is the same in each step, make it once."
         )
     if source.own_tensors:
         return (
-            f"{place} makes a tensor of Python numbers, or copies one, in every step: make it once, in"
-            " __init__ with register_buffer, or on the device (torch.arange, torch.full)."
+            f"{place} makes a tensor of Python numbers, or copies one, in every step. If they are always the"
+            " same, make it once, in __init__ with register_buffer; if not, compute them with operations on"
+            " tensors (also torch.arange, torch.full) and not number by number in Python."
         )
     if source.waits:
         return f"{place} reads values of tensors: check them where the data is loaded, or every some steps."
@@ -50,8 +51,9 @@ def advice_for(
         return IN_GENERAL.format(where=f"what line {source.line} of {source.function} calls")
     if source.operators == 0:
         return (
-            f"{place} runs no operator of torch: the time is Python's own, or a library's. Do it for the"
-            " whole batch with operations on tensors, or move it into the Dataset, where workers do it."
+            f"{place} runs no operator of torch: the time is Python's own, or a library's. If the loss does"
+            " not need it, do it every some steps or once an epoch; if it does, do it for the whole batch"
+            " with operations on tensors, or in the Dataset, where workers do it."
         )
     return IN_GENERAL.format(where=where)
 
