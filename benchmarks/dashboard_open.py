@@ -26,15 +26,15 @@ import numpy as np
 from generate_trace import generate_trace
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile, window_profile
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
-from lightning_modelprof.show.event_file import write_event_file
+from lightning_modelprof.show.tensorboard.event_file import write_event_file
+from lightning_modelprof.trace.reader import read_trace
 from tests.chromium import start_chromium
 from tests.tensorboard_server import Server, tensorboard
 

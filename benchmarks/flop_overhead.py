@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_modelprof.flops.count import step_count
-from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.flops.count import step_count
 
 Step = Callable[[], None]
 

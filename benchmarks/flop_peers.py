@@ -84,7 +84,7 @@ def with_forward(case: Case) -> nn.Module:
 
 
 def ours(case: Case) -> Reported:
-    from lightning_modelprof.flops.count import count_flops  # noqa: PLC0415
+    from lightning_modelprof.inspect.flops.count import count_flops  # noqa: PLC0415
 
     macs = count_flops(with_forward(case), *case.args, loss_fn=case.loss, **case.kwargs).macs
     return Reported(

@@ -38,7 +38,7 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show.html import render_html
+from lightning_modelprof.show.html.page import render_html
 
 EMPTY: Final = "empty"
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.archive import save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.rank_files import pack_rank_steps, rank_steps, unpack_rank_steps
+from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, unpack_rank_steps
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.show.json import render_json
 

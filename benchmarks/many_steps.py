@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from lightning_modelprof.fit.live import LiveFigures
-from lightning_modelprof.measure.recorder import Recorder
-from lightning_modelprof.measure.slow_steps import SlowStepWatch
+from lightning_modelprof.measure.steps.recorder import Recorder
+from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.run.archive import save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.fit import allowance
-from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
 
 BATCH: Final = 384
 STEPS: Final = 300

@@ -26,13 +26,13 @@ import numpy as np
 from generate_trace import generate_trace
 from trace_analysis import environment
 
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.report.timeline import timeline_of
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.report.timeline.lanes import find_lanes
+from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.report.timeline_depths import find_depths
-from lightning_modelprof.report.timeline_lanes import find_lanes
-from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.run.trace import Trace
-from lightning_modelprof.show.timeline_columns import pack_timeline, unpack_timeline
+from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline, unpack_timeline
+from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.reader import read_trace
 
 BYTES_PER_EVENT = 616
 """Of a generated file, about."""

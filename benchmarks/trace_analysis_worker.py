@@ -60,7 +60,7 @@ def ours(path: str) -> tuple[Meter, Details]:
 
 
 def reader(path: str) -> tuple[Meter, Details]:
-    from lightning_modelprof.run.chrome import read_trace  # noqa: PLC0415
+    from lightning_modelprof.trace.reader import read_trace  # noqa: PLC0415
 
     with Meter() as meter:
         trace = read_trace(path)

@@ -38,7 +38,7 @@ from torch.profiler import profile, schedule
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.measure.capture import Capture
+from lightning_modelprof.measure.window.capture import Capture
 
 
 class Convolutions(LightningModule):

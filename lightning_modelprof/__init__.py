@@ -17,14 +17,14 @@ from lightning_modelprof.errors import (
 )
 
 if TYPE_CHECKING:
-    from lightning_modelprof.callback import ModelProfCallback
-    from lightning_modelprof.config import Bounds, InspectOptions, ReportOptions
-    from lightning_modelprof.flops.count import count_flops
-    from lightning_modelprof.measure.event_timer import EventTimer
-    from lightning_modelprof.measure.inference_benchmark import benchmark_inference
-    from lightning_modelprof.model_profile import profile_model
-    from lightning_modelprof.report_reading import read_report
-    from lightning_modelprof.show.terminal import print_report
+    from lightning_modelprof.config.options import Bounds, InspectOptions, ReportOptions
+    from lightning_modelprof.inspect.flops.count import count_flops
+    from lightning_modelprof.lightning.callback import ModelProfCallback
+    from lightning_modelprof.reading import read_report
+    from lightning_modelprof.show.terminal.terminal import print_report
+    from lightning_modelprof.timing.event_timer import EventTimer
+    from lightning_modelprof.timing.inference import benchmark_inference
+    from lightning_modelprof.timing.model_profile import profile_model
     from lightning_modelprof.trace_report import analyze
 
 __version__ = "0.1.0"
@@ -50,17 +50,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bounds": "config",
-    "EventTimer": "measure.event_timer",
-    "InspectOptions": "config",
+    "Bounds": "config.options",
+    "EventTimer": "timing.event_timer",
+    "InspectOptions": "config.options",
     "ModelProfCallback": "callback",
-    "ReportOptions": "config",
-    "analyze": "trace_report",
-    "benchmark_inference": "measure.inference_benchmark",
-    "count_flops": "flops.count",
-    "print_report": "show.terminal",
-    "profile_model": "model_profile",
-    "read_report": "report_reading",
+    "ReportOptions": "config.options",
+    "analyze": "reading",
+    "benchmark_inference": "timing.inference",
+    "count_flops": "inspect.flops.count",
+    "print_report": "show.terminal.terminal",
+    "profile_model": "timing.model_profile",
+    "read_report": "reading",
 }
 """Public name → the file it is imported from when it is first used."""
 

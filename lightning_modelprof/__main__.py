@@ -2,6 +2,6 @@
 
 import sys
 
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli.main import main
 
 sys.exit(main())

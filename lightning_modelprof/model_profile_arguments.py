@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ModelProfError, given_path, nearest, quoted
-from lightning_modelprof.flops.modules import plain_path
 from lightning_modelprof.flops.profiled_call import kind_of
+from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.run.model_cost import ModuleRecord
 
 MODES: Final = ("forward", "generate")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile, window_profile
@@ -19,10 +19,10 @@ from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
-from lightning_modelprof.run.rank_files import with_other_ranks
+from lightning_modelprof.run.ranks import with_other_ranks
 from lightning_modelprof.run.records import Window
-from lightning_modelprof.run.trace import Trace
-from lightning_modelprof.show.event_file import tag_of, write_event_file
+from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
+from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace_reading import read_with_progress, trace_files, window_traces
 
 _TRACE_ENDINGS = (".gz", ".json", ".trace", ".pt")

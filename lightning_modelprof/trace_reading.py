@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.errors import TraceError
-from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 from lightning_modelprof.run.records import Window, WindowStatus
-from lightning_modelprof.run.trace import Trace
 from lightning_modelprof.show.progress import show_progress
+from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.reader import read_trace
 
 
 def read_with_progress(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_modelprof.analysis.step_ranges import nearest_ranges, steps_asked_for
-from lightning_modelprof.analysis.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, parse_step_range
 from lightning_modelprof.run.opening import MAX_TRACE_BYTES
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace_reading import read_with_progress, trace_files
 
 

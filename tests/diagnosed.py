@@ -12,8 +12,8 @@ from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, ModuleTime, ModuleTimes
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
-from lightning_modelprof.run.training_setup import CodePlace, LoaderSetup, TrainingSetup
 
 MS = 1_000_000
 PLACE = CodePlace(name="Reader.__getitem__", file="/home/me/train.py", line=7)

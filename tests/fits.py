@@ -16,11 +16,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.config import FIELDS, GROUP_OF, GROUPS
-from lightning_modelprof.flops.count import added_up
-from lightning_modelprof.run.chrome import read_trace
+from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
+from lightning_modelprof.inspect.flops.count import added_up
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import read_trace
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent

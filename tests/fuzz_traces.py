@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.report.build_trace import build_trace_report
-from lightning_modelprof.run import damaged
-from lightning_modelprof.run.chrome import parse_trace, read_trace
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
+from lightning_modelprof.trace import damaged
+from lightning_modelprof.trace.reader import parse_trace, read_trace
 
 PID, MAIN, BACKWARD = 100, 101, 102
 HOSTILE_TOKENS = (

@@ -12,11 +12,12 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import allowance, session
+from lightning_modelprof.fit import allowance
 from lightning_modelprof.fit.allowance import Allowance
-from lightning_modelprof.fit.inspection_plan import InspectionPlan, plan_later
-from lightning_modelprof.measure import capture, torch_profiler
-from lightning_modelprof.measure.schedule import Action, Schedule
+from lightning_modelprof.loop import session
+from lightning_modelprof.loop.inspection_plan import InspectionPlan, plan_later
+from lightning_modelprof.measure.window import capture, torch_profiler
+from lightning_modelprof.measure.window.schedule import Action, Schedule
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
@@ -136,8 +137,8 @@ class Ticks:
 def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypatch):
     """What was taken and what the window will take are 5 % of the time until then, and no step earlier."""
     monkeypatch.setattr(allowance, "LEAST_NS", 0)
-    monkeypatch.setattr("lightning_modelprof.fit.step_boundaries.WINDOW_NS", 10_000_000)
-    monkeypatch.setattr("lightning_modelprof.fit.step_boundaries.COUNT_NS", 2_000_000)
+    monkeypatch.setattr("lightning_modelprof.loop.step_boundaries.WINDOW_NS", 10_000_000)
+    monkeypatch.setattr("lightning_modelprof.loop.step_boundaries.COUNT_NS", 2_000_000)
     callback, _ = fit(tmp_path, 1_500, Ticks())
     record = callback.run.ranks[0]
     [window] = record.windows

@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.batch_scaling import batch_scaling
 from lightning_modelprof.analysis.theil_sen import theil_sen
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.small_batches import SmallBatches
-from lightning_modelprof.run.batch_sizes import BatchSizes
+from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
 from tests.diagnosed import MS, analysis_of, only, steps_of
 from tests.fits import Net, Numbers, fit_quietly, make_callback, make_trainer

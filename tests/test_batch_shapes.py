@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from lightning_modelprof.measure.batch_shapes import (
+from lightning_modelprof.measure.steps.batch_shapes import (
     MAX_EXACT,
     MAX_SIZES,
     UNKNOWN,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.benchmark import all_ranks, averages, benchmark, exclusions
+from lightning_modelprof.analysis.steps.benchmark import all_ranks, averages, benchmark, exclusions
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.rank_files import pack_rank_steps, unpack_rank_steps
+from lightning_modelprof.run.ranks import pack_rank_steps, unpack_rank_steps
 from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings

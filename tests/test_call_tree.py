@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.call_tree import call_tree
+from lightning_modelprof.analysis.source.call_tree import call_tree
 from lightning_modelprof.report import flames
 from lightning_modelprof.report.flames import call_flame
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
-from lightning_modelprof.run.stack_samples import StackSamples
+from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.steps import StepTimings
 from tests.test_hot_lines import CALL, stacks_of
 

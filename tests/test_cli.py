@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_modelprof.cli import main
-from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
-from lightning_modelprof.report_reading import read_report
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.reading import read_report
+from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.json import render_json
 from tests.fits import Net, report_of, run_fit
@@ -528,7 +528,7 @@ def test_torch_s_own_trace_without_a_usable_event_is_read(tmp_path):
 
 def test_a_large_file_of_another_kind_is_named_by_its_first_key(tmp_path, capsys, monkeypatch):
     """As of rocprofv3, whose whole file would have to be decoded for all keys."""
-    monkeypatch.setattr("lightning_modelprof.run.damaged.MAX_AROUND_BYTES", 10)
+    monkeypatch.setattr("lightning_modelprof.trace.damaged.MAX_AROUND_BYTES", 10)
     file = tmp_path / "results.json"
     file.write_text('{"rocprofiler-sdk-tool": [{"metadata": {}}]}')
     assert main(["analyze", str(file)]) == 1

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modelprof import commands
-from lightning_modelprof.cli import main, make_parser
-from lightning_modelprof.commands import run as run_command
-from lightning_modelprof.config import FIELDS, GROUP_OF, GROUPS
+from lightning_modelprof import cli as commands
+from lightning_modelprof.cli.main import main, make_parser
+from lightning_modelprof.cli.main import run as run_command
+from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from tests.fits import ROOT, run_fit
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 3, "pid": 1, "tid": 1}
@@ -49,7 +49,7 @@ def runs(tmp_path_factory):
 def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
     """What costs is importing, which is counted here; benchmarks/startup.py has the time."""
     script = (
-        "import sys\nfrom lightning_modelprof.cli import main\n"
+        "import sys\nfrom lightning_modelprof.cli.main import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print('|', *sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
@@ -62,7 +62,7 @@ def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
 def test_a_trace_needs_neither_the_rules_of_runs_nor_the_page(tmp_path):
     (tmp_path / "trace.json").write_text(TRACE)
     script = (
-        "import sys\nfrom lightning_modelprof.cli import main\nmain(sys.argv[1:])\n"
+        "import sys\nfrom lightning_modelprof.cli.main import main\nmain(sys.argv[1:])\n"
         "print('|', *sorted(sys.modules), file=sys.stderr)"
     )
     result = subprocess.run(

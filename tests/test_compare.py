@@ -15,13 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.bootstrap import (
-    automatic_block_length,
-    block_lengths,
-    drift_within,
-    resampled_means,
-    small_sample_factor,
-)
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, FEW_STEPS, Change
 from lightning_modelprof.analysis.compare import (
     DEFAULT_TOLERANCE,
@@ -30,13 +23,20 @@ from lightning_modelprof.analysis.compare import (
     decide,
     detectable_change,
 )
+from lightning_modelprof.analysis.statistics import (
+    automatic_block_length,
+    block_lengths,
+    drift_within,
+    resampled_means,
+    small_sample_factor,
+)
 from lightning_modelprof.analysis.student_t import t_975
-from lightning_modelprof.cli import main
-from lightning_modelprof.commands import compare as compare_command
+from lightning_modelprof.cli.main import compare as compare_command
+from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_compare import build_comparison
-from lightning_modelprof.report.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.compare.build_compare import build_comparison
+from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
 from lightning_modelprof.report.model import Evidence, Finding, Location, Report, Severity, Status, Unit
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.step_columns import step_columns, timings_of
@@ -45,8 +45,8 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.profile_blob import pack_profile, unpack_profile
 from lightning_modelprof.show.step_columns import unpack_steps
+from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile
 from lightning_modelprof.show.text import render_text
 from tests.fits import loader, run_fit
 

@@ -1,7 +1,7 @@
 """What this package relies on in Lightning: the names of its profiler actions and their order.
 
 They are documented nowhere. When a test here fails after an upgrade of Lightning, ``run/loops.py`` and
-``measure/classify.py``, ``evaluation.py`` and ``phases.py`` have to learn the new names; until then users get
+``lightning/classify.py``, ``evaluation.py`` and ``phases.py`` have to learn the new names; until then users get
 a warning and times by hooks.
 """
 
@@ -20,9 +20,9 @@ from packaging.version import Version
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.measure.classify import INSIDE_TRANSFER, PHASE_OF_HOOK
-from lightning_modelprof.measure.phases import REQUIRED_HOOKS
-from lightning_modelprof.measure.rank_wait import BROADCAST
+from lightning_modelprof.lightning.classify import INSIDE_TRANSFER, PHASE_OF_HOOK
+from lightning_modelprof.lightning.phases import REQUIRED_HOOKS
+from lightning_modelprof.lightning.rank_wait import BROADCAST
 from lightning_modelprof.run.loops import PREDICT, TEST, VALIDATE
 from tests.support import HAS_SAVE_ACTION, make_trainer
 
@@ -305,7 +305,7 @@ def test_order_of_an_evaluation_loop(package, loop):
 
 
 def test_the_method_in_which_ranks_wait_for_each_other():
-    """Without it that wait stays in the phase Logging; see ``measure/rank_wait.py``."""
+    """Without it that wait stays in the phase Logging; see ``lightning/rank_wait.py``."""
     loops = pytest.importorskip("lightning.pytorch.loops.training_epoch_loop")
     if Version(lightning.__version__) < Version("2.6"):
         pytest.skip("of Lightning 2.6 and later")

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader, get_worker_info
 
-from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.run.archive import load_run
 from tests.fits import (
     REPORT_FILES,
@@ -148,7 +148,7 @@ def test_a_validation_loop_that_another_callback_spoils_is_kept(tmp_path: Path) 
 LOST = """
     import sys, warnings
     from pathlib import Path
-    from lightning_modelprof.measure.phases import PhaseProfiler
+    from lightning_modelprof.lightning.phases import PhaseProfiler
     from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
     from tests.test_copied_callbacks import Raising, fail_at_6
 

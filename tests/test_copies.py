@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.copies import memory_of, pool_copies, summarize_copies
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.copies import memory_of, pool_copies, summarize_copies
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.copies import copies_table
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.report.tables.trace.copies import copies_table
+from lightning_modelprof.trace.model import Category
 from tests.traces import FOLDER, load, make_trace, reference
 
 US = 1000

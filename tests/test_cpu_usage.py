@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 from isal import igzip
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.measure import capture, cpu_usage
-from lightning_modelprof.measure.cpu_usage import (
+from lightning_modelprof.measure.resources import cpu as cpu_usage
+from lightning_modelprof.measure.resources.cpu import (
     CpuReading,
     Instant,
     ProcessTimes,
     cpu_use_between,
     read_cpu,
 )
+from lightning_modelprof.measure.window import capture
 from tests.fits import Numbers, run_fit, windows_of
 
 KEYS = ["elapsed_ns", "process_ns", "workers_ns", "system_busy_ns", "system_total_ns", "num_cpus"]
@@ -471,4 +472,4 @@ def test_the_reading_is_not_in_a_trace_with_stacks(tmp_path):
     packed = (tmp_path / "modelprof" / windows_of(callback)[0].trace_file).read_bytes()
     calls = {event["name"] for event in json.loads(igzip.decompress(packed))["traceEvents"]}
     assert any("capture.py" in name for name in calls)  # it would be seen
-    assert {name for name in calls if "psutil" in name or "measure/cpu_usage.py" in name} == set()
+    assert {name for name in calls if "psutil" in name or "measure/resources/cpu.py" in name} == set()

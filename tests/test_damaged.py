@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from lightning_modelprof.errors import TraceError
-from lightning_modelprof.run import damaged
-from lightning_modelprof.run.chrome import parse_trace, read_trace
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.trace import damaged
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import parse_trace, read_trace
 from tests.fuzz_traces import base_traces, damaged_trace, read_all
 
 

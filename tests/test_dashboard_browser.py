@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli.main import main
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.step_columns import step_columns
-from lightning_modelprof.show.event_file import write_event_file
-from lightning_modelprof.show.profile_blob import pack_head, pack_profile
+from lightning_modelprof.show.tensorboard.event_file import write_event_file
+from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
 from tests.chromium import requested, said
 from tests.steps_page import sample_steps
 from tests.tensorboard_server import tensorboard

@@ -20,8 +20,13 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.show.event_file import tag_of, write_event_file
-from lightning_modelprof.show.profile_blob import pack_head, pack_profile, unpack_head, unpack_profile
+from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
+from lightning_modelprof.show.tensorboard.profile_blob import (
+    pack_head,
+    pack_profile,
+    unpack_head,
+    unpack_profile,
+)
 from tests.sample_reports import ALL_REPORTS
 from tests.tensorboard_server import tensorboard
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from lightning_modelprof.report.model import Column, Finding, Report, Severity, Status, Table, Unit, Verdict
-from lightning_modelprof.show.html_parts import (
+from lightning_modelprof.show.html.parts import (
     chart_html,
     figures_html,
     findings_html,

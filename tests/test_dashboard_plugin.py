@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli.main import main
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.chrome import read_trace
 from lightning_modelprof.show.step_columns import unpack_steps
-from lightning_modelprof.show.timeline_columns import unpack_timeline
+from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timeline
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
+from lightning_modelprof.trace.reader import read_trace
 from tests.fits import Net, fit_quietly, loader, make_trainer
 from tests.tensorboard_server import tensorboard
 
@@ -30,7 +30,7 @@ STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
 def fit(root, version=0):
     """A fit with two windows, logged by TensorBoard's logger."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
-    from lightning_modelprof.fit.process_loops import PROCESS_LOOPS  # noqa: PLC0415
+    from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
     logger = TensorBoardLogger(root, name="net", version=version)
     callback = ModelProfCallback(

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.benchmark import benchmark
+from lightning_modelprof.analysis.steps.benchmark import benchmark
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.step_columns import step_columns
 from lightning_modelprof.run.archive import load_run

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.run.trace import Category
 from lightning_modelprof.show.format import format_amount, format_duration
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import read_trace
 from tests.dashboard_page import serve, wait, watched
 from tests.sample_reports import HOSTILE_NAMES
 from tests.timeline_page import make_trace, packed_trace, page_files

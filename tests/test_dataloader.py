@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.dataloader import pool_dataloader, summarize_dataloader
-from lightning_modelprof.analysis.tally import Tally
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.tally import Tally
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.dataloader import pool_dataloader, summarize_dataloader
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.dataloader import dataloader_table
+from lightning_modelprof.report.tables.trace.dataloader import dataloader_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from tests.traces import FOLDER, event, load, make_trace, reference
 

@@ -15,11 +15,11 @@ import pytest
 
 import lightning_modelprof
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace_facts import analyze_trace
-from lightning_modelprof.commands.compare import compare_runs, compare_stages
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.cli.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
+from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.tensorboard_plugin import definitions, report_page
 from lightning_modelprof.tensorboard_plugin.definitions import definitions_document

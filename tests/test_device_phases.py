@@ -233,7 +233,9 @@ def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench with a device that takes three times the host's time for everything."""
     bench = Bench()
     bench.truth.device = FakeDeviceClock()
-    monkeypatch.setattr("lightning_modelprof.fit.step_timing.device_clock", lambda device: bench.truth.device)
+    monkeypatch.setattr(
+        "lightning_modelprof.loop.step_timing.device_clock", lambda device: bench.truth.device
+    )
     return bench
 
 

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.facts import WindowFacts
-from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
 from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
-from lightning_modelprof.report.rules.device_facts import Circumstances
-from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
+from lightning_modelprof.report.rules.device import Circumstances
 from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync
 from lightning_modelprof.report.rules.launch_bound import LaunchBound
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window

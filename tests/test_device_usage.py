@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis import device_usage
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.device_usage import (
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace import device_usage
+from lightning_modelprof.analysis.trace.device_usage import (
     HostUsage,
     integrate_capped,
     joined_time,
     summarize_device_usage,
 )
-from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.device_usage import device_usage_table
+from lightning_modelprof.report.tables.trace.device_usage import device_usage_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from tests.traces import FOLDER, load, make_trace, reference
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.device_shares import DeviceShares, WaitShares
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Severity, Status

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.collectives import pool_collectives
-from lightning_modelprof.analysis.distributed import summarize_distributed
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.distributed import summarize_distributed
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.distributed import collectives_table, distributed_table
-from lightning_modelprof.run.chrome import read_trace
+from lightning_modelprof.report.tables.trace.distributed import collectives_table, distributed_table
+from lightning_modelprof.trace.reader import read_trace
 from tests.traces import FOLDER, load, make_trace, reference
 
 US = 1000

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
-from lightning_modelprof.analysis.benchmark import benchmark
-from lightning_modelprof.analysis.step_costs import step_costs
-from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.analysis.steps.benchmark import benchmark
+from lightning_modelprof.analysis.steps.step_costs import step_costs
+from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.slow_epoch_turns import SlowEpochTurns
-from lightning_modelprof.report.rules.validation_share import ValidationShare
+from lightning_modelprof.report.rules.validation import ValidationShare
 from lightning_modelprof.report.verdict import account
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lightning_modelprof import EventTimer, analyze, count_flops
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli.main import main
 from tests.fits import ROOT, run_script
 
 RUN = """

@@ -11,13 +11,15 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_modelprof.analysis import trace_facts
-from lightning_modelprof.analysis.benchmark import all_ranks
-from lightning_modelprof.fit import live, loop_parts, outputs, session, windows
-from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
-from lightning_modelprof.fit.session import LoopSession
-from lightning_modelprof.measure.capture import Capture
-from lightning_modelprof.measure.phases import PhaseProfiler
+from lightning_modelprof.analysis.steps.benchmark import all_ranks
+from lightning_modelprof.analysis.trace import trace_facts
+from lightning_modelprof.fit import live
+from lightning_modelprof.lightning.phases import PhaseProfiler
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
+from lightning_modelprof.loop import outputs, session, windows
+from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
 from tests.fits import (
@@ -358,7 +360,7 @@ import json
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.loop.session import LoopSession
 from tests.fits import *
 
 class BreaksRankOne(Callback):

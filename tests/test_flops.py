@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.count import added_up, count_flops, step_count, summarize
-from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.flops.count import added_up, count_flops, step_count, summarize
 from lightning_modelprof.run.model_cost import FLOP_PHASES, OperatorCount
 from tests.flop_models import (
     CASES,

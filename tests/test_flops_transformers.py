@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modelprof.flops.count import count_flops
+from lightning_modelprof.inspect.flops.count import count_flops
 
 transformers = pytest.importorskip("transformers", reason="needs the transformers library")
 

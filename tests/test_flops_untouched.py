@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.count import count_flops
-from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.flops.count import count_flops
 from tests.flop_models import CASES, SMALL, SMALL_BACKWARD, Small, Wrapped, total
 
 

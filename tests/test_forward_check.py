@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.forward_check import forward_facts
-from lightning_modelprof.flops.fvcore_table import forward_table
+from lightning_modelprof.analysis.modules.forward_check import forward_facts
+from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.tables.forward_table import forward_tables
+from lightning_modelprof.report.tables.run.forward_table import forward_tables
 from lightning_modelprof.run.model_cost import (
     ForwardCount,
     ForwardTable,

@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
-from lightning_modelprof import ConfigError, ModelProfCallback, config_sources
-from lightning_modelprof.config_sources import SWITCH, is_switched_off
+from lightning_modelprof import ConfigError, ModelProfCallback
+from lightning_modelprof.config.options import sources as config_sources
+from lightning_modelprof.config.sources import SWITCH, is_switched_off
 from lightning_modelprof.fit import warn
 from lightning_modelprof.run.archive import load_run
 from tests.fits import Net, fit_quietly, flat, loader
@@ -59,7 +60,7 @@ def test_without_the_variable_nothing_is_there_nor_imported(monkeypatch):
     monkeypatch.delenv("LIGHTNING_MODELPROF", raising=False)
     assert ours(lightning.pytorch.Trainer(**QUIET)) == []
     code = (
-        "import sys; import lightning_modelprof.from_environment as f; assert f.callbacks() == [];"
+        "import sys; import lightning_modelprof.lightning.from_environment as f; assert f.callbacks() == [];"
         "print(*{'torch', 'lightning', 'yaml', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.fvcore_einsum import einsum_macs
-from lightning_modelprof.flops.fvcore_handles import may_hold_contractions
-from lightning_modelprof.flops.fvcore_table import forward_table
+from lightning_modelprof.inspect.flops.fvcore_handles import may_hold_contractions
+from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.run.model_cost import ForwardCount
 
 
@@ -608,7 +608,7 @@ def test_it_is_quiet(caplog, recwarn):
 def test_importing_fvcore_is_quiet_and_late():
     program = """
 import sys
-from lightning_modelprof.flops.fvcore_table import forward_table
+from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 assert "fvcore" not in sys.modules
 from torch import nn, ones
 model = nn.Linear(4, 4)

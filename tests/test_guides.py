@@ -17,9 +17,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
 from torch.utils.data import DataLoader
 
-from lightning_modelprof import ModelProfCallback, benchmark_inference, cli, count_flops, profile_model
-from lightning_modelprof.cli import make_parser
-from lightning_modelprof.commands.compare import compared_paths
+from lightning_modelprof import ModelProfCallback, benchmark_inference, count_flops, profile_model
+from lightning_modelprof.cli.compare import compared_paths
+from lightning_modelprof.cli.main import main as cli
+from lightning_modelprof.cli.main import make_parser
 from tests.fits import ROOT, run_script
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import NO_DEVICE
-from lightning_modelprof.analysis.host_waits import NO_STEP_RANGES, pool_host_waits, summarize_host_waits
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.host_waits import (
+    NO_STEP_RANGES,
+    pool_host_waits,
+    summarize_host_waits,
+)
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.host_waits import host_waits_table
+from lightning_modelprof.report.tables.trace.host_waits import host_waits_table
 from tests.traces import event, make_trace
 
 US = 1000

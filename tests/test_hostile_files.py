@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError, TraceError
-from lightning_modelprof.report_reading import read_report
-from lightning_modelprof.run import chrome, opening, trace_columns, trace_text
+from lightning_modelprof.reading import read_report
+from lightning_modelprof.run import opening
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show import columns
-from lightning_modelprof.show.columns import unpack_columns
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.profile_blob import unpack_profile
+from lightning_modelprof.show.tensorboard.columns import unpack_columns
+from lightning_modelprof.show.tensorboard.profile_blob import unpack_profile
+from lightning_modelprof.show.tensorboard.scalars import columns
 from lightning_modelprof.show.text import render_text
+from lightning_modelprof.trace import columns as trace_columns
+from lightning_modelprof.trace import reader as chrome
+from lightning_modelprof.trace import text as trace_text
 from lightning_modelprof.trace_report import analyze
 from tests.fits import run_fit
 from tests.hostile_runs import as_text, deep, mutated

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from lightning_modelprof import ArchiveError, ConfigError, ModelProfCallback, TraceError, analyze, read_report
-from lightning_modelprof.cli import main
-from lightning_modelprof.config import FIELDS, GROUP_OF
-from lightning_modelprof.config_checks import make_config
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.config.checks import make_config
+from lightning_modelprof.config.options import FIELDS, GROUP_OF
 from lightning_modelprof.errors import ModelProfError, one_line, quoted, told
-from lightning_modelprof.fit.run_folder import check_writeable
 from lightning_modelprof.fit.warn import warn
+from lightning_modelprof.loop.run_folder import check_writeable
 from tests.fits import grouped, make_callback, make_trainer, run_fit
 
 LONGEST = 4_100

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from lightning_modelprof.analysis.compare import _times_as_fast
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build_profile import run_profile, window_profile
-from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.show.columns import pack_columns, unpack_columns
-from lightning_modelprof.show.html_chart import chart_view
-from lightning_modelprof.show.profile_blob import pack_head, pack_profile, unpack_profile
+from lightning_modelprof.show.html.chart import chart_view
+from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile, unpack_profile
 from lightning_modelprof.tensorboard_plugin import answers as answers_module
 from lightning_modelprof.tensorboard_plugin.answers import Answers
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
+from lightning_modelprof.trace.reader import read_trace
 from tests.fits import run_fit
 from tests.hostile_runs import as_text, mutated
 

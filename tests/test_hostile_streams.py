@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.show.findings import verdict_word
 from lightning_modelprof.show.progress import show_progress
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.terminal.terminal import print_report
 from tests.fits import (
     Net,
     fit_quietly,

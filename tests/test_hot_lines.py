@@ -7,11 +7,11 @@ import math
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.hot_lines import HotLines, hot_lines
+from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
+from lightning_modelprof.report.advice.loader import sampler_advice
 from lightning_modelprof.report.exact_lines import at_exact_lines
-from lightning_modelprof.report.loader_advice import sampler_advice
 from lightning_modelprof.report.model import Finding, Location, Status
-from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 
 FIRST_LINES = {"step": 10, "loss": 20, "row": 30, "again": 40, "<listcomp>": 12}
 

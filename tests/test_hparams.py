@@ -110,7 +110,7 @@ def test_a_row_that_cannot_be_written_is_warned_of(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("lightning_modelprof.fit.outputs.write_hparams", fail)
+    monkeypatch.setattr("lightning_modelprof.loop.outputs.write_hparams", fail)
     with our_warnings() as messages:
         callback = fit(tmp_path, Net())
     assert [message for message in messages if "the disk is full" in message]

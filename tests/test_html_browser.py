@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_modelprof.report.model import Chart, Column, Report, Series, Table, Unit
-from lightning_modelprof.show.html import render_html
+from lightning_modelprof.show.html.page import render_html
 from tests.sample_flames import flame_of, hostile_flame, stacks_flame, wide_flame
 from tests.sample_reports import ALL_REPORTS, HOSTILE_NAMES
 from tests.test_show_html import hostile_everywhere

@@ -8,8 +8,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lightning_modelprof.show.html import SHARED_FILES, SHARED_FOLDER
-from lightning_modelprof.show.html_parts import chart_html, flame_html, table_html
+from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
+from lightning_modelprof.show.html.parts import chart_html, flame_html, table_html
 from tests.sample_flames import stacks_flame
 from tests.test_html_browser import about, box, names, press
 from tests.test_html_copying import TAKE, csv_of, group_by, groups

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.idle import KERNEL_GAP_NS, summarize_idle
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.idle import KERNEL_GAP_NS, summarize_idle
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.idle import idle_table
+from lightning_modelprof.report.tables.trace.idle import idle_table
 from tests.traces import FOLDER, event, load, make_trace, reference
 
 US = 1000

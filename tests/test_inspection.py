@@ -17,9 +17,9 @@ from torch import library, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.module_tree import module_tree
+from lightning_modelprof.analysis.modules.module_tree import module_tree
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.report_reading import read_report
+from lightning_modelprof.reading import read_report
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.steps import StepTag
 from tests import fits

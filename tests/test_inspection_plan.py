@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.fit.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
-from lightning_modelprof.measure.schedule import Action, Schedule
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.loop.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
+from lightning_modelprof.measure.window.schedule import Action, Schedule
 
 SMALL = st.integers(0, 6)
 

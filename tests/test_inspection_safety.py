@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_modelprof.flops.counter import FlopCounter
+from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.run.archive import load_run
 from tests import fits
 from tests.fits import Manual, Net, fit_quietly, loader, make_trainer, run_script

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.intervals import (
+from lightning_modelprof.analysis.timeline.intervals import (
     innermost,
     intersect,
     length,

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.kernels import pool_kernels, summarize_kernels
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.kernels import pool_kernels, summarize_kernels
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
-from lightning_modelprof.report.tables.kernels import kernels_table
+from lightning_modelprof.report.tables.trace.kernels import kernels_table
 from tests.traces import FOLDER, load, make_trace, reference
 
 US = 1000

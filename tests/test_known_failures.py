@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
-from lightning_modelprof.analysis.step_breakdown import STEP_CATEGORIES
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_facts import analyze_trace
-from lightning_modelprof.run.chrome import parse_trace, read_trace
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import parse_trace, read_trace
 from tests.traces import FOLDER, break_down, load, make_trace, summarize
 
 real = pytest.mark.skipif(

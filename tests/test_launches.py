@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.launches import (
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.launches import (
     NO_KERNELS,
     NO_RUNTIME_CALLS,
     summarize_launches,
     summarize_runtime_calls,
     waits_for_device,
 )
-from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.launches import launches_table, runtime_calls_table
+from lightning_modelprof.report.tables.trace.launches import launches_table, runtime_calls_table
 from tests.traces import FOLDER, event, load, make_trace, reference
 
 US = 1000

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from lightning_modelprof.analysis.layer_hooks import layer_hooks
-from lightning_modelprof.measure.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.diagnosed import MS, analysis_of, only, steps_of
 
 HOOK = StackFrame(file="train.py", line=7, function="watch", function_line=5, module="train", is_users=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import lightning_modelprof
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.options import VIEWS
-from lightning_modelprof.report.tables import all_tables as tables
+from lightning_modelprof.report.tables.run import all_tables as tables
 from tests.fits import ROOT
 
 PACKAGE = "lightning_modelprof"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_modelprof.fit import loop_memory
-from lightning_modelprof.fit.run_folder import claim_directory
-from lightning_modelprof.measure.memory import DeviceMemory, ProcessMemory
+from lightning_modelprof.loop import memory as loop_memory
+from lightning_modelprof.loop.run_folder import claim_directory
+from lightning_modelprof.measure.resources.memory import DeviceMemory, ProcessMemory
 from tests.fits import run_fit
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_modelprof.flops.counter import FlopCounter
-from lightning_modelprof.flops.live_tensors import LiveTensors
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.modules.live_tensors import LiveTensors
 from lightning_modelprof.run.memory import CATEGORIES
 
 CPU = torch.device("cpu")

@@ -14,20 +14,27 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import MeanSquaredError, MetricCollection
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.hot_lines import hot_lines
-from lightning_modelprof.analysis.logging_calls import COMPUTE, FORWARD, LOG, RANKS, UPDATE, logging_calls
-from lightning_modelprof.flops.sites import SiteWatch
-from lightning_modelprof.measure.log_calls import log_call
-from lightning_modelprof.measure.stack_look import StackLook
+from lightning_modelprof.analysis.source.hot_lines import hot_lines
+from lightning_modelprof.analysis.source.logging_calls import (
+    COMPUTE,
+    FORWARD,
+    LOG,
+    RANKS,
+    UPDATE,
+    logging_calls,
+)
+from lightning_modelprof.inspect.lines.sites import SiteWatch
+from lightning_modelprof.measure.sampling.log_calls import log_call
+from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.rules.lines import SlowLineInModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
-from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
 from lightning_modelprof.run.logging_code import LOGGER, logging_kind
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.stack_samples import LogCall
+from lightning_modelprof.run.stacks import LogCall
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
 from tests.test_source_lines import CALL, LAYER, NET, STEP_33, STEP_35, frame, samples_of, with_loop

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_modelprof.fit import meeting as meeting_module
-from lightning_modelprof.fit.meeting import Meeting
+from lightning_modelprof.lightning import meeting as meeting_module
+from lightning_modelprof.lightning.meeting import Meeting
 from lightning_modelprof.run.archive import load_run
 from tests.fits import run_script
 
@@ -224,8 +224,8 @@ from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.fit import process_loops, session
-from lightning_modelprof.fit.meeting import Meeting
-from lightning_modelprof.measure.capture import Capture
+from lightning_modelprof.lightning.meeting import Meeting
+from lightning_modelprof.measure.window.capture import Capture
 from tests.fits import *
 
 RANK = lambda: torch.distributed.get_rank()

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.enclosing import clipped_ends, innermost_at, nearest_around
-from lightning_modelprof.analysis.memory import NOBODY, summarize_memory
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.memory import NOBODY, summarize_memory
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.memory import memory_table
+from lightning_modelprof.report.tables.trace.memory import memory_table
 from tests.traces import FOLDER, load, make_trace, reference
 
 CPU, CUDA = 0, 1

@@ -17,10 +17,10 @@ import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.memory_use import grown, memory_use
+from lightning_modelprof.analysis.steps.memory import grown, memory_use
 from lightning_modelprof.analysis.theil_sen import theil_sen
-from lightning_modelprof.measure import memory as measured
-from lightning_modelprof.measure.memory import (
+from lightning_modelprof.measure.resources import memory as measured
+from lightning_modelprof.measure.resources.memory import (
     MOST_POINTS,
     DeviceMemory,
     MemoryCurve,
@@ -36,10 +36,10 @@ from lightning_modelprof.report.byte_sizes import size
 from lightning_modelprof.report.charts.memory_curve import memory_curve
 from lightning_modelprof.report.model import Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules.memory_creep import MemoryCreep
+from lightning_modelprof.report.rules.memory import MemoryCreep
 from lightning_modelprof.report.rules.memory_fragmentation import MemoryFragmentation
 from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
-from lightning_modelprof.report.tables.memory_by_phase import memory_tables
+from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import CATEGORIES, MemoryPoint, MemoryRecord, PhasePeak, StepMemory
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
@@ -555,7 +555,7 @@ def test_reading_memory_does_not_start_cuda():
     """In a process of its own, where nothing else could have."""
     script = (
         "import torch\n"
-        "from lightning_modelprof.measure.memory import MemoryCurve\n"
+        "from lightning_modelprof.measure.resources.memory import MemoryCurve\n"
         "curve = MemoryCurve(torch.device('cuda', 0))\n"
         "curve.look(0); record = curve.record()\n"
         "assert not torch.cuda.is_initialized()\n"

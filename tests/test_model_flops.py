@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.model_flops import ideal_seconds, model_flops
+from lightning_modelprof.analysis.modules.model_flops import ideal_seconds, model_flops
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.flops import flop_tables
+from lightning_modelprof.report.tables.run.flops import flop_tables
 from lightning_modelprof.run.model_cost import ModelCost, OperatorCount, PeakRate, StepCount
 
 

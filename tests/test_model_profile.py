@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modelprof.analysis.module_tree import module_tree
+from lightning_modelprof.analysis.modules.module_tree import module_tree
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.model_profile import profile_model
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.tables.all_tables import module_tables
+from lightning_modelprof.report.tables.run.all_tables import module_tables
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.terminal.terminal import print_report
+from lightning_modelprof.timing.model_profile import profile_model
 from tests.test_module_tree import COST
 
 

@@ -17,10 +17,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from lightning_modelprof.analysis.size_facts import total_size
 from lightning_modelprof.flops import packed_weights
-from lightning_modelprof.flops.model_size import model_size
-from lightning_modelprof.flops.modules import module_records
+from lightning_modelprof.inspect.modules.model_size import model_size
+from lightning_modelprof.inspect.modules.modules import module_records
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.tables.model_size import model_size_table
+from lightning_modelprof.report.tables.run.model_size import model_size_table
 from lightning_modelprof.run.model_cost import ModelSize, ModuleRecord, TensorSize
 
 TRAINABLE, FROZEN, GRADIENTS, STATE, BUFFERS = (

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.flops.backward_times import NodeHooks
-from lightning_modelprof.flops.module_times import ModuleTimer
+from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from tests.support import FakeClock
 from tests.test_device_phases import FakeDeviceClock
 

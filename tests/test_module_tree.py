@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.module_tree import module_tree
+from lightning_modelprof.analysis.modules.module_tree import module_tree
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.tables.module_tree import module_tables
+from lightning_modelprof.report.tables.run.module_tree import module_tables
 from lightning_modelprof.run.model_cost import (
     ModelCost,
     ModuleRecord,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.launch_links import link_launches
-from lightning_modelprof.analysis.nesting import find_parents, nearest_ancestor
-from lightning_modelprof.run.chrome import parse_trace
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.analysis.timeline.nesting import find_parents, nearest_ancestor
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import parse_trace
 
 HOST = (Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME, Category.PYTHON_FUNCTION)
 

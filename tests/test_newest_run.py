@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from lightning_modelprof import read_report
-from lightning_modelprof.cli import main
+from lightning_modelprof.cli.main import main
 from lightning_modelprof.run.finding import find_run, told_choice
 from tests.fits import ROOT, run_fit
 

@@ -13,21 +13,21 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.intervals import length, subtract, union
-from lightning_modelprof.analysis.operator_flops import flops_of
 from lightning_modelprof.analysis.operator_origin import is_user_frame
 from lightning_modelprof.analysis.operator_tally import pool_operators
-from lightning_modelprof.analysis.operators import summarize_operators
-from lightning_modelprof.analysis.tally import NOTHING, Tally
-from lightning_modelprof.analysis.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.intervals import length, subtract, union
+from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.operator_costs import flops_of
+from lightning_modelprof.analysis.trace.operators import summarize_operators
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions, parse_sort_key
-from lightning_modelprof.report.tables.operators import (
+from lightning_modelprof.report.tables.trace.operators import (
     NO_OPERATOR,
     operator_by_shape_table,
     operators_table,
 )
-from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.run.trace import Category, InputShapes
+from lightning_modelprof.trace.model import Category, InputShapes
+from lightning_modelprof.trace.reader import read_trace
 from tests.traces import FOLDER, load, make_trace, reference
 
 US = 1000
@@ -483,7 +483,7 @@ def test_callers_from_stacks_of_torch_1():
         ("/x/site-packages/torch/_tensor.py(5): backward", False),
         ("C:\\x\\site-packages\\torch\\_tensor.py(5): backward", False),
         ("torch\\_tensor.py(5): backward", False),
-        ("lightning_modelprof/measure/phases.py(3): f", False),
+        ("lightning_modelprof/lightning/phases.py(3): f", False),
         ("<built-in method run of X object at 0x7f>", False),
         ("<string>(2): __init__", False),
         ("nn.Module: Linear_0", False),

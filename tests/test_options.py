@@ -7,9 +7,9 @@ from enum import Enum
 
 import pytest
 
-from lightning_modelprof.cli import main, make_parser
-from lightning_modelprof.commands.arguments import table_options
-from lightning_modelprof.config import ProfileConfig, ReportOptions
+from lightning_modelprof.cli.arguments import table_options
+from lightning_modelprof.cli.main import main, make_parser
+from lightning_modelprof.config.options import ProfileConfig, ReportOptions
 from lightning_modelprof.report.model import apply_options
 from lightning_modelprof.report.options import (
     DEFAULT_OPTIONS,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lightning_modelprof.measure import other_profilers
-from lightning_modelprof.measure.other_profilers import ProfilerWatch
+from lightning_modelprof.measure.window import other_profilers
+from lightning_modelprof.measure.window.other_profilers import ProfilerWatch
 from tests.fits import run_script
 
 # torch can take the process with it when two profilers meet, so each case is a process of its own, forked

@@ -13,12 +13,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.fit import loop_memory
-from lightning_modelprof.fit.loop_memory import LoopMemory
 from lightning_modelprof.flops.held_tensors import storages_of
-from lightning_modelprof.measure import out_of_memory
-from lightning_modelprof.measure.memory import DeviceMemory
-from lightning_modelprof.measure.out_of_memory import Named, describe, holders_of, out_of_memory_error
+from lightning_modelprof.loop import memory as loop_memory
+from lightning_modelprof.loop.memory import LoopMemory
+from lightning_modelprof.measure.resources import out_of_memory
+from lightning_modelprof.measure.resources.memory import DeviceMemory
+from lightning_modelprof.measure.resources.out_of_memory import (
+    Named,
+    describe,
+    holders_of,
+    out_of_memory_error,
+)
 from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory, rest_bytes
 from lightning_modelprof.run.memory import Holder, MemoryRecord, OutOfMemory

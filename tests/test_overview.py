@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.model_summary import summarize_model
-from lightning_modelprof.analysis.overview import (
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.model_summary import summarize_model
+from lightning_modelprof.analysis.trace.overview import (
     DEVICE_TYPES,
     HOST_TYPES,
     pool_overviews,
     summarize_overview,
 )
-from lightning_modelprof.analysis.timeline import build_timeline
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.overview import overview_table
+from lightning_modelprof.report.tables.trace.overview import overview_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from tests.traces import FOLDER, event, load, make_trace, reference
 

@@ -10,7 +10,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.own_cost import own_cost
-from lightning_modelprof.analysis.step_costs import step_costs
+from lightning_modelprof.analysis.steps.step_costs import step_costs
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings

@@ -59,7 +59,7 @@ import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 import lightning_modelprof.fit.save_timer as save_timer
-from lightning_modelprof.fit.session import LoopSession
+from lightning_modelprof.loop.session import LoopSession
 from tests.fits import *
 
 save_timer._MIN_INTERVAL_NS = save_timer._INTERVAL_FACTOR = 0  # save at every step

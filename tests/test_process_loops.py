@@ -17,9 +17,9 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.cli import main
-from lightning_modelprof.fit import process_loops
-from lightning_modelprof.fit.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.lightning import process_loops
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS
 from lightning_modelprof.run.process_loops import MAX_KEPT

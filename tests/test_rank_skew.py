@@ -15,15 +15,15 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.rank_skew import LEAST_STEPS, rank_skew
+from lightning_modelprof.analysis.ranks import LEAST_STEPS, rank_skew
 from lightning_modelprof.analysis.student_t import t_quantile
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Severity
-from lightning_modelprof.report_reading import read_report
 from lightning_modelprof.run.archive import save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.rank_files import (
+from lightning_modelprof.run.ranks import (
     MAX_SHARED,
     pack_rank_steps,
     rank_file,

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis import matched_calls as reasons
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.communication_calls import list_communication_calls
-from lightning_modelprof.analysis.rank_waits import chance_of_at_least, compare_ranks
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.communication_calls import list_communication_calls
+from lightning_modelprof.analysis.trace.rank_waits import chance_of_at_least, compare_ranks
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.rank_shares import rank_shares
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.rank_waits import rank_waits_table
-from lightning_modelprof.show.html_chart import chart_view
+from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
+from lightning_modelprof.show.html.chart import chart_view
 from tests.traces import FOLDER, event, load, make_trace
 
 US = 1000

@@ -9,9 +9,9 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.intervals import length, union
-from lightning_modelprof.analysis.model_summary import NO_RANGES
-from lightning_modelprof.run.trace import DEVICE_WORK, Category
+from lightning_modelprof.analysis.timeline.intervals import length, union
+from lightning_modelprof.analysis.trace.model_summary import NO_RANGES
+from lightning_modelprof.trace.model import DEVICE_WORK, Category
 from lightning_modelprof.trace_report import analyze_files
 from tests.traces import FOLDER, load, reference, summarize
 

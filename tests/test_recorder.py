@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.benchmark import benchmark
-from lightning_modelprof.measure.recorder import MAX_KEPT, Recorder
+from lightning_modelprof.analysis.steps.benchmark import benchmark
+from lightning_modelprof.measure.steps.recorder import MAX_KEPT, Recorder
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_modelprof.measure.repeated_samples import ENOUGH, NUM_WATCHED, RepeatedSampleWatch, _hash
+from lightning_modelprof.measure.steps.repeated_samples import ENOUGH, NUM_WATCHED, RepeatedSampleWatch, _hash
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.repeated_work import RepeatedWork
 from lightning_modelprof.run.archive import load_run
@@ -171,7 +171,8 @@ def test_torchs_iterators_are_left_as_they_were_and_are_not_kept(tmp_path):
 
 def test_an_error_of_ours_ends_only_the_watch(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "lightning_modelprof.measure.repeated_samples._hash", lambda *_: (_ for _ in ()).throw(KeyError("x"))
+        "lightning_modelprof.measure.steps.repeated_samples._hash",
+        lambda *_: (_ for _ in ()).throw(KeyError("x")),
     )
     seen = fit(tmp_path, Numbers(64))
     assert "could not be compared" in seen.note

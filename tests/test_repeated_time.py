@@ -9,12 +9,12 @@ import pytest
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Finding, Location, Severity, Status
 from lightning_modelprof.report.repeated_time import without_repeats
-from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
-from lightning_modelprof.report.rules.slow_callback import SlowCallback
+from lightning_modelprof.report.rules.callbacks import SlowCallback
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync
+from lightning_modelprof.report.rules.lines import SlowLineInModule
 from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
-from lightning_modelprof.report.rules.slow_line_in_module import SlowLineInModule
 from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
-from lightning_modelprof.report.rules.validation_share import ValidationShare
+from lightning_modelprof.report.rules.validation import ValidationShare
 from tests.diagnosed import MS, analysis_of, steps_of
 from tests.test_hot_lines import hot_of
 

@@ -7,11 +7,11 @@ import pytest
 
 from lightning_modelprof import MissingExtraError
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.benchmark import _REASONS
+from lightning_modelprof.analysis.steps.benchmark import _REASONS
 from lightning_modelprof.errors import require
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.tables.model_summary import window_model_summary
-from lightning_modelprof.report.tables.perf_summary import _ADVICE
+from lightning_modelprof.report.tables.run.perf_summary import _ADVICE
+from lightning_modelprof.report.tables.trace.model_summary import window_model_summary
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo, Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag, StepTimings

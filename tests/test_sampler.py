@@ -17,12 +17,12 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.analysis.hot_lines import hot_lines
+from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.fit.sampling import Sampling, _memory_look
-from lightning_modelprof.measure import stack_look as stack_look_module
-from lightning_modelprof.measure.ledger import PROFILER
-from lightning_modelprof.measure.sampler import Sampler
-from lightning_modelprof.measure.stack_look import StackLook
+from lightning_modelprof.measure.sampling import stack_look as stack_look_module
+from lightning_modelprof.measure.sampling.sampler import Sampler
+from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.steps.ledger import PROFILER
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
@@ -263,7 +263,7 @@ def test_a_child_has_no_thread_and_the_parent_goes_on():
 def test_the_interpreter_ends_while_it_looks(tmp_path):
     source = """
         import time
-        from lightning_modelprof.measure.sampler import Sampler
+        from lightning_modelprof.measure.sampling.sampler import Sampler
         sampler = Sampler({"it": lambda _: None})
         sampler.resume()
         time.sleep(0.05)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, default_collate
 from transformers import BatchEncoding
 
-from lightning_modelprof.measure.samples import MAX_COUNT, SampleCounter, check_count, count_samples
+from lightning_modelprof.measure.steps.batch_sizes import MAX_COUNT, SampleCounter, check_count, count_samples
 from lightning_modelprof.run.steps import NOT_MEASURED
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings, steps_of
 
@@ -259,7 +259,7 @@ def test_later_batches_cost_one_look_up(monkeypatch):
         searched.append(batch)
         return count_samples(batch, **options)
 
-    monkeypatch.setattr("lightning_modelprof.measure.samples.count_samples", counted)
+    monkeypatch.setattr("lightning_modelprof.measure.steps.batch_sizes.count_samples", counted)
     count = SampleCounter()
     assert {count((IMAGES, TARGETS)) for _ in range(1_000)} == {8}
     assert len(searched) == 10

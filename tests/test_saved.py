@@ -66,7 +66,7 @@ def test_it_opens_where_this_package_is_not(tmp_path):
     trainer = Trainer(max_steps=3, logger=False, enable_checkpointing=False, accelerator="cpu", **kept)
     trainer.fit(BoringModel())
     assert trainer.global_step == 3
-    assert "lightning_modelprof.callback" not in sys.modules
+    assert "lightning_modelprof.lightning.callback" not in sys.modules
     """
     result = run_script(script, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stderr[-3000:]

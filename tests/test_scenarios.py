@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lightning_modelprof.measure import slow_steps
+from lightning_modelprof.measure.steps import slow_steps
 from lightning_modelprof.report.model import Severity, Status
 from tests.diagnosed import shares_by_name
 from tests.fits import fit_quietly, make_callback, make_trainer

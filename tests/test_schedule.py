@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.measure.schedule import Action, Schedule
+from lightning_modelprof.measure.window.schedule import Action, Schedule
 
 TORCH_ACTIONS = {
     torch.profiler.ProfilerAction.NONE: Action.WAIT,

@@ -28,8 +28,8 @@ from pathlib import Path
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from rich.progress import ProgressColumn
 from rich.text import Text
-from lightning_modelprof.fit.process_loops import PROCESS_LOOPS
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
+from lightning_modelprof.show.terminal.terminal import print_report
 from tests.fits import *
 
 ROWS, folder = int(sys.argv[1]), Path(sys.argv[2])

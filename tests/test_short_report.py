@@ -11,12 +11,12 @@ import pytest
 from rich.cells import cell_len
 
 from lightning_modelprof import read_report
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.show.notebook import report_card
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.terminal.terminal import print_report
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
 from tests.fits import Manual, Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 from tests.test_rank_skew import report_of as report_of_ranks

@@ -20,8 +20,8 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.show.findings import found_texts, place_of
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.tensorboard import markdown_summary
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.tensorboard.scalars import markdown_summary
+from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 
 HOSTILE = "[bold]<img src=x onerror=alert(1)>\x1b[31m|`a`\nb"

@@ -9,9 +9,9 @@ import pytest
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.show.html_flame import MAX_BOXES, flame_view
+from lightning_modelprof.show.html.flame import MAX_BOXES, flame_view
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.tensorboard import markdown_summary
+from lightning_modelprof.show.tensorboard.scalars import markdown_summary
 from lightning_modelprof.show.text import render_text
 from tests.sample_flames import ATTACKS, flame_of, hostile_flame, stacks_flame, wide_flame
 from tests.sample_reports import HOSTILE_NAMES, flame_report

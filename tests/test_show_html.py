@@ -27,9 +27,9 @@ from lightning_modelprof.report.model import (
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.grid import build_grid
-from lightning_modelprof.show.html import render_html
-from lightning_modelprof.show.html_chart import chart_view
-from lightning_modelprof.show.html_table import MAX_ROWS
+from lightning_modelprof.show.html.chart import chart_view
+from lightning_modelprof.show.html.page import render_html
+from lightning_modelprof.show.html.table import MAX_ROWS
 from tests.sample_flames import hostile_flame
 from tests.sample_reports import ALL_REPORTS, HOSTILE_NAMES, gpu_report, wide_report
 

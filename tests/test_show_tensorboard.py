@@ -13,7 +13,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.show.grid import shown_rows
-from lightning_modelprof.show.tensorboard import (
+from lightning_modelprof.show.tensorboard.scalars import (
     escape_markdown,
     markdown_summary,
     markdown_table,

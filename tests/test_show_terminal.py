@@ -14,7 +14,7 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.show import screen
 from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.screen import wrap
-from lightning_modelprof.show.terminal import print_report
+from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from tests.fits import ROOT
 from tests.golden_support import check_golden

@@ -24,11 +24,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from lightning_modelprof.fit import loop_parts
-from lightning_modelprof.flops import site_sums
-from lightning_modelprof.flops.counter import FlopCounter
 from lightning_modelprof.flops.host_waits import look_of
-from lightning_modelprof.flops.sites import AroundBatch, SiteWatch
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.lines import site_sums
+from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
+from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.measure.code_place import place_of
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import (

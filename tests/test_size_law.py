@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.modules.size_law import size_laws
 from lightning_modelprof.analysis.size_flops import FlopsBySize, mean_step
-from lightning_modelprof.analysis.size_law import size_laws
-from lightning_modelprof.run.batch_sizes import BatchSizes, PhaseFlops, SizeCount
+from lightning_modelprof.run.batches import BatchSizes, PhaseFlops, SizeCount
 
 PARTS = (("backward", "float32"), ("forward", "bfloat16"))
 

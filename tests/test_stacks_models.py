@@ -95,7 +95,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
-from lightning_modelprof.flops.count import added_up
+from lightning_modelprof.inspect.flops.count import added_up
 
 class Sharded(Net):
     def configure_model(self):

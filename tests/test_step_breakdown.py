@@ -10,13 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.intervals import length, union
-from lightning_modelprof.analysis.step_breakdown import NO_STEP, STEP_CATEGORIES, pool_breakdowns
+from lightning_modelprof.analysis.timeline.intervals import length, union
+from lightning_modelprof.analysis.trace.step_breakdown import NO_STEP, STEP_CATEGORIES, pool_breakdowns
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.step_breakdown import step_breakdown_table
+from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from lightning_modelprof.run.trace import DEVICE_WORK, Category
+from lightning_modelprof.trace.model import DEVICE_WORK, Category
 from tests.traces import FOLDER, break_down, load, make_trace, reference
 
 US = 1000

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.benchmark import benchmark
+from lightning_modelprof.analysis.steps.benchmark import benchmark
 from lightning_modelprof.report.charts.phases_per_step import phases_per_step
 from lightning_modelprof.report.step_columns import step_columns, timings_of
 from lightning_modelprof.run.loops import FIT, LOOPS
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
-from lightning_modelprof.show.columns import pack_columns, unpack_columns
-from lightning_modelprof.show.html_chart import chart_view
+from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.step_columns import TAG_WORDS, pack_steps, unpack_steps
+from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
 
 # The order in which docs/report.md names what is not clean, by the tag that says so: the first one counts.
 DEFINITION = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.step_costs import step_costs
+from lightning_modelprof.analysis.steps.step_costs import step_costs
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from tests.diagnosed import MS, steps_of
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from lightning_modelprof import analyze
-from lightning_modelprof.analysis.host_waits import ONE_STEP
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_facts import analyze_trace
-from lightning_modelprof.cli import main
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.host_waits import ONE_STEP
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ConfigError, TraceError
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Status

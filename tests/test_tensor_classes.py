@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.measure.batch_shapes import own_tensors
+from lightning_modelprof.measure.steps.batch_shapes import own_tensors
 from tests.fits import Net, fit_quietly, make_callback, make_trainer
 
 

@@ -16,22 +16,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import lightning_modelprof
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, Lane, Timeline
-from lightning_modelprof.report.timeline import timeline_of
+from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.report.timeline_counters import MOST_POINTS, thin
 from lightning_modelprof.report.timeline_depths import find_depths
 from lightning_modelprof.report.timeline_kinds import WORDS
-from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.show.columns import pack_columns, unpack_columns
-from lightning_modelprof.show.timeline_columns import (
+from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.timeline_columns import (
     PYTHON_FUNCTION,
     check_timeline,
     pack_timeline,
     unpack_timeline,
 )
+from lightning_modelprof.trace.reader import read_trace
 from tests.traces import FOLDER, event, load, make_trace
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))

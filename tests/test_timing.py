@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from lightning_modelprof import ConfigError, EventTimer, benchmark_inference
-from lightning_modelprof.measure import device_spans, event_timer, inference_benchmark
 from lightning_modelprof.measure.cpu_time import CpuTime
+from lightning_modelprof.timing import event_timer
+from lightning_modelprof.timing import inference as inference_benchmark
+from lightning_modelprof.timing import spans as device_spans
 from tests.support import FakeClock
 from tests.test_device_phases import FakeDeviceClock
 

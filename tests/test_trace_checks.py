@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.trace_checks import check_trace
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.trace_checks import check_trace
 from tests.traces import FOLDER, load, make_trace
 
 STEP = 1_000  # microseconds

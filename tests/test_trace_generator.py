@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lightning_modelprof.run.chrome import read_trace
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import read_trace
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from generate_trace import generate_trace

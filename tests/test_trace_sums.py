@@ -14,7 +14,7 @@ import pytest
 
 from lightning_modelprof import analyze
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build_trace import build_trace_report
 from tests.fuzz_traces import base_traces
 from tests.random_traces import random_trace

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.event_names import is_shown_elsewhere, is_torch_range
-from lightning_modelprof.analysis.tally import NOTHING, Tally
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.analysis.user_ranges import pool_user_ranges, summarize_user_ranges
+from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
+from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.user_ranges import pool_user_ranges, summarize_user_ranges
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions
-from lightning_modelprof.report.tables.user_ranges import user_ranges_table
-from lightning_modelprof.run.chrome import read_trace
+from lightning_modelprof.report.tables.trace.user_ranges import user_ranges_table
+from lightning_modelprof.trace.reader import read_trace
 from tests.traces import FOLDER, event, load, make_trace
 
 US = 1000

@@ -21,10 +21,10 @@ from torchmetrics import Metric
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.validation_share import ValidationShare
+from lightning_modelprof.report.rules.validation import ValidationShare
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.stack_samples import SampledStack, StackFrame, StackSamples
-from lightning_modelprof.run.training_setup import CodePlace, DeviceSetup, LoaderSetup
+from lightning_modelprof.run.setup import CodePlace, DeviceSetup, LoaderSetup
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.validation import PARTS, PartTime, ValidationTimes
 from tests.diagnosed import MS, SETUP, analysis_of, only, steps_of
 from tests.fits import Net, Numbers, report_of, run_fit

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.measure.in_validation import METRICS_COMPUTED, METRICS_LOGGED
+from lightning_modelprof.lightning.in_validation import METRICS_COMPUTED, METRICS_LOGGED
 from lightning_modelprof.measure.validation_parts import MAX_MARKS, ValidationParts
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX
@@ -338,7 +338,9 @@ def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench with a device that takes three times the host's time for everything."""
     bench = Bench()
     bench.truth.device = FakeDeviceClock()
-    monkeypatch.setattr("lightning_modelprof.fit.step_timing.device_clock", lambda device: bench.truth.device)
+    monkeypatch.setattr(
+        "lightning_modelprof.loop.step_timing.device_clock", lambda device: bench.truth.device
+    )
     return bench
 
 
@@ -438,7 +440,7 @@ def test_clock_reads_of_a_validation_batch(model_class, most):
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning], ids=lambda one: one.__name__)
 def test_the_methods_in_which_metrics_are_computed_and_logged(package):
-    """Without them the computing of metrics stays in the part Logging; see ``measure/in_validation.py``."""
+    """Without them the computing of metrics stays in the part Logging; see ``lightning/in_validation.py``."""
     connector = package.trainer.connectors.logger_connector.logger_connector._LoggerConnector
     assert callable(getattr(connector, METRICS_COMPUTED))
     assert callable(getattr(connector, METRICS_LOGGED))

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_modelprof.flops.count import count_flops
-from lightning_modelprof.report_reading import read_report
+from lightning_modelprof.inspect.flops.count import count_flops
+from lightning_modelprof.reading import read_report
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.steps import StepTag
 from tests import fits

@@ -20,21 +20,21 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_modelprof.analysis.batch_scaling import fixed_by_work
-from lightning_modelprof.flops.counter import FlopCounter
-from lightning_modelprof.flops.waste import WasteWatch
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.measure.source_calls import calls_by_name
 from lightning_modelprof.measure.thread_clocks import ThreadClocks
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.competing_thread import CompetingThread
 from lightning_modelprof.report.rules.dense_embeddings import DenseEmbeddings
 from lightning_modelprof.report.rules.double_precision import DoublePrecision
-from lightning_modelprof.report.rules.repeated_forward import RepeatedForward
 from lightning_modelprof.report.rules.unused_gradients import UnusedGradientsRule
+from lightning_modelprof.report.rules.waste import RepeatedForward
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
-from lightning_modelprof.run.stack_samples import OtherThread, SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.stacks import OtherThread, SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.step_waste import DenseTable, RepeatedCall, StepWaste, UnusedGradients
-from lightning_modelprof.run.training_setup import CodePlace
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.fits import fit_quietly, make_callback, make_trainer
 from tests.scenarios import rows

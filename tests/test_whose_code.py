@@ -15,15 +15,15 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.measure.code_place import place_of
+from lightning_modelprof.report.advice.libraries import Way, reached
+from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_optimizer
 from lightning_modelprof.report.libraries import LIBRARIES
-from lightning_modelprof.report.libraries.base import Way, reached
 from lightning_modelprof.report.model import Location, Status
-from lightning_modelprof.report.owners import owner_of_loader, owner_of_optimizer
-from lightning_modelprof.report.rules.input_bound import InputBound
-from lightning_modelprof.report.rules.optimizer_not_fused import OptimizerNotFused
+from lightning_modelprof.report.rules.input import InputBound
+from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
 from lightning_modelprof.report.rules.worker_startup import WorkerStartup
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.training_setup import CodePlace, Library, LoaderSetup, OptimizerSetup
+from lightning_modelprof.run.setup import CodePlace, Library, LoaderSetup, OptimizerSetup
 from lightning_modelprof.show.findings import found_texts
 from tests.diagnosed import SETUP, analysis_of, only, steps_of
 from tests.fits import fit_quietly, make_callback, make_trainer, report_of

@@ -14,11 +14,11 @@ from isal import igzip
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
-from lightning_modelprof.fit import session
-from lightning_modelprof.fit.outputs import NOWHERE, Outputs
-from lightning_modelprof.fit.windows import WindowResults
-from lightning_modelprof.measure.torch_profiler import CaptureOptions
-from lightning_modelprof.report.tables.all_tables import TRACE_TABLES
+from lightning_modelprof.loop import session
+from lightning_modelprof.loop.outputs import NOWHERE, Outputs
+from lightning_modelprof.loop.windows import WindowResults
+from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
+from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import Window, WindowStatus

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modelprof.fit import windows
-from lightning_modelprof.fit.outputs import Outputs
-from lightning_modelprof.measure import capture
+from lightning_modelprof.loop import windows
+from lightning_modelprof.loop.outputs import Outputs
+from lightning_modelprof.measure.window import capture
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
 from tests.fits import (

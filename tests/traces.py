@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.model_summary import ModelSummary, summarize_model
-from lightning_modelprof.analysis.step_breakdown import StepBreakdown, summarize_step_breakdown
-from lightning_modelprof.analysis.timeline import build_timeline
-from lightning_modelprof.run.chrome import parse_trace, read_trace
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, summarize_step_breakdown
+from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.reader import parse_trace, read_trace
 
 FOLDER = Path(
     os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[1].parent / "shared" / "traces"

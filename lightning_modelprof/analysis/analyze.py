@@ -6,34 +6,34 @@ from collections.abc import Mapping
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.batch_cpu import batch_cpu
 from lightning_modelprof.analysis.batch_scaling import batch_scaling
-from lightning_modelprof.analysis.benchmark import all_ranks, benchmark, exclusions
-from lightning_modelprof.analysis.call_tree import call_tree
 from lightning_modelprof.analysis.facts import Analysis, WindowFacts
-from lightning_modelprof.analysis.forward_check import forward_facts
-from lightning_modelprof.analysis.hot_lines import hot_lines
 from lightning_modelprof.analysis.layer_hooks import layer_hooks
-from lightning_modelprof.analysis.logging_calls import logging_calls
-from lightning_modelprof.analysis.memory_use import memory_use
-from lightning_modelprof.analysis.model_flops import model_flops
-from lightning_modelprof.analysis.module_tree import module_tree
+from lightning_modelprof.analysis.modules.forward_check import forward_facts
+from lightning_modelprof.analysis.modules.model_flops import model_flops
+from lightning_modelprof.analysis.modules.module_tree import module_tree
 from lightning_modelprof.analysis.own_cost import own_cost
-from lightning_modelprof.analysis.phase_times import phase_times
-from lightning_modelprof.analysis.rank_skew import rank_skew
+from lightning_modelprof.analysis.ranks import rank_skew
 from lightning_modelprof.analysis.slow_causes import slow_facts
-from lightning_modelprof.analysis.source_lines import source_lines
-from lightning_modelprof.analysis.step_costs import step_costs
-from lightning_modelprof.analysis.trace_facts import TraceFacts
-from lightning_modelprof.analysis.validation_split import validation_split
+from lightning_modelprof.analysis.source.call_tree import call_tree
+from lightning_modelprof.analysis.source.hot_lines import hot_lines
+from lightning_modelprof.analysis.source.logging_calls import logging_calls
+from lightning_modelprof.analysis.source.source_lines import source_lines
+from lightning_modelprof.analysis.steps.batches import batch_cpu
+from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
+from lightning_modelprof.analysis.steps.memory import memory_use
+from lightning_modelprof.analysis.steps.phase_times import phase_times
+from lightning_modelprof.analysis.steps.step_costs import step_costs
+from lightning_modelprof.analysis.steps.validation import validation_split
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.run.loops import Loop, loop_of
 from lightning_modelprof.run.records import (
     RankRecord,
     Run,
 )
+from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import BEGINS_EPOCH, StepTag, StepTimings
-from lightning_modelprof.run.training_setup import TrainingSetup
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
 

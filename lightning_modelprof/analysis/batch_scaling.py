@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.theil_sen import theil_sen
-from lightning_modelprof.run.batch_sizes import BatchSizes
+from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from lightning_modelprof.analysis.intervals import Intervals, intersect, length, union
-from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, union
+from lightning_modelprof.analysis.timeline.timeline import Timeline
 
 Covers = Literal["steps", "operators", "device events"]
 """Time from the first of these to the end of the last."""

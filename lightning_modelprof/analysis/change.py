@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.bootstrap import (
+from lightning_modelprof.analysis.statistics import (
     CONFIDENCE,
     NORMAL_QUANTILE,
     block_lengths,

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.enclosing import nearest_around
-from lightning_modelprof.analysis.event_names import (
+from lightning_modelprof.analysis.grouping import distinct
+from lightning_modelprof.analysis.timeline.names import (
     SYMMETRIC_MEMORY_PREFIX,
     is_communication_operator,
     launches_communication,
 )
-from lightning_modelprof.analysis.grouping import distinct
-from lightning_modelprof.analysis.tally import Tally, add_up, tally_by
-from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.run.trace import Category, Collective
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, tally_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Category, Collective
 
 Source = Literal["device", "host"]
 """Where communication was seen: as kernels, or as the backend's operators on the host."""

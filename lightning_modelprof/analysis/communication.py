@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.event_names import is_communication_operator, launches_communication
 from lightning_modelprof.analysis.kernel_names import is_communication_kernel, is_torch_kernel
 from lightning_modelprof.analysis.launch_links import LaunchLinks
-from lightning_modelprof.run.trace import Category, Trace
+from lightning_modelprof.analysis.timeline.names import is_communication_operator, launches_communication
+from lightning_modelprof.trace.model import Category, Trace
 
 
 def find_communication(trace: Trace, parent: NDArray[np.int64], launch: LaunchLinks) -> NDArray[np.bool_]:

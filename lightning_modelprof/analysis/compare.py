@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.bootstrap import NORMAL_QUANTILE
 from lightning_modelprof.analysis.change import (
     FEW_STEPS,
     SAMPLES,
@@ -24,6 +23,7 @@ from lightning_modelprof.analysis.change import (
     step_time,
     time_per_sample,
 )
+from lightning_modelprof.analysis.statistics import NORMAL_QUANTILE
 from lightning_modelprof.run.steps import StepTimings
 
 POWER: Final = 0.8

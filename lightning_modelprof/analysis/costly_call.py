@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.hot_lines import HotLine, HotLines
-from lightning_modelprof.run.stack_samples import StackFrame
+from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
+from lightning_modelprof.run.stacks import StackFrame
 
 _MIN_SAMPLES: Final = 3
 _TRANSFORMS: Final = ("transform", "augment")

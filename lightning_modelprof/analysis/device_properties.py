@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.trace.model import Trace
 
 _WITHOUT_TENSOR_CORES: Final = re.compile(
     r"\b(?:AMD|ATI|Radeon|Instinct|MI\d+\w*|gfx\w+|Intel|XPU|MTIA|Gaudi|GTX 16\d\d\w*|MX\d{3})\b", re.I

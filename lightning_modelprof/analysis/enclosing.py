@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.grouping import stable_order
-from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.analysis.timeline.timeline import Timeline
 
 
 def nearest_around(

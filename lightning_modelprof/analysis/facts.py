@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_modelprof.analysis.absent import Absent
-    from lightning_modelprof.analysis.batch_cpu import BatchCpu
     from lightning_modelprof.analysis.batch_scaling import BatchScaling
-    from lightning_modelprof.analysis.benchmark import Benchmark, Exclusion
-    from lightning_modelprof.analysis.call_tree import CallTree
-    from lightning_modelprof.analysis.forward_check import ForwardFacts
-    from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
-    from lightning_modelprof.analysis.logging_calls import LoggingCalls
-    from lightning_modelprof.analysis.memory_use import MemoryUse
-    from lightning_modelprof.analysis.model_flops import ModelFlops
-    from lightning_modelprof.analysis.module_tree import ModuleTree
+    from lightning_modelprof.analysis.modules.forward_check import ForwardFacts
+    from lightning_modelprof.analysis.modules.model_flops import ModelFlops
+    from lightning_modelprof.analysis.modules.module_tree import ModuleTree
     from lightning_modelprof.analysis.own_cost import OwnCost
-    from lightning_modelprof.analysis.phase_times import PhaseTime
-    from lightning_modelprof.analysis.rank_skew import RankSkew
+    from lightning_modelprof.analysis.ranks import RankSkew
     from lightning_modelprof.analysis.slow_causes import SlowFacts
-    from lightning_modelprof.analysis.source_lines import SourceLine
-    from lightning_modelprof.analysis.step_costs import StepCosts
-    from lightning_modelprof.analysis.trace_facts import TraceFacts
-    from lightning_modelprof.analysis.validation_split import ValidationSplit
+    from lightning_modelprof.analysis.source.call_tree import CallTree
+    from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
+    from lightning_modelprof.analysis.source.logging_calls import LoggingCalls
+    from lightning_modelprof.analysis.source.source_lines import SourceLine
+    from lightning_modelprof.analysis.steps.batches import BatchCpu
+    from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
+    from lightning_modelprof.analysis.steps.memory import MemoryUse
+    from lightning_modelprof.analysis.steps.phase_times import PhaseTime
+    from lightning_modelprof.analysis.steps.step_costs import StepCosts
+    from lightning_modelprof.analysis.steps.validation import ValidationSplit
+    from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
     from lightning_modelprof.run.model_cost import ModelCost
     from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
     from lightning_modelprof.run.records import (
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         Window,
     )
     from lightning_modelprof.run.repeated_samples import RepeatedSamples
+    from lightning_modelprof.run.setup import TrainingSetup
     from lightning_modelprof.run.steps import StepTimings
-    from lightning_modelprof.run.training_setup import TrainingSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.trace.model import Trace
 
 Groups = NDArray[np.int64]
 """Number of each element's group, from 0 on."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.benchmark import standard_error
+from lightning_modelprof.analysis.steps.benchmark import standard_error
 from lightning_modelprof.analysis.student_t import t_quantile
 
 SIGNIFICANCE: Final = 0.01

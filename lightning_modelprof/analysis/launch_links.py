@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.nesting import nearest_ancestor
-from lightning_modelprof.run.trace import Category, Trace
+from lightning_modelprof.analysis.timeline.nesting import nearest_ancestor
+from lightning_modelprof.trace.model import Category, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

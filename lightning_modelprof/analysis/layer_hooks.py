@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.hot_lines import MODULE_CALLS, FoundCalls, HotLines
-from lightning_modelprof.run.stack_samples import StackFrame
+from lightning_modelprof.analysis.source.hot_lines import MODULE_CALLS, FoundCalls, HotLines
+from lightning_modelprof.run.stacks import StackFrame
 
 _PHASES: Final = ("forward", "backward")
 _NOT_HOOKS_OF_ANYBODY: Final = ("torch", "lightning", "pytorch_lightning", "lightning_modelprof")

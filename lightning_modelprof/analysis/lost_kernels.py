@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.grouping import by_name
-from lightning_modelprof.analysis.intervals import locate
-from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Category
 
 _LAUNCH_WORDS: Final = ("LaunchKernel", "LaunchCooperativeKernel", "KernelLaunch", "GraphLaunch")
 """Calls that start kernels on CUDA, ROCm and XPU: ``cudaLaunchKernelExC``, ``hipExtModuleLaunchKernel``,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_modelprof.analysis.communication_calls import Call, CommunicationCalls
+from lightning_modelprof.analysis.trace.communication_calls import Call, CommunicationCalls
 
 _TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "allreduce", "barrier")
 """Parts of the names of collectives in which every rank needs something of every other one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.model_summary import NO_DEVICE_NOTE, ModelSummary, ModelSummaryRow
-from lightning_modelprof.analysis.tally import share
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.analysis.trace.model_summary import NO_DEVICE_NOTE, ModelSummary, ModelSummaryRow
 
 _SOME_DEVICES_NOTE: Final = "Some ranks have no device events: the GPU figures are those of the others."
 

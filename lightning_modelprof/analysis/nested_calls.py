@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.grouping import Groups, stable_order
-from lightning_modelprof.analysis.tally import sum_by
-from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.enclosing import innermost_at
 from lightning_modelprof.analysis.grouping import Groups
-from lightning_modelprof.analysis.memory import CPU
 from lightning_modelprof.analysis.nested_calls import NestedCalls
 from lightning_modelprof.analysis.operator_tally import MemoryChange
-from lightning_modelprof.analysis.tally import sum_by
-from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.memory import CPU
 
 
 class OperatorMemory:

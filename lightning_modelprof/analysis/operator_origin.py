@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.enclosing import nearest_around
-from lightning_modelprof.analysis.event_names import is_module
 from lightning_modelprof.analysis.grouping import rows_named
-from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.run.trace import NOT_RECORDED, Category
+from lightning_modelprof.analysis.timeline.names import is_module
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import NOT_RECORDED, Category
 
 _FRAME: Final = re.compile(r"(?P<file>[^<].*?)\(\d+\): ")
 """``train.py(12): training_step``, but neither ``<built-in method ...>`` nor ``nn.Module: Linear_0``."""

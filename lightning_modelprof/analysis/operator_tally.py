@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from lightning_modelprof.analysis.tally import Tally, add_up
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up
 
 
 class MemoryChange(NamedTuple):

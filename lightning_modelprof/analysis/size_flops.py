@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.size_law import MAX_MISS, MIN_COUNTED, SizeLaw, size_laws
-from lightning_modelprof.run.batch_sizes import BatchSizes, Shapes, SizeCount
+from lightning_modelprof.analysis.modules.size_law import MAX_MISS, MIN_COUNTED, SizeLaw, size_laws
+from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 
 Part = tuple[str, str]
 """Phase and dtype."""

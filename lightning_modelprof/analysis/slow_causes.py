@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
 from lightning_modelprof.run.steps import SPECIAL
 

@@ -12,19 +12,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.event_names import (
+from lightning_modelprof.analysis.grouping import by_name
+from lightning_modelprof.analysis.launch_links import LaunchLinks
+from lightning_modelprof.analysis.timeline.host_phases import Steps
+from lightning_modelprof.analysis.timeline.intervals import length, locate, outermost
+from lightning_modelprof.analysis.timeline.names import (
     LIGHTNING_PREFIX,
     is_module,
     is_shown_elsewhere,
     is_torch_range,
 )
-from lightning_modelprof.analysis.grouping import by_name
-from lightning_modelprof.analysis.host_phases import Steps
-from lightning_modelprof.analysis.intervals import length, locate, outermost
-from lightning_modelprof.analysis.launch_links import LaunchLinks
-from lightning_modelprof.analysis.step_bounds import bound_steps
-from lightning_modelprof.analysis.tally import sum_by
-from lightning_modelprof.run.trace import Category, Trace
+from lightning_modelprof.analysis.timeline.steps import bound_steps
+from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.trace.model import Category, Trace
 
 _LEAST_CALLS: Final = 3
 """Ranges that come less often are no steps."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.bootstrap import NORMAL_QUANTILE
+from lightning_modelprof.analysis.statistics import NORMAL_QUANTILE
 
 _Floats = NDArray[np.floating[Any]]
 

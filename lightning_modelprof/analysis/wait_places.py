@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.enclosing import nearest_around
-from lightning_modelprof.analysis.event_names import (
+from lightning_modelprof.analysis.grouping import rows_named
+from lightning_modelprof.analysis.operator_origin import callers_of
+from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.names import (
     AUTOGRAD_PREFIX,
     LIGHTNING_PREFIX,
     is_shown_elsewhere,
     is_torch_range,
 )
-from lightning_modelprof.analysis.grouping import rows_named
-from lightning_modelprof.analysis.intervals import locate
-from lightning_modelprof.analysis.operator_origin import callers_of
-from lightning_modelprof.analysis.timeline import Timeline
+from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.wait_rows import DIRECTIONS, Direction, WaitRows
 
 

@@ -8,13 +8,13 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.copies import memory_of
 from lightning_modelprof.analysis.enclosing import nearest_around
 from lightning_modelprof.analysis.grouping import rows_named
-from lightning_modelprof.analysis.intervals import Intervals, locate
-from lightning_modelprof.analysis.launches import waits_for_device
-from lightning_modelprof.analysis.timeline import Timeline
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.analysis.timeline.intervals import Intervals, locate
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.copies import memory_of
+from lightning_modelprof.analysis.trace.launches import waits_for_device
+from lightning_modelprof.trace.model import Category
 
 Direction = Literal["sync", "device_to_host", "host_to_device"]
 """What a call waits for: a copy from or to the host, or just the device."""

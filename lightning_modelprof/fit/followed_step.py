@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.flops.live_tensors import LiveTensors
+from lightning_modelprof.inspect.modules.live_tensors import LiveTensors
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.memory import StepMemory
 

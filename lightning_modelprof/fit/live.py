@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
-from lightning_modelprof.analysis.benchmark import Averages, averages
-from lightning_modelprof.analysis.model_flops import ModelRates
-from lightning_modelprof.measure.batch_shapes import BatchShapes
-from lightning_modelprof.measure.recorder import Recorder
+from lightning_modelprof.analysis.modules.model_flops import ModelRates
+from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.measure.stand_in import StandIn, stand_in
-from lightning_modelprof.run.batch_sizes import BatchSizes
+from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
+from lightning_modelprof.measure.steps.recorder import Recorder
+from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
-from lightning_modelprof.fit.loop_parts import LoopParts
-from lightning_modelprof.fit.step_timing import StepTiming
+from lightning_modelprof.loop.parts import LoopParts
+from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import RankRecord
 from lightning_modelprof.run.steps import NOT_MEASURED

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.ledger import PhaseLedger
-from lightning_modelprof.measure.sampler import MIN_INTERVAL_NS, Look, Sampler
-from lightning_modelprof.measure.stack_look import StackLook
+from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Look, Sampler
+from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.run.stack_samples import StackSamples
+from lightning_modelprof.run.stacks import StackSamples
 
 _MEMORY_INTERVAL_NS: Final = 100_000_000
 """Least time between two looks at memory, each of which asks the system."""

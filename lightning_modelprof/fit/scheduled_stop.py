@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_modelprof.config import ProfileConfig
-from lightning_modelprof.fit.windows import recording_ranks
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.loop.windows import recording_ranks
 
 
 class ScheduledStop:

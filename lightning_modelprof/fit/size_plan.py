@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from lightning_modelprof.analysis.modules.size_law import REACH
 from lightning_modelprof.analysis.size_flops import FlopsBySize, why_not_by_size
-from lightning_modelprof.analysis.size_law import REACH
-from lightning_modelprof.measure.batch_shapes import BatchShapes
-from lightning_modelprof.run.batch_sizes import PhaseFlops, Shapes, SizeCount
+from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
+from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
 MOST_COUNTED: Final = 16

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from lightning_modelprof.errors import ModelProfError, told
-from lightning_modelprof.flops.copies import (
+from lightning_modelprof.inspect.core.copies import (
     fake_copy,
     fake_inputs,
     plain_copy,
     reaches_outside,
     values_are_missing,
 )
-from lightning_modelprof.flops.counter import FlopCounter
-from lightning_modelprof.flops.formulas import Formula
-from lightning_modelprof.flops.fvcore_table import forward_table
-from lightning_modelprof.flops.untouched import random_states_kept
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.core.untouched import random_states_kept
+from lightning_modelprof.inspect.flops.formulas import Formula
+from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ForwardTable
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 
-from lightning_modelprof.config import SWITCH
+from lightning_modelprof.config.options import SWITCH
 from lightning_modelprof.errors import one_line
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.flops.modules import plain_path
-from lightning_modelprof.flops.tensor_memory import memory_of, unnoticed
+from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.inspect.modules.tensor_memory import memory_of, unnoticed
 
 
 def held_parameters(module: nn.Module) -> dict[str, torch.Tensor]:

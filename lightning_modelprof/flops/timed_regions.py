@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lightning_modelprof.flops.compiled import find_compiled
-from lightning_modelprof.flops.modules import plain_path
+from lightning_modelprof.inspect.modules.modules import plain_path
 
 _WRAPPER = "_orig_mod"
 _COMPILED_FUNCTION = "_torchdynamo_orig_callable"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lightning_modelprof.measure.user_code import absolute_file, is_library, library_of
-from lightning_modelprof.run.training_setup import CodePlace
+from lightning_modelprof.run.setup import CodePlace
 
 
 def place_of(thing: Any) -> CodePlace | None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_modelprof.measure.code_place import place_of
 from lightning_modelprof.measure.user_code import is_library
-from lightning_modelprof.run.training_setup import CodePlace, ConvolutionBias
+from lightning_modelprof.run.setup import CodePlace, ConvolutionBias
 
 _CONVOLUTIONS: Final = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.BatchNorm3d}
 _NUMBER: Final = re.compile(r"\d*$")

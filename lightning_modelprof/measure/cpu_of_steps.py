@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from lightning_modelprof.measure.cpu_usage import Instant, read_instant, reaped_ns, used_by_children
+from lightning_modelprof.measure.resources.cpu import Instant, read_instant, reaped_ns, used_by_children
 from lightning_modelprof.run.cpu_use import CpuUse
 from lightning_modelprof.run.phases import PHASE_INDEX
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_modelprof.measure.actions import (
+from lightning_modelprof.lightning.actions import (
     INHERIT,
     Action,
     BatchEndAction,
@@ -17,8 +17,8 @@ from lightning_modelprof.measure.actions import (
     FetchAction,
     PhaseAction,
 )
-from lightning_modelprof.measure.classify import Classifier
-from lightning_modelprof.measure.ledger import PREDICTIONS, PhaseLedger
+from lightning_modelprof.lightning.classify import Classifier
+from lightning_modelprof.measure.steps.ledger import PREDICTIONS, PhaseLedger
 from lightning_modelprof.run.loops import PREDICT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX
 

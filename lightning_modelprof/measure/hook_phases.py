@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.measure.ledger import (
+from lightning_modelprof.measure.steps.ledger import (
     BACKWARD,
     OPTIMIZER,
     OTHER,

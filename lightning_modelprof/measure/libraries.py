@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-from lightning_modelprof.measure.environment import written_class
+from lightning_modelprof.measure.setup.environment import written_class
 from lightning_modelprof.measure.user_code import UserCode, absolute_file, folders_of, library_of
-from lightning_modelprof.run.training_setup import CodePlace, Library
+from lightning_modelprof.run.setup import CodePlace, Library
 
 _TRAINERS: Final = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 _ENTRIES: Final = ("fit", "validate", "test", "predict")

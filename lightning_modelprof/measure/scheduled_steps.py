@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.measure.schedule import Schedule
+from lightning_modelprof.measure.window.schedule import Schedule
 from lightning_modelprof.run.steps import StepTag
 
 NEVER: Final = -1

@@ -8,9 +8,9 @@ import linecache
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from lightning_modelprof.measure.environment import written_class
+from lightning_modelprof.measure.setup.environment import written_class
 from lightning_modelprof.measure.user_code import UserCode, absolute_file
-from lightning_modelprof.run.training_setup import CodePlace
+from lightning_modelprof.run.setup import CodePlace
 
 NAMES: Final = frozenset(
     ("DataLoader", "Trainer", "ModelCheckpoint", "Embedding", "EmbeddingBag", "double", "float64")

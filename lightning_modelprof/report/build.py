@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.benchmark import Statistics
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.model_flops import ModelFlops
+from lightning_modelprof.analysis.modules.model_flops import ModelFlops
 from lightning_modelprof.analysis.own_cost import OwnCost
-from lightning_modelprof.analysis.phase_times import PhaseTime
 from lightning_modelprof.analysis.run_settings import run_settings
+from lightning_modelprof.analysis.steps.benchmark import Statistics
+from lightning_modelprof.analysis.steps.phase_times import PhaseTime
 from lightning_modelprof.report.charts.all_charts import CHARTS
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.flames import call_flame
@@ -21,7 +21,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.module_flame import module_flame
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.step_card import step_card
-from lightning_modelprof.report.tables.all_tables import TABLES, TableBuilder, loop_tables
+from lightning_modelprof.report.tables.run.all_tables import TABLES, TableBuilder, loop_tables
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window, WindowStatus
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report, steps_text
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.step_columns import step_columns
-from lightning_modelprof.report.timeline import timeline_of
+from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run
-from lightning_modelprof.run.trace import Trace
+from lightning_modelprof.trace.model import Trace
 
 
 def run_profile(run: Run, report: Report) -> Profile:

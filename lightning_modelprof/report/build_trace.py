@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.trace_charts import trace_charts
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Chart, Finding, Report, StepCard, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.step_card import step_card_of_traces
-from lightning_modelprof.report.tables.trace_tables import trace_tables
+from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 
 
 def build_trace_report(

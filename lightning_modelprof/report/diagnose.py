@@ -8,9 +8,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.errors import ConfigError, told
+from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
-from lightning_modelprof.report.owners import with_owners
 from lightning_modelprof.report.repeated_time import without_repeats
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.busy_cpus import BusyCpus

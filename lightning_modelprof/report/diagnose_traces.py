@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.host_waits import NO_STEPS_TO_COMPARE
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import (
     DeviceShares,
     device_shares,
@@ -20,10 +20,10 @@ from lightning_modelprof.report.device_shares import (
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
 from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
-from lightning_modelprof.report.rules.device_facts import Circumstances, DeviceRule, pooled_waits
-from lightning_modelprof.report.rules.host_device_sync import HostDeviceSync
+from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
-from lightning_modelprof.report.rules.input_bound import InputBound
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync
+from lightning_modelprof.report.rules.input import InputBound
 from lightning_modelprof.report.rules.launch_bound import LaunchBound
 from lightning_modelprof.report.verdict import (
     LEAST_ACCOUNTED,

@@ -6,8 +6,8 @@ from pathlib import PurePath
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.call_tree import CallNode, CallTree
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.call_tree import CallNode, CallTree
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 

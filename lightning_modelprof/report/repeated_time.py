@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.hot_lines import HotLines
+from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.device_facts import DeviceRule
-from lightning_modelprof.run.stack_samples import SampledStack
+from lightning_modelprof.report.rules.device import DeviceRule
+from lightning_modelprof.run.stacks import SampledStack
 
 _MOSTLY: Final = 0.8
 """Share of a finding's samples in another one's time, from which on it says the same time again."""

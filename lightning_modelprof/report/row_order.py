@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.operator_tally import MemoryChange
-from lightning_modelprof.analysis.tally import NOTHING, Tally
+from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.report.options import SortKey
 
 _MEMORY: Final = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_modelprof.report.changed_figures import Figure, calls_column, column_position
+from lightning_modelprof.report.compare.changed_figures import Figure, calls_column, column_position
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.row_paths import RowPath, row_paths
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.host_waits import HostWaits
-from lightning_modelprof.analysis.model_summary import ModelSummary
-from lightning_modelprof.analysis.step_costs import StepCosts
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.trace.host_waits import HostWaits
+from lightning_modelprof.analysis.trace.model_summary import ModelSummary
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import device_shares, lost_work
 from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
-from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.wait_findings import WaitRule
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASES

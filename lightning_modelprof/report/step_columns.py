@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.benchmark import exclusions
+from lightning_modelprof.analysis.steps.benchmark import exclusions
 from lightning_modelprof.report.profile import StepColumns
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.memory import Memory
+from lightning_modelprof.analysis.trace.memory import Memory
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, Lane
-from lightning_modelprof.report.timeline_lanes import HOST_GROUP, device_label
-from lightning_modelprof.run.trace import NOT_RECORDED, Category, Trace
+from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label
+from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 MOST_POINTS: Final = 20_000
 """Of one counter; more are thinned."""

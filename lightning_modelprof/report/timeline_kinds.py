@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.dataloader import is_fetch
-from lightning_modelprof.analysis.event_names import is_collective_call, is_module, is_place
 from lightning_modelprof.analysis.grouping import distinct
-from lightning_modelprof.analysis.timeline import Timeline as TraceTimeline
+from lightning_modelprof.analysis.timeline.names import is_collective_call, is_module, is_place
+from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
+from lightning_modelprof.analysis.trace.dataloader import is_fetch
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
-from lightning_modelprof.run.trace import Category
+from lightning_modelprof.trace.model import Category
 
 _OF_CATEGORY: Final = {
     Category.OTHER: "other",

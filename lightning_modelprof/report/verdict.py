@@ -14,7 +14,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.device_shares import (
     DeviceShares,
     WaitShares,
@@ -26,7 +26,7 @@ from lightning_modelprof.report.device_shares import (
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule, milliseconds, percent
 from lightning_modelprof.report.rules.busy_cpus import BusyCpus
-from lightning_modelprof.report.rules.device_facts import DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
 from lightning_modelprof.run.phases import PHASES
 
 OUT_OF_MEMORY: Final = "out_of_memory"

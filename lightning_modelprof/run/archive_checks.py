@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.ranges import LARGEST
 from lightning_modelprof.run.records import RankRecord, Run, Window
-from lightning_modelprof.run.stack_samples import StackSamples
+from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_modelprof.run.batch_sizes import BatchSizes, Shapes, SizeCount
+from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.run.ranges import Count, Real, Whole
+from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import StepSites
 from lightning_modelprof.run.step_waste import StepWaste
-from lightning_modelprof.run.training_setup import CodePlace
 
 FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
 """What work is for: recompute is a part of the forward that runs again to save memory."""

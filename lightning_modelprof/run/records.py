@@ -16,11 +16,11 @@ from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
 from lightning_modelprof.run.ranges import Count, Ranks, Whole
 from lightning_modelprof.run.repeated_samples import RepeatedSamples
+from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.slow_steps import SlowSteps
-from lightning_modelprof.run.stack_samples import StackSamples
+from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.run.training_setup import TrainingSetup
 from lightning_modelprof.run.validation import ValidationTimes
 
 RUN_SCHEMA_VERSION: Final = 2

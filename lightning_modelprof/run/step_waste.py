@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_modelprof.run.ranges import Count, Whole
-from lightning_modelprof.run.training_setup import CodePlace
+from lightning_modelprof.run.setup import CodePlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.run.trace import NOT_RECORDED, Collective
-from lightning_modelprof.run.trace_json import Args
 from lightning_modelprof.run.trace_numbers import integers
+from lightning_modelprof.trace.json import Args
+from lightning_modelprof.trace.model import NOT_RECORDED, Collective
 
 _STREAM_TEXT: Final = re.compile(r"(?:stream )?([0-9]{1,18})")
 _MAX_SIZE: Final = 2**48

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.run.trace import NOT_RECORDED
+from lightning_modelprof.trace.model import NOT_RECORDED
 
 _EXACT_IN_DOUBLE_US: Final = 2.0**43
 """Below this (101 days) doubles lie less than a nanosecond apart, so none of the written digits is lost."""

@@ -11,7 +11,7 @@ from lightning_modelprof.report.model import Report, StepCard, StepPart
 from lightning_modelprof.show.findings import place_of
 from lightning_modelprof.show.format import format_amount, format_duration, shorten
 from lightning_modelprof.show.grid import display_width
-from lightning_modelprof.show.html_chart import layer_colors
+from lightning_modelprof.show.html.chart import layer_colors
 
 REST: Final = "rest"
 _SMALL: Final = 0.03

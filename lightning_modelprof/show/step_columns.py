@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.profile import StepColumns
-from lightning_modelprof.show.columns import pack_columns, unpack_columns
-from lightning_modelprof.show.html_chart import chart_view
+from lightning_modelprof.show.html.chart import chart_view
+from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
 
 MAX_STEPS: Final = 1_000_000
 """A browser draws as many without a pause; each takes about 30 bytes."""

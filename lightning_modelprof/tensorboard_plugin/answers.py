@@ -9,9 +9,9 @@ from lightning_modelprof.errors import ArchiveError, one_line, told
 from lightning_modelprof.report.step_columns import timings_of
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show.profile_blob import STEPS, ColumnsBlob, StoredProfile
 from lightning_modelprof.show.step_columns import unpack_steps
-from lightning_modelprof.show.timeline_columns import check_timeline
+from lightning_modelprof.show.tensorboard.profile_blob import STEPS, ColumnsBlob, StoredProfile
+from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.comparison import Side, compare_sides
 from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
 from lightning_modelprof.tensorboard_plugin.selection import Selection

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lightning_modelprof.report.build_compare import build_comparison
-from lightning_modelprof.report.build_window_compare import compare_windows
-from lightning_modelprof.report.compared_run import compared_run_of_report
+from lightning_modelprof.report.compare.build_compare import build_comparison
+from lightning_modelprof.report.compare.compared_run import compared_run_of_report
+from lightning_modelprof.report.compare.row_changes import changed_rows
+from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.row_changes import changed_rows
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.tensorboard_plugin.answers import Answers
 
 PLUGIN_NAME: Final = "modelprof"
-"""As in ``show/event_file.py``, which is not imported here."""
+"""As in ``show/tensorboard/event_file.py``, which is not imported here."""
 
 _TAB_NAME: Final = "Model Profile"
 _JSON: Final = "application/json"

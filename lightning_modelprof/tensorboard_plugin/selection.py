@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
-from lightning_modelprof.show.profile_blob import ColumnsBlob, StoredProfile
+from lightning_modelprof.show.tensorboard.profile_blob import ColumnsBlob, StoredProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

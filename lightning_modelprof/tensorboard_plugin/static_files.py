@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from lightning_modelprof.show.html import SHARED_FILES, SHARED_FOLDER
+from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
 
 _STATIC: Final = Path(__file__).with_name("static")
 

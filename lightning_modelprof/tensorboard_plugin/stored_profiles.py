@@ -11,8 +11,8 @@ from typing import Any, Final
 from tensorboard.data.provider import RunTagFilter
 
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.show.event_file import PLUGIN_NAME
-from lightning_modelprof.show.profile_blob import (
+from lightning_modelprof.show.tensorboard.event_file import PLUGIN_NAME
+from lightning_modelprof.show.tensorboard.profile_blob import (
     ColumnsBlob,
     ProfileHead,
     StoredProfile,

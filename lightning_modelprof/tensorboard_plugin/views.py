@@ -13,7 +13,7 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Table
-from lightning_modelprof.show.html_parts import (
+from lightning_modelprof.show.html.parts import (
     absent_html,
     chart_html,
     facts_html,
@@ -26,7 +26,7 @@ from lightning_modelprof.show.html_parts import (
     table_html,
     verdict_html,
 )
-from lightning_modelprof.show.profile_blob import STEPS, TIMELINE
+from lightning_modelprof.show.tensorboard.profile_blob import STEPS, TIMELINE
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 
 Part = Callable[[Selection], str]

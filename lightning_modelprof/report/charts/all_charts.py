@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.charts.flops_by_phase import flops_by_phase
 from lightning_modelprof.report.charts.memory_curve import memory_curve
-from lightning_modelprof.report.charts.phase_shares import phase_shares
+from lightning_modelprof.report.charts.model import flops_by_phase
 from lightning_modelprof.report.charts.phases_per_step import phases_per_step
-from lightning_modelprof.report.charts.rank_phases import rank_phases
+from lightning_modelprof.report.charts.ranks import rank_phases
 from lightning_modelprof.report.charts.step_time import step_time
+from lightning_modelprof.report.charts.steps import phase_shares
 from lightning_modelprof.report.charts.throughput import throughput
 from lightning_modelprof.report.charts.validation_shares import validation_shares
 from lightning_modelprof.report.model import Chart

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.kernels import KernelUse, pool_kernels
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.kernels import KernelUse, pool_kernels
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Chart, Series, Unit
 
 _LABELS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.phase_times import PhaseTime
+from lightning_modelprof.analysis.steps.phase_times import PhaseTime
 
 MAX_LAYERS: Final = 7
 """As many as there are colours that everybody can tell apart, besides gray for the rest."""

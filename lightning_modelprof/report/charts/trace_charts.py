@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.charts.device import trace_steps
 from lightning_modelprof.report.charts.kernel_types import kernel_types
 from lightning_modelprof.report.charts.operator_shares import operator_shares
 from lightning_modelprof.report.charts.rank_shares import rank_shares
-from lightning_modelprof.report.charts.trace_steps import trace_steps
 from lightning_modelprof.report.model import Chart
 
 TraceChartBuilder = Callable[[Mapping[int, TraceFacts]], Chart | None]

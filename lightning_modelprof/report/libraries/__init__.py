@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from lightning_modelprof.report.advice.libraries import LibraryWays
 from lightning_modelprof.report.libraries.anomalib import ANOMALIB
-from lightning_modelprof.report.libraries.base import LibraryWays
 from lightning_modelprof.report.libraries.chemprop import CHEMPROP
 from lightning_modelprof.report.libraries.darts import DARTS
 from lightning_modelprof.report.libraries.deepforest import DEEPFOREST

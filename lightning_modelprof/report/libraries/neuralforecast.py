@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from lightning_modelprof.report.libraries.base import LibraryWays, Way
+from lightning_modelprof.report.advice.libraries import LibraryWays, Way
 
 _MODEL: Final = "neuralforecast.models.nhits:NHITS.__init__"
 

@@ -8,10 +8,10 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.sampled_calls import SampledCallsRule
-from lightning_modelprof.run.stack_samples import StackFrame
+from lightning_modelprof.run.stacks import StackFrame
 
 _IS_ON: Final = (
     "Anomaly detection is on: autograd keeps the Python stack of every operator, and looks for NaN in every"

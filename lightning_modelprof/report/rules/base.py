@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
-from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 FLOOR_NS: Final = 300_000.0
 """Less than this in a step is not worth a finding: about what Lightning's own loop takes."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from lightning_modelprof.report.model import Location
 from lightning_modelprof.report.rules.base import lines_that_call
-from lightning_modelprof.report.rules.phase_share import PhaseShareRule
-from lightning_modelprof.run.training_setup import CheckpointSetup, CodePlace, TrainingSetup
+from lightning_modelprof.report.rules.phases import PhaseShareRule
+from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count
-from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
-from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)

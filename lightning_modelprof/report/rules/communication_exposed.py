@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.distributed import Distributed
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.distributed import Distributed
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Evidence, Finding
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio, text
-from lightning_modelprof.report.rules.device_facts import Circumstances, DeviceRule
+from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
 
 _ACTION: Final = (
     "Communicate less often: accumulate_grad_batches (DDP then skips all but the last batch). Let more of it"

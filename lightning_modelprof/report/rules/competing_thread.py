@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.rules.base import (
     THE_LOOP,
@@ -20,7 +20,7 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
-from lightning_modelprof.run.stack_samples import OtherThread, StackSamples
+from lightning_modelprof.run.stacks import OtherThread, StackSamples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
-from lightning_modelprof.run.training_setup import Compilation, CompileSetup
+from lightning_modelprof.run.setup import Compilation, CompileSetup
 
 
 @dataclass(frozen=True, kw_only=True)

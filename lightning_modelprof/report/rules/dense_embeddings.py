@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import (
     NOT_A_FIT,

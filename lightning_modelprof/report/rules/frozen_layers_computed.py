@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.module_tree import ModuleCost
+from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from lightning_modelprof.analysis.host_waits import HostWait
-from lightning_modelprof.report.owners import owner_of_loader
-from lightning_modelprof.report.rules.device_facts import Circumstances
+from lightning_modelprof.analysis.trace.host_waits import HostWait
+from lightning_modelprof.report.advice.owners import owner_of_loader
+from lightning_modelprof.report.rules.device import Circumstances
 from lightning_modelprof.report.rules.wait_findings import WaitRule
 from lightning_modelprof.run.sites import BATCH_START, HOST_TO_DEVICE, SourceSite
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.launches import KernelLaunches
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.launches import KernelLaunches
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Evidence, Finding, Location
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
-from lightning_modelprof.report.rules.device_facts import Circumstances, DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, pooled_waits
 from lightning_modelprof.run.sites import LineCount, StepSites
 
 _MOST_LINES: Final = 3

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import NO_CUDA, NO_SETUP, Rule, count, text
-from lightning_modelprof.run.training_setup import DeviceSetup, TrainingSetup
+from lightning_modelprof.run.setup import DeviceSetup, TrainingSetup
 
 _VOLTA: Final = (7, 0)
 """First compute capability with tensor cores (16-bit); NVIDIA Volta white paper, 2017."""

@@ -7,10 +7,10 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.step_costs import StepCosts
-from lightning_modelprof.report.loader_advice import is_row_by_row, places_of_batches
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.report.advice.loader import is_row_by_row, places_of_batches
+from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
-from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,

@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.exact_lines import location_at
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.rules.base import (

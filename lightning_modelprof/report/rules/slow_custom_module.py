@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.module_tree import ModuleCost
-from lightning_modelprof.analysis.step_costs import StepCosts
-from lightning_modelprof.report.line_advice import advice_for
+from lightning_modelprof.analysis.modules.module_tree import ModuleCost
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.report.advice.lines import advice_for
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.rules.base import (
@@ -21,7 +21,7 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
-from lightning_modelprof.run.training_setup import CodePlace
+from lightning_modelprof.run.setup import CodePlace
 
 
 @dataclass(frozen=True, kw_only=True)

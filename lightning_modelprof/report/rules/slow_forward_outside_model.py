@@ -8,9 +8,9 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.hot_lines import HotLines
-from lightning_modelprof.analysis.step_costs import PhaseMeans, StepCosts
-from lightning_modelprof.report.line_advice import advice_for
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.report.advice.lines import advice_for
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.rules.base import (
@@ -24,7 +24,7 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.training_setup import CodePlace
+from lightning_modelprof.run.setup import CodePlace
 
 _ENOUGH_SAMPLES: Final = 20
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.report.rules.sampled_calls import SampledCallsRule
 
 _MOST_NAMES: Final = 3

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.logging_calls import (
+from lightning_modelprof.analysis.source.logging_calls import (
     COMPUTE,
     FORWARD,
     LOG,
@@ -19,7 +19,7 @@ from lightning_modelprof.analysis.logging_calls import (
     LoggingCalls,
     LoggingLine,
 )
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.rules.base import (
     THE_LOOP,

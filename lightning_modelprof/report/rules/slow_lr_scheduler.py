@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
-from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)

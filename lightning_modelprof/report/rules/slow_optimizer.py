@@ -8,11 +8,11 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.report.rules.base import NOT_A_FIT
 from lightning_modelprof.report.rules.sampled_calls import SampledCallsRule
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.stack_samples import StackFrame
+from lightning_modelprof.run.stacks import StackFrame
 
 _TORCHS: Final = "torch.optim"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_modelprof.report.loader_advice import FEWER_ITEMS
+from lightning_modelprof.report.advice.loader import FEWER_ITEMS
+from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Evidence
-from lightning_modelprof.report.owners import loader_call
 from lightning_modelprof.report.rules.base import text
-from lightning_modelprof.report.rules.phase_share import PhaseShareRule, hooks_named
-from lightning_modelprof.run.training_setup import CodePlace, TrainingSetup
+from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)

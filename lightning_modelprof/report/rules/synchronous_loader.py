@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.loader_advice import loader_advice
+from lightning_modelprof.report.advice.loader import loader_advice
+from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Finding, Severity
-from lightning_modelprof.report.owners import owner_of_loader
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     ShareRule,

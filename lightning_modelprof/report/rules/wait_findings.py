@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.host_waits import HostWait, HostWaits
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
-from lightning_modelprof.report.rules.device_facts import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.wait_spots import WaitSpot, location_of_site, spots_of
 from lightning_modelprof.run.sites import SourceSite
 

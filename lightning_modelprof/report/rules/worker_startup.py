@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Finding
-from lightning_modelprof.report.owners import loader_call
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     THE_LOOP,

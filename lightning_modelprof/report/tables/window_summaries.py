@@ -7,11 +7,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.trace_facts import TraceFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.model_summary import window_model_summary
-from lightning_modelprof.report.tables.trace_tables import trace_tables
+from lightning_modelprof.report.tables.trace.model_summary import window_model_summary
+from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 
 MAX_SHOWN: Final = 3
 """Windows with a table of their own: with one every hundred steps there can be thousands."""

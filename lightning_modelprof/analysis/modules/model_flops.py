@@ -1,0 +1,296 @@
+"""FLOPs of a step, and what share of the device's peak they are.
+
+Source: PaLM (Chowdhery et al., 2022), appendix B: model FLOPs utilization (MFU) counts the forward and
+backward pass once, hardware FLOPs utilization (HFU) also what is computed again to save memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.size_flops import FlopsBySize, MeanStep, Part, mean_step, why_not_by_size
+from lightning_modelprof.run.batches import BatchSizes
+from lightning_modelprof.run.model_cost import (
+    FLOP_PHASES,
+    FOURIER_OPERATORS,
+    ModelCost,
+    OperatorCount,
+    PeakRate,
+    StepCount,
+)
+
+MODEL_PHASES: Final = ("forward", "backward")
+"""What a step needs, however it is computed."""
+
+_NO_PEAK: Final = "no peak of the device is known; give inspect={'peak_flops_per_s': ...}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFlops:
+    """One operator in the counted step.
+
+    Attributes:
+        calls: in all phases.
+        flops: phase → FLOPs, of the phases in which it has any.
+        is_fourier: whether its FLOPs are kept out of the totals.
+    """
+
+    operator: str
+    calls: int
+    flops: dict[str, int]
+    is_fourier: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncountedOperator:
+    """An operator that may hold contractions and has no formula, or one that failed."""
+
+    operator: str
+    calls: int
+    phases: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilization:
+    """FLOPs against time, and against what the device could do.
+
+    Attributes:
+        flops: of the mean clean step, those of the optimizer by the share of steps in which it stepped;
+            ``None`` where batches vary in size and it is not known.
+        flops_per_s: these over the mean time of a clean step; ``None`` also without clean steps.
+        share_of_peak: time that the device would need at its peak rates over the time that it took: MFU of
+            the model's FLOPs, HFU of the hardware's. ``None`` when a dtype has no peak.
+    """
+
+    flops: float | None
+    flops_per_s: float | None
+    share_of_peak: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlops:
+    """FLOPs of the counted step of one process by what they are for, and FLOP/s of its clean steps.
+
+    Attributes:
+        count: where they come from.
+        phases: phase → FLOPs without Fourier transforms, of the phases that ran.
+        fourier: phase → FLOPs of Fourier transforms, 5 N log2 N.
+        model_flops: forward and backward; ``None`` when no forward was counted.
+        hardware_flops: all phases; ``None`` when nothing was counted.
+        optimizer_share: of the clean steps, those in which the optimizer stepped.
+        operators: largest first.
+        uncounted: what is in no total.
+        mean: the mean clean step where steps vary in FLOPs, or the reason why it is not known; ``None``
+            where all clean steps are like the counted one, as far as that is known.
+        are_sizes_known: whether the size of each clean step's batch is known; runs of older versions did not
+            look.
+        model, hardware: rates and shares.
+        peaks: the rates that the shares are of.
+        without_peak: dtypes that compute and have no rate.
+        note: why a share is missing; ``""`` if none is.
+    """
+
+    count: StepCount
+    phases: dict[str, int]
+    fourier: dict[str, int]
+    model_flops: int | None
+    hardware_flops: int | None
+    optimizer_share: float
+    operators: tuple[OperatorFlops, ...]
+    uncounted: tuple[UncountedOperator, ...]
+    mean: MeanStep | Absent | None
+    are_sizes_known: bool
+    model: Utilization
+    hardware: Utilization
+    peaks: tuple[PeakRate, ...]
+    without_peak: tuple[str, ...]
+    note: str
+
+
+def model_flops(
+    cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0
+) -> ModelFlops | Absent:
+    """FLOPs of the counted step, and FLOP/s of the clean steps.
+
+    Args:
+        cost: what was counted; ``None`` when counting is switched off.
+        step_ns: mean time of a clean step; ``None`` if there is none.
+        optimizer_share: of the clean steps, those in which the optimizer stepped. With accumulated gradients
+            the counted step has all of its FLOPs, while the mean step has a part of them.
+    """
+    if cost is None:
+        return Absent("not counted (flops=True counts one step)")
+    count = cost.count
+    if count is None:
+        return Absent(cost.count_note or "no step was counted")
+    peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
+    counted = [entry for entry in count.operators if not _is_fourier(entry)]
+    phases = _by_phase(counted)
+    mean = _mean_of_varying(cost, FlopsBySize(cost.size_counts), cost.batch_sizes)
+    alike = _by_part(counted)
+    parts = None if isinstance(mean, Absent) else alike if mean is None else mean.flops
+    optimizer = {part: flops * optimizer_share for part, flops in alike.items() if part[0] == "optimizer"}
+    hardware = None if parts is None else _by_dtype({**parts, **optimizer})
+    model = None if parts is None else _by_dtype({p: n for p, n in parts.items() if p[0] in MODEL_PHASES})
+    # Fourier transforms have FLOPs in no total: where they are all there is, the totals are 0, not unknown.
+    has_flops = {entry.phase for entry in count.operators if entry.flops is not None}
+    return ModelFlops(
+        count=count,
+        phases=phases,
+        fourier=_by_phase(entry for entry in count.operators if _is_fourier(entry)),
+        model_flops=sum(phases.get(phase, 0) for phase in MODEL_PHASES) if "forward" in has_flops else None,
+        hardware_flops=sum(phases.values()) if has_flops else None,
+        optimizer_share=optimizer_share,
+        operators=_operators(count.operators),
+        uncounted=_uncounted(count.operators),
+        mean=mean,
+        are_sizes_known=cost.batch_sizes is not None and not cost.batch_sizes.other_steps,
+        model=_utilization(model, peaks, step_ns),
+        hardware=_utilization(hardware, peaks, step_ns),
+        peaks=peaks,
+        without_peak=tuple(sorted(_by_dtype(alike).keys() - {peak.dtype for peak in peaks})),
+        note=cost.peak_note or (_NO_PEAK if len(peaks) < len(cost.peaks) else ""),
+    )
+
+
+def ideal_seconds(flops: Mapping[str, float], peaks: Sequence[PeakRate]) -> float | None:
+    """Time of the FLOPs of each dtype at the device's peak; ``None`` when one that computes has none."""
+    rates = {peak.dtype: peak.flops_per_s for peak in peaks}
+    if not flops or not flops.keys() <= rates.keys():
+        return None
+    return sum(amount / rates[dtype] for dtype, amount in flops.items())
+
+
+def phases_of(parts: Mapping[Part, float]) -> dict[str, float]:
+    """FLOPs by phase."""
+    found: dict[str, float] = {}
+    for (phase, _), flops in parts.items():
+        found[phase] = found.get(phase, 0) + flops
+    return found
+
+
+class ModelRates:
+    """FLOP/s and MFU of one part after the other of a loop's clean steps.
+
+    Args:
+        cost: what is known of the model.
+    """
+
+    def __init__(self, cost: ModelCost) -> None:
+        operators = () if cost.count is None else cost.count.operators
+        self._cost = cost
+        self._by_size = FlopsBySize(cost.size_counts)
+        self._counted = _by_part(entry for entry in operators if not _is_fourier(entry))
+        self._peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
+
+    def of(self, sizes: BatchSizes | None, step_ns: float | None) -> Utilization:
+        """Of steps of these sizes whose mean time is ``step_ns``."""
+        mean = _mean_of_varying(self._cost, self._by_size, sizes)
+        if isinstance(mean, Absent):
+            return _utilization(None, self._peaks, step_ns)
+        parts = self._counted if mean is None else mean.flops
+        in_model = {part: flops for part, flops in parts.items() if part[0] in MODEL_PHASES}
+        return _utilization(_by_dtype(in_model), self._peaks, step_ns)
+
+
+def _mean_of_varying(
+    cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None
+) -> MeanStep | Absent | None:
+    """The mean clean step; ``None`` where all of them are like the counted one."""
+    count = cost.count
+    if sizes is None or count is None:
+        return None
+    differ = why_not_by_size(cost.size_counts)
+    if differ:
+        return Absent(differ)
+    seen = [shapes for shapes, num in zip(sizes.shapes, sizes.clean_steps, strict=False) if num > 0]
+    counted = next((one.shapes for one in cost.size_counts if one.step == count.step), None)
+    if not seen or (seen == [counted] and not sizes.other_steps):
+        return None
+    mean = mean_step(by_size, sizes)
+    if isinstance(mean, Absent) and cost.size_counts_note:
+        return Absent(f"{mean.reason}; {cost.size_counts_note}")
+    return mean
+
+
+def _utilization(
+    flops: Mapping[str, float] | None, peaks: Sequence[PeakRate], step_ns: float | None
+) -> Utilization:
+    if flops is None:
+        return Utilization(flops=None, flops_per_s=None, share_of_peak=None)
+    total = sum(flops.values())
+    if not step_ns or not total:
+        return Utilization(flops=total, flops_per_s=None, share_of_peak=None)
+    seconds, ideal = step_ns / 1e9, ideal_seconds(flops, peaks)
+    return Utilization(
+        flops=total,
+        flops_per_s=total / seconds,
+        share_of_peak=None if ideal is None else ideal / seconds,
+    )
+
+
+def _is_fourier(entry: OperatorCount) -> bool:
+    return entry.operator in FOURIER_OPERATORS
+
+
+def _by_phase(operators: Iterable[OperatorCount]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for entry in operators:
+        if entry.flops is not None:
+            totals[entry.phase] += entry.flops
+    return {phase: totals[phase] for phase in FLOP_PHASES if phase in totals}
+
+
+def _by_part(operators: Iterable[OperatorCount]) -> dict[Part, float]:
+    totals: dict[Part, float] = {}
+    for entry in operators:
+        part = (entry.phase, entry.dtype)
+        totals[part] = totals.get(part, 0) + (entry.flops or 0)
+    return totals
+
+
+def _by_dtype(parts: Mapping[Part, float]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for (_, dtype), flops in parts.items():
+        totals[dtype] = totals.get(dtype, 0) + flops
+    return {dtype: flops for dtype, flops in totals.items() if flops}
+
+
+def _operators(operators: Iterable[OperatorCount]) -> tuple[OperatorFlops, ...]:
+    calls: Counter[str] = Counter()
+    flops: dict[str, Counter[str]] = {}
+    for entry in operators:
+        if entry.flops is not None:
+            calls[entry.operator] += entry.calls
+            flops.setdefault(entry.operator, Counter())[entry.phase] += entry.flops
+    found = (
+        OperatorFlops(
+            operator=name,
+            calls=calls[name],
+            flops={phase: by_phase[phase] for phase in FLOP_PHASES if phase in by_phase},
+            is_fourier=name in FOURIER_OPERATORS,
+        )
+        for name, by_phase in flops.items()
+    )
+    return tuple(sorted(found, key=lambda entry: (-sum(entry.flops.values()), entry.operator)))
+
+
+def _uncounted(operators: Iterable[OperatorCount]) -> tuple[UncountedOperator, ...]:
+    missing: dict[str, list[OperatorCount]] = {}
+    for entry in operators:
+        if entry.flops is None:
+            missing.setdefault(entry.operator, []).append(entry)
+    return tuple(
+        UncountedOperator(
+            operator=name,
+            calls=sum(entry.calls for entry in entries),
+            phases=tuple(phase for phase in FLOP_PHASES if any(entry.phase == phase for entry in entries)),
+            modules=tuple(dict.fromkeys(entry.module for entry in entries)),
+        )
+        for name, entries in sorted(missing.items())
+    )

@@ -1,0 +1,288 @@
+"""How the FLOPs of a step follow from the shapes of its batch: a fit through the sizes that were counted.
+
+FLOPs of contractions are products of dimensions. So a law is a sum of a few products of those dimensions
+that differ between the counted sizes, such as batch x length and batch x length^2. Which products they are is
+decided by leaving out each counted size in turn: the law is the one that tells the left-out ones best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.run.batches import Shapes, SizeCount
+
+MIN_COUNTED: Final = 3
+"""Sizes that a fit goes through at least."""
+
+MAX_MISS: Final = 0.06
+"""A fit that misses left-out sizes by more is none."""
+
+SURE_MISS: Final = 0.01
+"""With a fit that misses by less, no more sizes need be counted."""
+
+EXACT: Final = 1e-6
+"""A law of dimensions tells a left-out size to the last bits; this is far from what chance does."""
+
+REACH: Final = 1.5
+"""Sizes of which a dimension is more times smaller or larger than all counted ones are counted."""
+
+_FARTHEST: Final = {True: 4.0, False: 2.0}
+"""Whether a law is exact → how many times smaller or larger a dimension may be for the law to hold."""
+
+_ALIKE: Final = 1.25
+"""Of two laws whose errors differ by less the simpler one is taken."""
+
+_MAX_VARIABLES: Final = 6
+_RELATION: Final = 0.08
+"""How far a dimension that follows from another one may be off; rounded sizes are off by 3 %."""
+
+Term = tuple[int, ...]
+"""Powers of the variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """A dimension that follows from a variable: factor · variable + offset."""
+
+    column: int
+    variable: int
+    factor: float
+    offset: float
+
+
+class _Candidate(NamedTuple):
+    miss: float
+    is_sure: bool
+    columns: tuple[int, ...]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeLaw:
+    """FLOPs as a sum of products of dimensions.
+
+    Attributes:
+        ranks: of the tensors; a batch of other tensors is none of this law's.
+        num_counted: sizes that it goes through.
+        miss: by how much it misses counted sizes that were left out (root mean square), as a share of their
+            mean FLOPs.
+        is_sure: whether the counted sizes are enough to believe ``miss``.
+    """
+
+    ranks: tuple[int, ...]
+    num_counted: int
+    miss: float
+    is_sure: bool
+    _constant: NDArray[np.bool_]
+    _values: NDArray[np.float64]  # of the constant columns, and of all others in the first counted size
+    _columns: tuple[int, ...]  # of the variables in use
+    _relations: tuple[_Relation, ...]
+    _lowest: NDArray[np.float64]
+    _highest: NDArray[np.float64]
+    _terms: tuple[Term, ...]
+    _factors: NDArray[np.float64]  # terms × parts
+
+    def covers(self, shapes: Shapes, reach: float | None = None) -> bool:
+        """Whether a batch is alike enough to the counted ones.
+
+        Args:
+            shapes: of the batch.
+            reach: how many times smaller or larger a dimension may be; ``None`` for as far as the law holds.
+        """
+        reach = reach or _FARTHEST[self.miss <= EXACT]
+        if tuple(map(len, shapes)) != self.ranks:
+            return False
+        row = _row(shapes)
+        if (row[self._constant] != self._values[self._constant]).any():
+            return False
+        used = row[list(self._columns)]
+        if (used * reach < self._lowest).any() or (used > self._highest * reach).any():
+            return False
+        return all(
+            abs(one.factor * row[one.variable] + one.offset - row[one.column])
+            <= _RELATION * row[one.column] + 1
+            for one in self._relations
+        )
+
+    @property
+    def common_share(self) -> float:
+        """How far all that it tells may be off in the same way, in terms of ``miss`` and squared."""
+        return len(self._terms) / self.num_counted
+
+    def flops(self, shapes: Shapes) -> NDArray[np.float64]:
+        """FLOPs of each part of a step on such a batch."""
+        used = _row(shapes)[None, list(self._columns)]
+        flops: NDArray[np.float64] = np.maximum(_products(used, self._terms) @ self._factors, 0.0)[0]
+        return flops
+
+
+def size_laws(counts: Sequence[SizeCount], parts: Sequence[tuple[str, str]]) -> tuple[SizeLaw, ...]:
+    """A law for each kind of batch of which enough sizes were counted.
+
+    Args:
+        counts: each size once.
+        parts: (phase, dtype) of the FLOPs, in the order in which :meth:`SizeLaw.flops` gives them.
+    """
+    kinds: dict[tuple[int, ...], list[SizeCount]] = {}
+    for count in counts:
+        kinds.setdefault(tuple(map(len, count.shapes)), []).append(count)
+    found = (_law(ranks, alike, parts) for ranks, alike in kinds.items() if len(alike) >= MIN_COUNTED)
+    return tuple(law for law in found if law is not None)
+
+
+def _law(
+    ranks: tuple[int, ...], counts: Sequence[SizeCount], parts: Sequence[tuple[str, str]]
+) -> SizeLaw | None:
+    table = np.array([_row(count.shapes) for count in counts])
+    flops = np.array([[_flops_of(count, part) for part in parts] for count in counts], np.float64)
+    constant = np.ptp(table, axis=0) == 0
+    variables, relations = _variables(table, constant)
+    found = []
+    for columns in _subsets(variables):
+        for terms in _candidates(len(columns)):
+            miss = _left_out_miss(_products(table[:, list(columns)], terms), flops.sum(axis=1))
+            spare = len(counts) - len(terms)
+            # A law without some of the variables may fit by chance.
+            is_whole = columns == variables
+            is_sure = miss <= EXACT or (miss <= SURE_MISS and spare >= (2 if is_whole else 3))
+            if is_sure or (is_whole and miss <= MAX_MISS):
+                found.append(_Candidate(miss, is_sure, columns, terms))
+    if not found:
+        return None
+    limit = max(EXACT, _ALIKE * min(one.miss for one in found))
+    miss, is_sure, columns, terms = min(
+        (one for one in found if one.miss <= limit), key=lambda one: len(one.terms)
+    )
+    used = table[:, list(columns)]
+    return SizeLaw(
+        ranks=ranks,
+        num_counted=len(counts),
+        miss=miss,
+        is_sure=is_sure,
+        _constant=constant,
+        _values=table[0],
+        _columns=columns,
+        _relations=tuple(one for one in relations if one.variable in columns),
+        _lowest=used.min(axis=0),
+        _highest=used.max(axis=0),
+        _terms=terms,
+        _factors=_solved(_products(used, terms), flops),
+    )
+
+
+def _variables(
+    table: NDArray[np.float64], constant: NDArray[np.bool_]
+) -> tuple[tuple[int, ...], tuple[_Relation, ...]]:
+    """The dimensions that vary, each that follows from another one left to that one."""
+    variables: list[int] = []
+    relations: list[_Relation] = []
+    for column in np.flatnonzero(~constant).tolist():
+        for variable in variables:
+            factor, offset = np.polyfit(table[:, variable], table[:, column], 1)
+            if np.allclose(factor * table[:, variable] + offset, table[:, column], rtol=1e-9, atol=1e-6):
+                relations.append(_Relation(column, variable, float(factor), float(offset)))
+                break
+        else:
+            variables.append(column)
+    return tuple(variables[:_MAX_VARIABLES]), tuple(relations)
+
+
+def _subsets(variables: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for size in range(min(3, len(variables)), 0, -1):
+        yield from combinations(variables, size)
+
+
+def _candidates(num: int) -> Iterator[tuple[Term, ...]]:
+    """Sums of products that a step's FLOPs may be, of all of ``num`` variables."""
+    for batch in (None, *range(num)):
+        others = [one for one in range(num) if one != batch]
+        if len(others) > 2:
+            continue
+        for inner in _inner_terms(len(others)):
+            terms = []
+            for powers in inner:
+                term = [0] * num
+                for one, power in zip(others, powers, strict=True):
+                    term[one] = power
+                if batch is not None:
+                    term[batch] = 1
+                terms.append(tuple(term))
+            yield tuple(terms)
+            nothing = (0,) * num
+            if nothing not in terms:
+                yield (nothing, *terms)
+
+
+def _inner_terms(num: int) -> Iterable[tuple[Term, ...]]:
+    """Of one sample: what depends on its length, or its height and width, or two lengths."""
+    if num == 0:
+        return (((),),)
+    if num == 1:
+        return (
+            ((1,),),
+            ((2,),),
+            ((0,), (1,)),
+            ((1,), (2,)),
+            ((0,), (2,)),
+            ((0,), (1,), (2,)),
+        )
+    return (
+        ((1, 1),),
+        ((1, 0), (0, 1)),
+        ((0, 0), (1, 1)),
+        ((1, 1), (2, 2)),
+        ((0, 0), (1, 1), (2, 2)),
+        ((1, 0), (0, 1), (1, 1)),
+        ((0, 0), (1, 0), (0, 1), (1, 1)),
+        ((1, 0), (0, 1), (2, 0), (0, 2)),
+        ((1, 0), (0, 1), (2, 0), (0, 2), (1, 1)),
+    )
+
+
+def _products(used: NDArray[np.float64], terms: Sequence[Term]) -> NDArray[np.float64]:
+    columns = [np.prod(used ** np.array(term, np.float64), axis=1) for term in terms]
+    return np.stack(columns, axis=1)
+
+
+def _left_out_miss(design: NDArray[np.float64], total: NDArray[np.float64]) -> float:
+    """By how much a fit misses the sizes that it was made without; infinite where it tells nothing.
+
+    That is the root mean square of the misses, as a share of the mean FLOPs.
+    """
+    num_rows, num_terms = design.shape
+    if num_terms >= num_rows or not total.all():
+        return float("inf")
+    # Small sizes count less than large ones, but not as little as their share of all FLOPs.
+    weight = np.sqrt(total)
+    weighted = design / weight[:, None]
+    basis, triangle = np.linalg.qr(weighted / np.abs(weighted).max(axis=0))
+    diagonal = np.abs(np.diag(triangle))
+    if diagonal.min() < 1e-9 * diagonal.max():
+        return float("inf")  # two of the terms cannot be told apart
+    free = 1.0 - (basis**2).sum(axis=1)
+    if free.min() < 1e-6:
+        return float("inf")  # one size alone decides a factor
+    missed = (weight - basis @ (basis.T @ weight)) / free * weight
+    return float(np.sqrt((missed**2).mean()) / total.mean())
+
+
+def _solved(design: NDArray[np.float64], flops: NDArray[np.float64]) -> NDArray[np.float64]:
+    weight = np.sqrt(flops.sum(axis=1, keepdims=True))
+    scale = np.abs(design / weight).max(axis=0)
+    factors, *_ = np.linalg.lstsq(design / weight / scale, flops / weight, rcond=None)
+    solved: NDArray[np.float64] = factors / scale[:, None]
+    return solved
+
+
+def _row(shapes: Shapes) -> NDArray[np.float64]:
+    return np.array([value for shape in shapes for value in shape], np.float64)
+
+
+def _flops_of(count: SizeCount, part: tuple[str, str]) -> int:
+    return sum(one.flops for one in count.flops if (one.phase, one.dtype) == part)

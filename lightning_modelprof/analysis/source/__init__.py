@@ -1,0 +1,1 @@
+"""Facts about the user's lines."""

@@ -1,0 +1,124 @@
+"""The call tree: in which functions the training thread was, by who called them, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.run.stacks import StackFrame, StackSamples
+
+_PLUMBING: Final = {
+    "torch.nn.modules.module": ("_wrapped_call_impl", "_call_impl", "_slow_forward"),
+    "torch.utils._contextlib": ("decorate_context",),
+    "torch._dynamo.eval_frame": ("_fn", "compile_wrapper", "__call__"),
+    "torch.optim.optimizer": ("wrapper", "_use_grad"),
+    "contextlib": ("inner",),
+    "lightning.pytorch.trainer.call": None,
+    "pytorch_lightning.trainer.call": None,
+}
+"""Functions that only call another one, by module; ``None`` stands for all of a module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallNode:
+    """A phase, or a function with the functions that called it.
+
+    Attributes:
+        name: key of the phase, or qualified name of the function.
+        file, line: where the function is defined; ``None`` for a phase.
+        is_users: whether it is the user's code; ``None`` for a phase.
+        samples: how many met this function with nothing of the tree below it.
+        own_ns: time that these stand for.
+        total_ns: the same with all that it called.
+        children: what it called, longest first.
+    """
+
+    name: str
+    file: str | None
+    line: int | None
+    is_users: bool | None
+    samples: int
+    own_ns: int
+    total_ns: int
+    children: tuple[CallNode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTree:
+    """All sampled stacks of one rank, put together where they agree from the outside.
+
+    At the bottom are phases, on them functions. Calls of the same function by the same callers are one node,
+    whichever line made them. Functions that only call another one (``Module._call_impl``, wrappers of
+    decorators, Lightning's ``call_hook``) are left out, and their own time is that of who called them.
+
+    Attributes:
+        phases: longest first.
+        samples: all that are in the tree.
+        total_ns: time that they stand for: the sum of all ``own_ns``.
+    """
+
+    phases: tuple[CallNode, ...]
+    samples: int
+    total_ns: int
+
+
+@dataclass(slots=True)
+class _Node:
+    frame: StackFrame | None = None
+    samples: int = 0
+    own_ns: int = 0
+    children: dict[tuple[str, int, str], _Node] = field(default_factory=dict)
+
+
+def call_tree(samples: StackSamples | None) -> CallTree | Absent:
+    """The call tree of one rank, or why there is none."""
+    if samples is None:
+        return Absent("not measured (inspect={'sampling': True} looks at what runs)")
+    phases: dict[str, _Node] = {}
+    shown = [not _is_plumbing(frame) for frame in samples.frames]
+    for stack in samples.stacks:
+        node = phases.setdefault(stack.phase, _Node())
+        for index in stack.frames:
+            if shown[index]:
+                frame = samples.frames[index]
+                key = (frame.file, frame.function_line, frame.function)
+                node = node.children.setdefault(key, _Node(frame))
+        node.samples += stack.samples
+        node.own_ns += stack.time_ns
+    nodes = _ranked([_finished(node, phase) for phase, node in phases.items()])
+    if not any(node.total_ns for node in nodes):
+        return Absent("the loop ended before a sample was taken")
+    return CallTree(
+        phases=nodes,
+        samples=sum(stack.samples for stack in samples.stacks),
+        total_ns=sum(node.total_ns for node in nodes),
+    )
+
+
+def _is_plumbing(frame: StackFrame) -> bool:
+    if frame.is_users or frame.module not in _PLUMBING:
+        return False
+    names = _PLUMBING[frame.module]
+    return names is None or frame.function.rpartition(".")[2] in names
+
+
+def _finished(node: _Node, phase: str = "") -> CallNode:
+    """The node with its totals. As deep as a sampled stack at most."""
+    children = _ranked([_finished(child) for child in node.children.values()])
+    frame = node.frame
+    return CallNode(
+        name=phase if frame is None else frame.function,
+        file=None if frame is None else frame.file,
+        line=None if frame is None else frame.function_line,
+        is_users=None if frame is None else frame.is_users,
+        samples=node.samples,
+        own_ns=node.own_ns,
+        total_ns=node.own_ns + sum(child.total_ns for child in children),
+        children=children,
+    )
+
+
+def _ranked(nodes: Sequence[CallNode]) -> tuple[CallNode, ...]:
+    return tuple(sorted(nodes, key=lambda node: -node.total_ns))

@@ -1,0 +1,529 @@
+"""Hot lines: which lines of the user's the training thread was at, and for how long."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples, logging_begins
+
+T = TypeVar("T")
+
+_MIN_SAMPLES: Final = 3
+"""On a line, or nothing is said of it."""
+_MOST_STATEMENTS: Final = 5
+"""That are named for one function or phase."""
+MODULE_CALLS: Final = "torch.nn.modules.module"
+"""Python module through which every call of a ``torch.nn.Module`` goes."""
+_NOT_SAMPLED: Final = Absent("not measured (inspect={'sampling': True} looks at the lines that run)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotLine:
+    """The line of a function that most of its time is spent at, with all that the line calls.
+
+    Attributes:
+        file, line: where.
+        function: that the line is in, qualified.
+        function_line: first line of that function.
+        share: of the function's time, 0..1.
+        samples: how many were at this line.
+        time_ns: that they stand for, summed over the loop.
+        inner: the line further down that this line's time is really spent at, in a function of the user's;
+            its ``share`` is of this line's time. ``None`` if it is this line.
+        package: the installed package that it is of; ``""`` as of ``StackFrame``.
+    """
+
+    file: str
+    line: int
+    function: str
+    function_line: int
+    share: float
+    samples: int
+    time_ns: int
+    inner: HotLine | None = None
+    package: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLine:
+    """A line that was the innermost one of the user's on the stack.
+
+    Attributes:
+        file, line: where.
+        function: that the line is in, qualified.
+        phase: key of the phase; ``None`` if it is all phases together.
+        share: of all sampled time, 0..1.
+        share_error: standard error of ``share``.
+        samples: how many.
+        time_ns: that they stand for, summed over the loop.
+        logging_share, logging_samples: those of them in which the line was logging, or a metric was at work.
+    """
+
+    file: str
+    line: int
+    function: str
+    phase: str | None
+    share: float
+    share_error: float
+    samples: int
+    time_ns: int
+    logging_share: float = 0.0
+    logging_samples: int = 0
+
+
+class _Count(NamedTuple):
+    """Samples, and the nanoseconds that they stand for."""
+
+    samples: int
+    time_ns: int
+
+
+class _Place(NamedTuple):
+    phase: str | None
+    file: str
+    line: int
+
+
+class FoundCalls(NamedTuple):
+    """The time of some calls: the fewest lines that hold half of it, its share of all, and whose it is.
+
+    ``functions`` are those that were called, most time first.
+    """
+
+    lines: tuple[HotLine, ...]
+    share: float
+    samples: int
+    functions: tuple[str, ...]
+
+
+class _At(NamedTuple):
+    """One of a function's lines, and what was called from there, outermost first."""
+
+    frame: StackFrame
+    inner: Sequence[StackFrame]
+    tally: _Count
+
+    @property
+    def is_in_module(self) -> bool:
+        return any(frame.module == MODULE_CALLS for frame in self.inner)
+
+    @property
+    def is_logging(self) -> bool:
+        return logging_begins((self.frame, *self.inner)) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotLines:
+    """Answers which lines take the time, from the sampled stacks of one loop.
+
+    Caveats:
+        Samples that follow each other are not quite independent: two may be of the same long call.
+        Python code that runs for less than some tenths of a millisecond (a millisecond on a busy machine)
+        before a line that gives the interpreter away, as operators of torch do, may count as that line.
+    """
+
+    samples: StackSamples
+
+    @property
+    def time_ns(self) -> int:
+        """All sampled time."""
+        return sum(stack.time_ns for stack in self.samples.stacks)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples whose stack is known."""
+        return sum(stack.samples for stack in self.samples.stacks)
+
+    def inside(
+        self,
+        file: str,
+        function_line: int,
+        *,
+        phases: Collection[str] | None = None,
+        outside_modules: bool = False,
+    ) -> HotLine | None:
+        """The line of one function that most of its time is spent at.
+
+        Of a function that calls itself the innermost call counts.
+
+        Args:
+            file: that the function is in.
+            function_line: its first line.
+            phases: only samples in these; ``None`` means all.
+            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, or was
+                logging: that is a cause of its own (``logging_calls``).
+
+        Returns:
+            ``None`` if there are fewer than 3 samples at that line, or less than half of the function's
+            samples or of its time.
+        """
+        calls = [
+            at
+            for stack in self._stacks(phases)
+            if (at := self._find(stack, file, function_line)) is not None
+            and not (outside_modules and (at.is_in_module or at.is_logging))
+        ]
+        function = _sum(at.tally for at in calls)
+        return _hottest(_grouped((at.frame.line, at) for at in calls), function)
+
+    def statements(
+        self, file: str, function_line: int, *, outside_modules: bool = False
+    ) -> tuple[HotLine, ...]:
+        """The fewest lines of one function that together hold half of its time, the most expensive first.
+
+        Arguments as of :meth:`inside`. Unlike there, a single sample tells as much as it can.
+        """
+        calls = [
+            at
+            for stack in self._stacks(None)
+            if (at := self._find(stack, file, function_line)) is not None
+            and not (outside_modules and (at.is_in_module or at.is_logging))
+        ]
+        return _fewest(calls, _sum(at.tally for at in calls))
+
+    def statements_below(self, function: str) -> tuple[HotLine, ...]:
+        """The fewest lines of the user's that hold half of the time of a library's function.
+
+        Args:
+            function: its qualified name.
+
+        Returns:
+            Nothing where the library itself takes more than half.
+        """
+        paths = []
+        for stack in self.samples.stacks:
+            path = [self.samples.frames[number] for number in stack.frames]
+            begin = next((n for n, one in enumerate(path) if one.function == function), None)
+            if begin is not None and not path[begin].is_users:
+                paths.append((path[begin + 1 :], _Count(stack.samples, stack.time_ns)))
+        return _fewest(_outermost(paths), _sum(tally for _, tally in paths))
+
+    def found_by(
+        self, find: Callable[[Sequence[StackFrame]], int | None], phases: Collection[str]
+    ) -> FoundCalls:
+        """The time of the calls that a function finds.
+
+        Args:
+            find: gives the position of the call on a stack, outermost first, or ``None``.
+            phases: whose stacks it is asked about.
+        """
+        calls, functions = [], Counter[str]()
+        for stack in self._stacks(phases):
+            path = [self.samples.frames[number] for number in stack.frames]
+            at = find(path)
+            if at is not None:
+                calls.append(_At(path[at], path[at + 1 :], _Count(stack.samples, stack.time_ns)))
+                functions[path[at].function] += stack.time_ns
+        whole = _sum(at.tally for at in calls)
+        return FoundCalls(
+            lines=_fewest(calls, whole),
+            share=whole.time_ns / self.time_ns if self.time_ns else 0.0,
+            samples=whole.samples,
+            functions=tuple(name for name, _ in functions.most_common()),
+        )
+
+    def statements_in(self, phases: Collection[str], libraries: Collection[str] = ()) -> tuple[HotLine, ...]:
+        """The fewest lines of the user's that hold half of the time of some phases, in whatever function.
+
+        Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
+
+        Args:
+            phases: their keys.
+            libraries: packages whose lines count where those of the user do not hold half of the time.
+
+        Returns:
+            Nothing where other libraries alone take more than half.
+        """
+        paths = [
+            (
+                [self.samples.frames[number] for number in stack.frames],
+                _Count(stack.samples, stack.time_ns),
+            )
+            for stack in self._stacks(phases)
+        ]
+        whole = _sum(tally for _, tally in paths)
+        return _fewest(_outermost(paths), whole) or _fewest(_outermost(paths, libraries), whole)
+
+    def share_in(self, phase: str, module: str, function: str) -> float:
+        """Share of the time of a phase in which a library's function was running, with all that it calls."""
+        below_ns = whole_ns = 0
+        for stack in self._stacks((phase,)):
+            frames = (self.samples.frames[number] for number in stack.frames)
+            whole_ns += stack.time_ns
+            if any(one.module == module and one.function.rpartition(".")[2] == function for one in frames):
+                below_ns += stack.time_ns
+        return below_ns / whole_ns if whole_ns else 0.0
+
+    def in_part(self, part: str) -> HotLine | None:
+        """The line of the user's that most time of one part of the validations inside a fit is spent at.
+
+        Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
+
+        Args:
+            part: its key.
+
+        Returns:
+            ``None`` if there are fewer than 3 samples at that line, or less than half of the part's samples
+            or of its time.
+        """
+        frames, stacks = self.samples.frames, [one for one in self.samples.stacks if one.part == part]
+        whole = _sum(_Count(one.samples, one.time_ns) for one in stacks)
+        calls = []
+        for stack in stacks:
+            path = [frames[index] for index in stack.frames]
+            first = next((number for number, frame in enumerate(path) if frame.is_users), None)
+            if first is not None:
+                calls.append(_At(path[first], path[first + 1 :], _Count(stack.samples, stack.time_ns)))
+        lines = _grouped(((at.frame.file, at.frame.line), at) for at in calls)
+        return _hottest(lines, whole)
+
+    def share_below(self, package: str, part: str) -> float:
+        """Share of the time of one part of the validations in which a function of a package was running."""
+        below_ns = whole_ns = 0
+        for stack in self.samples.stacks:
+            if stack.part == part:
+                modules = {self.samples.frames[index].module.partition(".")[0] for index in stack.frames}
+                whole_ns += stack.time_ns
+                below_ns += stack.time_ns if package in modules else 0
+        return below_ns / whole_ns if whole_ns else 0.0
+
+    def is_call(self, file: str, line: int) -> bool:
+        """Whether at least half of the samples at a line are in other lines of the user's that it calls."""
+        whole = called = 0
+        for stack in self.samples.stacks:
+            frames = [self.samples.frames[number] for number in stack.frames]
+            at = next((n for n, one in enumerate(frames) if (one.file, one.line) == (file, line)), None)
+            if at is None:
+                continue
+            whole += stack.samples
+            if any(one.is_users and (one.file, one.line) != (file, line) for one in frames[at + 1 :]):
+                called += stack.samples
+        return whole > 0 and 2 * called >= whole
+
+    def share_outside_modules(
+        self, file: str, function_line: int, *, phases: Collection[str] | None = None
+    ) -> tuple[float, int] | None:
+        """Share of a function's time in which it neither had called a module nor was logging.
+
+        With it, how many samples say so.
+
+        Args:
+            file: that the function is in.
+            function_line: its first line.
+            phases: only samples in these; ``None`` means all.
+
+        Returns:
+            ``None`` without a sample of the function.
+        """
+        calls = [
+            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
+        ]
+        whole = _sum(at.tally for at in calls)
+        if not whole.time_ns:
+            return None
+        inside = _sum(at.tally for at in calls if at.is_in_module or at.is_logging)
+        return 1 - inside.time_ns / whole.time_ns, whole.samples
+
+    def logging_share(
+        self,
+        file: str,
+        function_line: int,
+        *,
+        phases: Collection[str] | None = None,
+        outside_modules: bool = False,
+    ) -> tuple[float, float]:
+        """Share of a function's time in which it was logging, or a metric of its was at work.
+
+        With it, its standard error; both are 0 where nothing was.
+
+        Args:
+            file: that the function is in.
+            function_line: its first line.
+            phases: only samples in these; ``None`` means all.
+            outside_modules: only what no module was called for.
+        """
+        calls = [
+            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
+        ]
+        whole = _sum(at.tally for at in calls)
+        logging = _sum(
+            at.tally for at in calls if at.is_logging and not (outside_modules and at.is_in_module)
+        )
+        share = logging.time_ns / whole.time_ns if whole.time_ns else 0.0
+        return share, math.sqrt(share * (1 - share) / whole.samples) if share else 0.0
+
+    def top(self, limit: int) -> tuple[TopLine, ...]:
+        """The lines that most time is spent at, by phase, longest first.
+
+        Each sample counts for the innermost line of the user's on its stack, and for none if there is no
+        such line.
+
+        The standard error of a share p is sqrt(p (1 - p) / n) over all n samples, as if these were
+        independent and stood for equal times. They are not quite (see the class), so it is a little small.
+
+        Args:
+            limit: most lines.
+        """
+        return tuple(islice(self._ranked(by_phase=True), limit))
+
+    @property
+    def lines(self) -> tuple[TopLine, ...]:
+        """All such lines, each with all its phases together, longest first."""
+        return tuple(self._ranked(by_phase=False))
+
+    def _ranked(self, *, by_phase: bool) -> Iterator[TopLine]:
+        total = _Count(self.num_samples, self.time_ns)
+        if not (total.samples and total.time_ns):
+            return
+        counts: dict[_Place, list[_Count]] = {}
+        logging: dict[_Place, list[_Count]] = {}
+        names: dict[_Place, str] = {}
+        for stack in self.samples.stacks:
+            frames = [self.samples.frames[index] for index in stack.frames]
+            user = next((frame for frame in reversed(frames) if frame.is_users), None)
+            if user is not None:
+                place = _Place(stack.phase if by_phase else None, user.file, user.line)
+                names.setdefault(place, user.function)
+                count = _Count(stack.samples, stack.time_ns)
+                counts.setdefault(place, []).append(count)
+                if logging_begins(frames) is not None:
+                    logging.setdefault(place, []).append(count)
+        sums = {place: _sum(found) for place, found in counts.items()}
+        for place, count in sorted(sums.items(), key=lambda item: -item[1].time_ns):
+            share = count.time_ns / total.time_ns
+            logged = _sum(logging.get(place, ()))
+            yield TopLine(
+                file=place.file,
+                line=place.line,
+                function=names[place],
+                phase=place.phase,
+                share=share,
+                share_error=math.sqrt(share * (1 - share) / total.samples),
+                samples=count.samples,
+                time_ns=count.time_ns,
+                logging_share=logged.time_ns / total.time_ns,
+                logging_samples=logged.samples,
+            )
+
+    def _stacks(self, phases: Collection[str] | None) -> Iterator[SampledStack]:
+        return (stack for stack in self.samples.stacks if phases is None or stack.phase in phases)
+
+    def _find(self, stack: SampledStack, file: str, function_line: int) -> _At | None:
+        frames = self.samples.frames
+        for position in range(len(stack.frames) - 1, -1, -1):
+            frame = frames[stack.frames[position]]
+            if frame.function_line == function_line and frame.file == file:
+                inner = [frames[index] for index in stack.frames[position + 1 :]]
+                return _At(frame, inner, _Count(stack.samples, stack.time_ns))
+        return None
+
+
+def hot_lines(samples: StackSamples | None) -> HotLines | Absent:
+    """The hot lines of one rank, or why there are none."""
+    if samples is None:
+        return _NOT_SAMPLED
+    if not any(stack.time_ns for stack in samples.stacks):
+        return Absent("the loop ended before a sample was taken")
+    return HotLines(samples=samples)
+
+
+def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
+    """The line with most time, if enough of the whole is there."""
+    if not lines:
+        return None
+    hottest = max(lines, key=lambda ats: _sum(at.tally for at in ats).time_ns)
+    count = _sum(at.tally for at in hottest)
+    is_most = 2 * count.samples >= whole.samples and 2 * count.time_ns >= whole.time_ns
+    if count.samples < _MIN_SAMPLES or not is_most:
+        return None
+    return _hot_line(hottest[0].frame, count, whole, _innermost(hottest, count))
+
+
+def _outermost(
+    paths: Iterable[tuple[Sequence[StackFrame], _Count]], libraries: Collection[str] = ()
+) -> list[_At]:
+    """Of each stack its outermost line of the user's, or of these libraries; those without are left out."""
+    found = []
+    for path, tally in paths:
+        own = (number for number, one in enumerate(path) if one.is_users or one.package in libraries)
+        first = next(own, None)
+        if first is not None:
+            found.append(_At(path[first], path[first + 1 :], tally))
+    return found
+
+
+def _fewest(calls: Sequence[_At], whole: _Count) -> tuple[HotLine, ...]:
+    """The lines with most time until they hold half of the whole; nothing if all of them do not."""
+    lines = [(ats, _sum(at.tally for at in ats)) for ats in _grouped((_line_of(at), at) for at in calls)]
+    lines.sort(key=lambda line: -line[1].time_ns)
+    found: list[HotLine] = []
+    left_ns = whole.time_ns / 2
+    for ats, count in lines:
+        if left_ns <= 0 or not count.time_ns:
+            break
+        found.append(_hot_line(ats[0].frame, count, whole, _innermost(ats, count)))
+        left_ns -= count.time_ns
+    return tuple(found[:_MOST_STATEMENTS]) if left_ns <= 0 else ()
+
+
+def _line_of(at: _At) -> tuple[str, int]:
+    return at.frame.file, at.frame.line
+
+
+def _innermost(hottest: Sequence[_At], count: _Count) -> HotLine | None:
+    """From one line down the user's frames, while one of them holds at least half of the line's time."""
+    found: HotLine | None = None
+    begin = hottest[0].frame
+    paths = [([frame for frame in at.inner if frame.is_users], at.tally) for at in hottest]
+    while paths:
+        children = _grouped(
+            ((path[0].file, path[0].line, path[0].function), (path, one)) for path, one in paths if path
+        )
+        if not children:
+            break
+        paths = max(children, key=lambda group: _sum(one for _, one in group).time_ns)
+        inner = _sum(one for _, one in paths)
+        if 2 * inner.time_ns < count.time_ns:
+            break
+        frame = paths[0][0][0]
+        # A comprehension is a function of its own before Python 3.12.
+        is_same = (frame.file, frame.line) == (begin.file, begin.line)
+        found = found if is_same else _hot_line(frame, inner, count, None)
+        paths = [(path[1:], one) for path, one in paths]
+    return found
+
+
+def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | None) -> HotLine:
+    return HotLine(
+        file=frame.file,
+        line=frame.line,
+        function=frame.function,
+        function_line=frame.function_line,
+        share=count.time_ns / whole.time_ns if whole.time_ns else 0.0,
+        samples=count.samples,
+        time_ns=count.time_ns,
+        inner=inner,
+        package=frame.package,
+    )
+
+
+def _sum(counts: Iterable[_Count]) -> _Count:
+    samples = time_ns = 0
+    for count in counts:
+        samples += count.samples
+        time_ns += count.time_ns
+    return _Count(samples, time_ns)
+
+
+def _grouped(pairs: Iterable[tuple[Hashable, T]]) -> list[list[T]]:
+    """What belongs to the same key together."""
+    groups: dict[Hashable, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return list(groups.values())

@@ -1,0 +1,111 @@
+"""The user's lines that log values, call loggers or let metrics work, and the time below them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.run.logging_code import LOGGER
+from lightning_modelprof.run.stacks import LogCall, StackFrame, logging_begins
+
+LOG: Final = "log"
+FORWARD: Final = "forward"
+UPDATE: Final = "update"
+COMPUTE: Final = "compute"
+RANKS: Final = "ranks"
+"""Waiting for other ranks, in whichever call."""
+
+_COLLECTIVES: Final = "torch.distributed"
+_STEP: Final = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingLine:
+    """One line of the user's that logs, or calls a metric.
+
+    Attributes:
+        file, line, function: where.
+        kind: what most of its time goes into: ``LOG`` for ``self.log`` and ``self.log_dict``; ``LOGGER`` for
+            what is called of a logger; ``FORWARD``, ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
+        call: what the source says of it; ``None`` if that is not known.
+        share: of all sampled time, 0..1.
+        samples: how many.
+    """
+
+    file: str
+    line: int
+    function: str
+    kind: str
+    call: LogCall | None
+    share: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingCalls:
+    """All samples below such calls.
+
+    Attributes:
+        lines: longest first.
+        share: of all sampled time, 0..1.
+        share_in_step: the part of it in the model's own phases, which no rule about another phase speaks of.
+        samples: how many.
+    """
+
+    lines: tuple[LoggingLine, ...]
+    share: float
+    share_in_step: float
+    samples: int
+
+
+def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
+    """The time below the user's logging calls, or why it is not known."""
+    if isinstance(hot, Absent):
+        return hot
+    known = {(call.file, call.line): call for call in hot.samples.log_calls}
+    times: dict[StackFrame, Counter[str]] = {}
+    samples: Counter[StackFrame] = Counter()
+    in_step_ns = 0
+    for stack in hot.samples.stacks:
+        frames = [hot.samples.frames[number] for number in stack.frames]
+        begins = logging_begins(frames)
+        if begins is None:
+            continue
+        caller, first = begins
+        times.setdefault(frames[caller], Counter())[_kind(frames[first:])] += stack.time_ns
+        samples[frames[caller]] += stack.samples
+        in_step_ns += stack.time_ns * (stack.phase in _STEP)
+    whole_ns = hot.time_ns
+    lines = [
+        LoggingLine(
+            file=frame.file,
+            line=frame.line,
+            function=frame.function,
+            kind=kinds.most_common(1)[0][0],
+            call=known.get((frame.file, frame.line)),
+            share=kinds.total() / whole_ns,
+            samples=samples[frame],
+        )
+        for frame, kinds in times.items()
+    ]
+    return LoggingCalls(
+        lines=tuple(sorted(lines, key=lambda one: (-one.share, one.file, one.line))),
+        share=sum(kinds.total() for kinds in times.values()) / whole_ns,
+        share_in_step=in_step_ns / whole_ns,
+        samples=samples.total(),
+    )
+
+
+def _kind(frames: list[StackFrame]) -> str:
+    """What the frames from the first one that logs on are doing."""
+    if any(frame.module.startswith(_COLLECTIVES) for frame in frames):
+        return RANKS
+    kind = frames[0].logging_kind
+    if kind in (LOG, LOGGER, FORWARD, UPDATE, COMPUTE):
+        return kind
+    # The wrapper around update and compute: its own name tells which, from Python 3.11 on.
+    names = [frame.function for frame in frames[:2]]
+    return COMPUTE if "_wrap_compute" in names[0] or names[-1].endswith(COMPUTE) else UPDATE

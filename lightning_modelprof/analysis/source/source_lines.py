@@ -1,0 +1,175 @@
+"""Source lines: what each line of the user's runs in a step, and how much of the time it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.run.sites import (
+    DEVICE_TO_HOST,
+    HOST_TENSOR,
+    HOST_TO_DEVICE,
+    SYNCHRONISATION,
+    StepSites,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """One line of the user's.
+
+    What it runs is of the one inspected step, and of a line that ran no operator there 0; ``None`` when no
+    step was inspected.
+
+    Attributes:
+        file, line, function: where.
+        module: path of the module that ran it, of several the first; ``""`` outside of all.
+        operators: that it ran itself, without views.
+        backward_operators: that backward ran for it, without views.
+        waits: how often a value was read, or how many values there are; on a device the host waits for it.
+        copies: between the host and a device.
+        host_tensors: tensors made of Python numbers or NumPy arrays.
+        num_bytes: of these copies and tensors; ``None`` where one of them is not known.
+        share: of all sampled time of the training thread; ``None`` without samples.
+        samples: how many.
+        function_line: first line of the function; ``None`` for a line that was only sampled.
+        by_module: paths of all modules in which it ran operators itself, and how many in each, without those
+            of logging.
+        phases: in which it did, without backward.
+        logging_share, logging_samples: those of its share and samples in which it was logging, or a metric
+            of torchmetrics was at work for it.
+        logging_operators, logging_tensors: those of its operators, and of its copies and host tensors.
+    """
+
+    file: str
+    line: int
+    function: str
+    module: str = ""
+    operators: int | None = None
+    backward_operators: int | None = None
+    waits: int | None = None
+    copies: int | None = None
+    host_tensors: int | None = None
+    num_bytes: int | None = None
+    share: float | None = None
+    samples: int | None = None
+    function_line: int | None = None
+    by_module: tuple[tuple[str, int], ...] = ()
+    phases: tuple[str, ...] = ()
+    logging_share: float = 0.0
+    logging_samples: int = 0
+    logging_operators: int = 0
+    logging_tensors: int = 0
+
+    @property
+    def own_operators(self) -> int:
+        """Without those of logging; 0 if not known."""
+        return (self.operators or 0) - self.logging_operators
+
+    @property
+    def own_tensors(self) -> int:
+        """Copies and host tensors without those of logging; 0 if not known."""
+        return (self.copies or 0) + (self.host_tensors or 0) - self.logging_tensors
+
+
+@dataclass(slots=True)
+class _Sums:
+    function: str
+    function_line: int | None = None
+    module: str = ""
+    by_module: Counter[str] = field(default_factory=Counter)
+    phases: set[str] = field(default_factory=set)
+    operators: int = 0
+    backward_operators: int = 0
+    waits: int = 0
+    copies: int = 0
+    host_tensors: int = 0
+    num_bytes: int | None = 0
+    logging_operators: int = 0
+    logging_tensors: int = 0
+
+
+def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[SourceLine, ...] | Absent:
+    """All lines that run operators or take time: most time first, then most waits, copies and operators."""
+    if sites is None and isinstance(hot, Absent):
+        return Absent(
+            "no step was inspected (flops=True does) and nothing was sampled"
+            " (inspect={'sampling': True} does)"
+        )
+    sums = _sums(sites)
+    seen = {} if isinstance(hot, Absent) else {(one.file, one.line): one for one in hot.lines}
+    for place, top in seen.items():
+        sums.setdefault(place, _Sums(top.function))
+    lines = []
+    for (file, line), one in sums.items():
+        sample = seen.get((file, line))
+        lines.append(
+            SourceLine(
+                file=file,
+                line=line,
+                function=sample.function if sample else one.function,  # the former is qualified
+                module=one.module,
+                operators=None if sites is None else one.operators,
+                backward_operators=None if sites is None else one.backward_operators,
+                waits=None if sites is None else one.waits,
+                copies=None if sites is None else one.copies,
+                host_tensors=None if sites is None else one.host_tensors,
+                num_bytes=None if sites is None else one.num_bytes,
+                share=sample.share if sample else None if isinstance(hot, Absent) else 0.0,
+                samples=sample.samples if sample else None if isinstance(hot, Absent) else 0,
+                function_line=one.function_line,
+                by_module=tuple(sorted(one.by_module.items())),
+                phases=tuple(sorted(one.phases)),
+                logging_share=sample.logging_share if sample else 0.0,
+                logging_samples=sample.logging_samples if sample else 0,
+                logging_operators=one.logging_operators,
+                logging_tensors=one.logging_tensors,
+            )
+        )
+    return tuple(sorted(lines, key=_rank))
+
+
+def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
+    sums: dict[tuple[str, int], _Sums] = {}
+    if sites is None:
+        return sums
+    for count in sites.lines:
+        if count.file is None or count.line is None:
+            continue
+        one = sums.setdefault((count.file, count.line), _Sums(count.function, count.function_line))
+        one.module = one.module or count.module
+        if count.phase == "backward":
+            one.backward_operators += count.calls - count.views
+        else:
+            one.operators += count.calls - count.views
+            one.logging_operators += count.logging
+            one.by_module[count.module] += count.calls - count.views - count.logging
+            one.phases.add(count.phase)
+    for site in sites.sites:
+        if site.file is None or site.line is None:
+            continue
+        one = sums.setdefault((site.file, site.line), _Sums(site.function, site.function_line))
+        one.by_module[site.module] += 0
+        one.phases.add(site.phase)
+        one.module = one.module or site.module
+        one.waits += site.calls * (site.kind == SYNCHRONISATION)
+        one.copies += site.calls * (site.kind in (DEVICE_TO_HOST, HOST_TO_DEVICE))
+        one.host_tensors += site.calls * (site.kind == HOST_TENSOR)
+        one.logging_tensors += site.calls * (site.kind != SYNCHRONISATION and site.is_logging)
+        if site.kind != SYNCHRONISATION and one.num_bytes is not None:
+            one.num_bytes = None if site.num_bytes is None else one.num_bytes + site.num_bytes
+    return sums
+
+
+def _rank(one: SourceLine) -> tuple[float, int, int, str, int]:
+    told = (one.waits or 0) + (one.copies or 0) + (one.host_tensors or 0)
+    operators = (one.operators or 0) + (one.backward_operators or 0)
+    return -(one.share or 0.0), -told, -operators, one.file, one.line
+
+
+def by_place(lines: Iterable[SourceLine]) -> dict[tuple[str, int], SourceLine]:
+    """The lines by file and number."""
+    return {(one.file, one.line): one for one in lines}

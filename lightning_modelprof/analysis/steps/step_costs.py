@@ -1,0 +1,316 @@
+"""What a step costs by phase when this profiler does nothing of its own in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.steps.benchmark import standard_error
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import BEGINS_EPOCH, NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+
+_OURS: Final = int(NOT_CLEAN & ~(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION))
+"""Tags of steps that are not what they would be without this profiler, or are among the first ones."""
+
+LITTLE_CPU_WAIT: Final = 0.02
+"""Share of the loop that the training thread may wait for a CPU before a few long steps count for nothing.
+
+More of it could be most of the least share that a rule finds, 3 %."""
+
+_TRIMMED: Final = 0.2
+
+SURROUNDINGS: Final = frozenset(
+    (
+        *("callbacks", "module_hooks", "logging", "validation", "checkpoint", "lr_scheduler"),
+        *("dataloader_init", "epoch_turn"),
+    )
+)
+"""Phases that may be in few steps only, and that a profiler or an inspection does not slow down."""
+
+_PROFILER: Final = PHASE_INDEX["profiler"]
+_DATALOADER: Final = PHASE_INDEX["dataloader"]
+_DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMeans:
+    """Means over a set of steps.
+
+    Attributes:
+        num_steps: how many.
+        wall_ns: of a step, without the phase ``profiler``.
+        phases_ns: self time by phase key, without ``profiler``; ``None`` where it could not be measured.
+        errors_ns: standard error of these means, by phase key; without phases that were not measured and
+            where there is one step only.
+        medians_ns, quartiles_ns: medians and first quartiles of the phases over the steps, likewise.
+        trimmed_ns: trimmed means of the phases, likewise: see :func:`trimmed_mean`.
+        median_wall_ns, trimmed_wall_ns: median and trimmed mean of ``wall_ns``.
+        device_ns: time between events on the device by phase key; without the phases that have none.
+    """
+
+    num_steps: int
+    wall_ns: float
+    phases_ns: Mapping[str, float | None]
+    errors_ns: Mapping[str, float]
+    medians_ns: Mapping[str, float]
+    quartiles_ns: Mapping[str, float]
+    trimmed_ns: Mapping[str, float]
+    median_wall_ns: float
+    trimmed_wall_ns: float
+    device_ns: Mapping[str, float]
+
+    @property
+    def exposed_wait_ns(self) -> float | None:
+        """Time in which the loop waits for its batch and no work is left to hide that.
+
+        On the host it is the fetch; on a device that works on while the host fetches it is the time between
+        events around the fetch, which pass when all work before them is done.
+        """
+        host_ns, device_ns = self.phases_ns.get("dataloader"), self.device_ns.get("dataloader")
+        return host_ns if host_ns is None or device_ns is None else min(host_ns, device_ns)
+
+    def share(self, *phases: str) -> float | None:
+        """Of the wall time; ``None`` if one of the phases was not measured."""
+        total_ns = self.total_ns(*phases)
+        return None if total_ns is None or not self.wall_ns else total_ns / self.wall_ns
+
+    def total_ns(self, *phases: str) -> float | None:
+        """Of phases together, in one step; ``None`` if one of them was not measured."""
+        times = [self.phases_ns.get(phase) for phase in phases]
+        known = [time for time in times if time is not None]
+        return sum(known) if len(known) == len(times) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBoundaries:
+    """What begins anew with each epoch after the first.
+
+    Attributes:
+        num_all: epochs that began, but for the first, among all finished steps.
+        count: those of them among the steady steps that were kept; every figure below is their sum.
+        init_ns: shutting workers down and starting them.
+        extra_wait_ns: how much longer the first fetch of an epoch waits than one in the middle of it;
+            ``None`` if there is none in the middle.
+    """
+
+    num_all: int
+    count: int
+    init_ns: int
+    extra_wait_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Two sets of steps, and what lies between epochs.
+
+    Attributes:
+        steady: finished steps without the first ``skip_first`` ones and those in which this profiler was at
+            work; validation and the starts of epochs are in it.
+        inner: those of them without validation and without the start of an epoch, which are the clean
+            steps of the benchmark; ``None`` if there is none.
+        loop: a step of the loop as a whole. What surrounds the model comes from all finished steps and from
+            the time in no step, such as a checkpoint after the last one; the rest from the steady steps.
+        boundaries: the starts of epochs among the steady steps.
+        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU; ``None``
+            where nobody counts that.
+    """
+
+    steady: PhaseMeans
+    inner: PhaseMeans | None
+    loop: PhaseMeans
+    boundaries: EpochBoundaries
+    cpu_wait_share: float | None = None
+
+    @property
+    def typical(self) -> PhaseMeans:
+        """The clean steps, or where each step is special the steady ones."""
+        return self.steady if self.inner is None else self.inner
+
+    @property
+    def had_its_cpu(self) -> bool:
+        """Whether the training thread had a CPU nearly always when it was ready to run."""
+        return self.cpu_wait_share is not None and self.cpu_wait_share < LITTLE_CPU_WAIT
+
+    def usual_ns(self, means: PhaseMeans, phase: str) -> float | None:
+        """What a phase that is in every step takes in a usual one; ``None`` if it was not measured.
+
+        The mean, if the thread had its CPU. If it had to wait for one, or we cannot tell, a few long steps
+        say nothing about the training: then it is the trimmed mean where that is less.
+        """
+        mean_ns = means.phases_ns.get(phase)
+        if mean_ns is None or self.had_its_cpu:
+            return mean_ns
+        return min(mean_ns, means.trimmed_ns.get(phase, mean_ns))
+
+    def usual_wall_ns(self, means: PhaseMeans) -> float:
+        """The same of the whole step."""
+        return means.wall_ns if self.had_its_cpu else min(means.wall_ns, means.trimmed_wall_ns)
+
+    def usual_wait_ns(self) -> float | None:
+        """The same of the time in which the loop waits for its batch and no work is left to hide that."""
+        host_ns, exposed_ns = self.usual_ns(self.typical, "dataloader"), self.typical.exposed_wait_ns
+        return host_ns if host_ns is None or exposed_ns is None else min(host_ns, exposed_ns)
+
+    def least_of(self, usual_ns: float, means: PhaseMeans, phase: str) -> float:
+        """The lower end of the interval around a usual time: two standard errors of the mean below."""
+        return max(0.0, usual_ns - 2 * means.errors_ns.get(phase, 0.0))
+
+
+def step_costs(
+    steps: StepTimings,
+    outside_ns: Mapping[str, int],
+    totals: StepTotals | None = None,
+    *,
+    cpu_wait_share: float | None = None,
+    num_workers: int = 0,
+) -> StepCosts | Absent:
+    """Means of the steady steps, and of those among them that nothing special happens in.
+
+    Args:
+        steps: the finished steps, or those of them that were kept; medians, quartiles and errors are theirs.
+        outside_ns: time of the loop that is in no finished step, by phase key.
+        totals: over all finished steps; ``None`` when ``steps`` are all.
+        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.
+        num_workers: that make the batches: so many batches may come at once.
+    """
+    totals = StepTotals.of(steps) if totals is None else totals
+    if len(steps) == 0:
+        return Absent("no step ran to its end")
+    steady = steps.select((steps.tags & _OURS) == 0)
+    if len(steady) == 0:
+        return Absent(
+            "no step after the first ones is without profiler or inspection (train for longer, or lower"
+            " skip_first and active)"
+        )
+    clean = steady.clean()
+    of_steady = _means(steady, totals.without(_OURS), num_workers)
+    of_clean = _means(clean, totals.clean(), num_workers) if len(clean) else None
+    return StepCosts(
+        steady=of_steady,
+        inner=of_clean,
+        loop=_of_the_loop(of_steady, of_clean or of_steady, totals, outside_ns),
+        boundaries=_boundaries(steps, steady, clean, totals),
+        cpu_wait_share=cpu_wait_share,
+    )
+
+
+def trimmed_mean(values: NDArray[np.int64], period: int = 1) -> float:
+    """Mean without the largest and the smallest fifth.
+
+    Args:
+        values: one for each step, in their order; at least one.
+        period: so many neighbours are averaged before, as what comes once in a period would else be trimmed.
+
+    Source: a fifth on either side is customary; Wilcox, Introduction to Robust Estimation and Hypothesis
+    Testing, 2012, section 3.3.
+    """
+    period = min(max(period, 1), len(values))
+    whole = len(values) // period * period
+    means = np.sort(values[:whole].reshape(-1, period).mean(axis=1))
+    cut = int(_TRIMMED * len(means))
+    return float(means[cut : len(means) - cut].mean())
+
+
+def _of_the_loop(
+    steady: PhaseMeans, typical: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str, int]
+) -> PhaseMeans:
+    """The steady steps, with what is not in every step as often as it is in all of them.
+
+    A usual step is the same one everywhere, a clean one: trimmed means are those of the typical steps.
+    """
+    phases, num_steps = dict(steady.phases_ns), len(totals)
+    is_measured, sums_ns = totals.measured_phases(), totals.whole("phases_ns")
+    for key, ns in phases.items():
+        index = PHASE_INDEX[key]
+        if ns is None or not is_measured[index]:
+            continue
+        inside_ns = int(sums_ns[index]) / num_steps if key in SURROUNDINGS else ns
+        phases[key] = inside_ns + outside_ns.get(key, 0) / num_steps
+    known = [ns for ns in phases.values() if ns is not None]
+    return replace(
+        steady,
+        wall_ns=sum(known),
+        phases_ns=phases,
+        trimmed_ns=typical.trimmed_ns,
+        trimmed_wall_ns=typical.trimmed_wall_ns,
+    )
+
+
+def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMeans:
+    """Means by the totals, and how the kept ones of these steps vary."""
+    count, wall_ns = len(totals), _wall_ns(steps)
+    sums_ns, is_measured = totals.whole("phases_ns").tolist(), totals.measured_phases().tolist()
+    device_ns, num_on_device = totals.whole("device_ns").tolist(), totals.whole("num_on_device").tolist()
+    phases: dict[str, float | None] = {}
+    errors: dict[str, float] = {}
+    medians: dict[str, float] = {}
+    quartiles: dict[str, float] = {}
+    trimmed: dict[str, float] = {}
+    device: dict[str, float] = {}
+    for index, phase in enumerate(PHASES):
+        if index == _PROFILER:
+            continue
+        column = steps.phases_ns[:, index]
+        phases[phase.key] = None
+        if is_measured[index]:
+            error_ns = standard_error(column - int(column.sum()) / len(column))
+            phases[phase.key] = sums_ns[index] / count
+            quartiles[phase.key], medians[phase.key] = map(float, np.percentile(column, (25, 50)))
+            trimmed[phase.key] = trimmed_mean(column, num_workers if index == _DATALOADER else 1)
+            if error_ns is not None:
+                errors[phase.key] = error_ns
+        if num_on_device[index]:
+            device[phase.key] = device_ns[index] / num_on_device[index]
+    return PhaseMeans(
+        num_steps=count,
+        wall_ns=(int(totals.whole("duration_ns")) - sums_ns[_PROFILER]) / count,
+        phases_ns=phases,
+        errors_ns=errors,
+        medians_ns=medians,
+        quartiles_ns=quartiles,
+        trimmed_ns=trimmed,
+        median_wall_ns=float(np.median(wall_ns)),
+        trimmed_wall_ns=trimmed_mean(wall_ns, num_workers),
+        device_ns=device,
+    )
+
+
+def _wall_ns(steps: StepTimings) -> NDArray[np.int64]:
+    ours = steps.phases_ns[:, _PROFILER]
+    wall: NDArray[np.int64] = steps.duration_ns - np.where(ours == NOT_MEASURED, 0, ours)
+    return wall
+
+
+def _boundaries(
+    steps: StepTimings, steady: StepTimings, clean: StepTimings, totals: StepTotals
+) -> EpochBoundaries:
+    """What the kept steps show of the starts of epochs; only their number is of all steps."""
+    first = steady.select(_begins_an_epoch(steady))
+    num_first = totals.num_with(BEGINS_EPOCH)
+    is_step_0 = (steps.step == 0) & ((steps.tags & BEGINS_EPOCH) != 0)
+    init, wait = first.phases_ns[:, _DATALOADER_INIT], first.phases_ns[:, _DATALOADER]
+    clean = clean.select((clean.tags & BEGINS_EPOCH) == 0)
+    inside = clean.phases_ns[:, _DATALOADER]
+    is_measured = bool((init != NOT_MEASURED).all() and (wait != NOT_MEASURED).all())
+    extra = None
+    if len(clean) and is_measured and (inside != NOT_MEASURED).all():
+        usual = int(inside.sum()) // len(clean)
+        extra = int(np.maximum(wait - usual, 0).sum())
+    return EpochBoundaries(
+        num_all=num_first - int(is_step_0.any()),
+        count=len(first),
+        init_ns=int(init.sum()) if is_measured else 0,
+        extra_wait_ns=extra,
+    )
+
+
+def _begins_an_epoch(steps: StepTimings) -> NDArray[np.bool_]:
+    """Which steps hold the boundary between two epochs."""
+    begins: NDArray[np.bool_] = ((steps.tags & BEGINS_EPOCH) != 0) & (steps.step != 0)
+    return begins

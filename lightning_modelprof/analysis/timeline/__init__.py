@@ -1,0 +1,1 @@
+"""A trace as a timeline, and what facts about it share."""

@@ -1,0 +1,164 @@
+"""Timeline: one trace with what all facts share, each derived once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.communication import find_communication
+from lightning_modelprof.analysis.launch_links import LaunchLinks, link_launches
+from lightning_modelprof.analysis.step_ranges import guess_steps, steps_asked_for
+from lightning_modelprof.analysis.timeline.host_phases import (
+    HostTime,
+    Steps,
+    find_steps,
+    has_step_ranges,
+    host_time,
+    recorded_steps,
+)
+from lightning_modelprof.analysis.timeline.intervals import Intervals, union
+from lightning_modelprof.analysis.timeline.names import is_range
+from lightning_modelprof.analysis.timeline.nesting import find_parents, nearest_ancestor
+from lightning_modelprof.analysis.timeline.steps import StepBounds, bound_steps
+from lightning_modelprof.trace.model import Category, Trace
+
+_NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
+_EMPTY_RANGES_NOTE: Final = (
+    "The trace's ProfilerStep ranges are empty, of length 0: step 0 is the span of its host operators."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """One trace with what all facts share; n events, m of them device events.
+
+    Attributes:
+        trace: what was recorded.
+        steps: the steps on the host; without ``ProfilerStep`` ranges those that :func:`guess_steps` finds,
+            else one step 0 around all operators; ``None`` when there are no operators either, or none of the
+            steps that were to be recorded.
+        bounds: the steps between device-aware bounds; ``None`` without steps.
+        host_time: who owns which part of the steps on the host; ``None`` without steps.
+        parent: int64, shape (n,): the innermost event of the same host thread around each host event, -1
+            for outermost ones and for those of the device.
+        is_operator: bool, shape (n,): operators, without annotations that old torch wrote as operators.
+        is_annotation: bool, shape (n,): named ranges on the host.
+        is_step_range: bool, shape (n,): ranges that are taken for steps and are no ``ProfilerStep``.
+        is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's
+            operators on the host (``nccl:all_reduce``); see :func:`find_communication`.
+        launch: shape (m,): what launched each device event.
+    """
+
+    trace: Trace
+    steps: Steps | None
+    bounds: StepBounds | None
+    host_time: HostTime | None
+    parent: NDArray[np.int64]
+    is_operator: NDArray[np.bool_]
+    is_annotation: NDArray[np.bool_]
+    is_step_range: NDArray[np.bool_]
+    is_communication: NDArray[np.bool_]
+    launch: LaunchLinks
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """From the begin of the first kept step to the end of the last; ``None`` without steps."""
+        bounds = self.bounds
+        if bounds is None or not len(bounds.intervals):
+            return None
+        return int(bounds.intervals[0, 0]), int(bounds.intervals[-1, 1])
+
+    @property
+    def stretches(self) -> Intervals | None:
+        """The span without the time between kept steps that do not follow each other; ``None`` without it."""
+        return None if self.span is None or self.bounds is None else self.bounds.stretches
+
+    @property
+    def device_span(self) -> tuple[int, int] | None:
+        """From the begin of the first device event to the end of the last; ``None`` without any."""
+        work = self.trace.device.event
+        if not len(work):
+            return None
+        return int(self.trace.begin_ns[work].min()), int(self.trace.end_ns[work].max())
+
+    @property
+    def has_device(self) -> bool:
+        """Whether the trace has any device events."""
+        return len(self.trace.device) > 0
+
+    def nearest(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The innermost of the wanted events around each host event (not itself), -1 without one.
+
+        Args:
+            wanted: which events count, shape (n,).
+
+        Returns:
+            Shape (n,).
+        """
+        return nearest_ancestor(self.parent, wanted)
+
+
+def build_timeline(trace: Trace, step_range: re.Pattern[str] | None = None) -> Timeline:
+    """Derive what all facts share; of a window of ours only the steps that were recorded to their end.
+
+    Args:
+        trace: what was recorded.
+        step_range: names of the ranges that are the steps; ``None`` for ``ProfilerStep``, else a guess.
+    """
+    operator_row = trace.category == Category.CPU_OP
+    annotation_row = trace.category == Category.USER_ANNOTATION
+    named_as_range = trace.is_named(is_range)
+    parent = find_parents(trace)
+    is_operator = operator_row & ~named_as_range
+    is_annotation = annotation_row | (operator_row & named_as_range)
+    launch = link_launches(trace, parent, is_operator)
+    steps = _find_steps(trace, launch, is_annotation, step_range)
+    is_step_range = np.zeros(len(trace), np.bool_)
+    if steps is not None:
+        is_step_range[steps.rows] = True
+    return Timeline(
+        trace=trace,
+        steps=steps,
+        bounds=None if steps is None else bound_steps(trace, steps, launch),
+        host_time=None if steps is None else host_time(trace, steps),
+        parent=parent,
+        is_operator=is_operator,
+        is_annotation=is_annotation,
+        is_step_range=is_step_range,
+        is_communication=find_communication(trace, parent, launch),
+        launch=launch,
+    )
+
+
+def _find_steps(
+    trace: Trace,
+    launch: LaunchLinks,
+    is_annotation: NDArray[np.bool_],
+    step_range: re.Pattern[str] | None,
+) -> Steps | None:
+    if step_range is not None:
+        return steps_asked_for(trace, step_range)
+    wanted = recorded_steps(trace)
+    steps = find_steps(trace, wanted)
+    if steps is not None or find_steps(trace, None) is not None:
+        return steps
+    guess = guess_steps(trace, launch, is_annotation) if wanted is None else None
+    return guess or _span_of_operators(trace)
+
+
+def _span_of_operators(trace: Trace) -> Steps | None:
+    """One step 0 around all host operators, ``None`` without any."""
+    operators = np.flatnonzero(trace.category == Category.CPU_OP)
+    if not len(operators):
+        return None
+    # An operator of length 0 would give an empty step, which is none.
+    span = union(trace.begin_ns[operators].min(keepdims=True), trace.end_ns[operators].max(keepdims=True))
+    if not len(span):
+        return None
+    track = int(trace.track[operators[0]])
+    note = _EMPTY_RANGES_NOTE if has_step_ranges(trace) else _NO_RANGES_NOTE
+    return Steps(intervals=span, numbers=(0,), track=track, notes=(note,), has_ranges=False)

@@ -1,0 +1,1 @@
+"""Facts about a trace, one file each."""

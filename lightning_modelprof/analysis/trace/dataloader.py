@@ -1,0 +1,245 @@
+"""Dataloader: how long the training thread fetches batches, what it does meanwhile, and what hides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.grouping import by_name, rows_named
+from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
+from lightning_modelprof.analysis.timeline.names import is_dataloader
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, sum_by, tally, tally_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.run.phases import RANGE_PREFIX
+from lightning_modelprof.trace.model import Category, Trace
+
+OWN_FETCH: Final = RANGE_PREFIX + "dataloader"
+"""Name of this package's range around a fetch."""
+
+Loading = Literal["workers", "main thread"]
+"""Who makes the batch: worker processes, for which the fetch only waits, or the fetching thread itself."""
+
+_ITERATORS: Final[dict[str, Loading]] = {
+    "_MultiProcessingDataLoaderIter": "workers",
+    "_SingleProcessDataLoaderIter": "main thread",
+}
+"""Torch's iterators, which the names of its fetch ranges tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostToDevice:
+    """Copies of one kind from the host to a device that were launched in the steps.
+
+    Attributes:
+        name: of the device events, which tells the host's memory: ``Memcpy HtoD (Pageable -> Device)``.
+        tally: copies and their time on the device.
+        size_bytes: bytes of all of them; ``None`` where the size of any is not recorded.
+    """
+
+    name: str
+    tally: Tally
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataloaderTime:
+    """The fetches of batches by the training thread inside the steps, of one rank or of several together.
+
+    Attributes:
+        fetches: the fetches, one inside another not counted, and their time in the steps.
+        per_step: fetch time of each step, also of those without a fetch.
+        steps_ns: length of all steps.
+        hidden: of each fetch, the time in which a device of the process was busy (kernels, copies, sets);
+            ``None`` without device events.
+        exposed: the rest of each fetch, in which no device worked: the most that faster loading could save;
+            ``None`` without device events.
+        operators: operators inside the fetches by name, longest first, without those inside another one.
+        outside_operators_ns: fetch time in no operator: Python, the data set, waiting.
+        copies: from the host to devices, longest first.
+        loading: who made the batches, as far as the fetches' names tell; empty if they do not.
+        has_own_ranges: whether the fetches are this package's ranges, not torch's.
+    """
+
+    fetches: Tally
+    per_step: Tally
+    steps_ns: int
+    hidden: Tally | None
+    exposed: Tally | None
+    operators: tuple[tuple[str, Tally], ...]
+    outside_operators_ns: int
+    copies: tuple[HostToDevice, ...]
+    loading: tuple[Loading, ...]
+    has_own_ranges: bool
+
+
+def is_fetch(name: str) -> bool:
+    """Whether the host range of this name is a fetch of a batch, torch's or this package's."""
+    return name == OWN_FETCH or is_dataloader(name)
+
+
+def _fetches(trace: Trace, annotations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of the fetches of a batch: this package's ranges, without any of them torch's."""
+    own = rows_named(trace, annotations, OWN_FETCH.__eq__)
+    return own if len(own) else rows_named(trace, annotations, is_dataloader)
+
+
+def summarize_dataloader(timeline: Timeline) -> DataloaderTime | Absent:
+    """Measure the fetches of the thread that ran the steps, clipped to the steps."""
+    trace, steps = timeline.trace, timeline.steps
+    if steps is None:
+        return Absent("the trace holds none of the recorded steps, or neither steps nor operators")
+    annotations = np.flatnonzero(timeline.is_annotation)
+    fetches = _fetches(trace, annotations)
+    if not len(fetches):
+        return Absent(
+            "the trace has no fetch of a batch, by torch's DataLoader or in a range of this package"
+        )
+    rows, ranges = not_nested(trace, fetches[trace.track[fetches] == steps.track])
+    time_ns = _covered_ns(ranges, steps.intervals)
+    kept = np.flatnonzero((time_ns > 0) | (locate(ranges[:, 0], steps.intervals) >= 0))
+    if not len(kept):
+        return Absent("all fetches are outside the recorded steps or on other threads")
+    ranges, time_ns = ranges[kept], time_ns[kept]
+    pieces = intersect(ranges[ranges[:, 0] < ranges[:, 1]], steps.intervals)
+    step_ns = sum_by(locate(pieces[:, 0], steps.intervals), pieces[:, 1] - pieces[:, 0], len(steps.intervals))
+    operators = _operators(timeline, pieces, steps.track)
+    hidden_ns = _covered_ns(ranges, intersect(_busy(timeline), steps.intervals))
+    return DataloaderTime(
+        fetches=tally(time_ns),
+        per_step=tally(step_ns),
+        steps_ns=length(steps.intervals),
+        hidden=tally(hidden_ns) if timeline.has_device else None,
+        exposed=tally(time_ns - hidden_ns) if timeline.has_device else None,
+        operators=operators,
+        outside_operators_ns=int(time_ns.sum()) - sum(one.total_ns for _, one in operators),
+        copies=_copies(timeline, steps.intervals),
+        loading=_loading(trace, annotations[trace.track[annotations] == steps.track], ranges),
+        has_own_ranges=trace.name_of(int(rows[0])) == OWN_FETCH,
+    )
+
+
+def pool_dataloader(ranks: Sequence[DataloaderTime]) -> DataloaderTime:
+    """The fetches of several ranks together, at least one; what one of them did not measure is ``None``."""
+    hidden = [rank.hidden for rank in ranks if rank.hidden is not None]
+    exposed = [rank.exposed for rank in ranks if rank.exposed is not None]
+    operators: dict[str, list[Tally]] = {}
+    for name, one in chain.from_iterable(rank.operators for rank in ranks):
+        operators.setdefault(name, []).append(one)
+    copies: dict[str, list[HostToDevice]] = {}
+    for copy in chain.from_iterable(rank.copies for rank in ranks):
+        copies.setdefault(copy.name, []).append(copy)
+    return DataloaderTime(
+        fetches=add_up(rank.fetches for rank in ranks),
+        per_step=add_up(rank.per_step for rank in ranks),
+        steps_ns=sum(rank.steps_ns for rank in ranks),
+        hidden=add_up(hidden) if len(hidden) == len(ranks) else None,
+        exposed=add_up(exposed) if len(exposed) == len(ranks) else None,
+        operators=_longest_first({name: add_up(tallies) for name, tallies in operators.items()}),
+        outside_operators_ns=sum(rank.outside_operators_ns for rank in ranks),
+        copies=tuple(sorted((_pool_copies(kind) for kind in copies.values()), key=_copy_order)),
+        loading=tuple(word for word in _ITERATORS.values() if any(word in rank.loading for rank in ranks)),
+        has_own_ranges=any(rank.has_own_ranges for rank in ranks),
+    )
+
+
+def _pool_copies(copies: list[HostToDevice]) -> HostToDevice:
+    """Copies of one kind of several ranks."""
+    sizes = [copy.size_bytes for copy in copies if copy.size_bytes is not None]
+    return HostToDevice(
+        name=copies[0].name,
+        tally=add_up(copy.tally for copy in copies),
+        size_bytes=sum(sizes) if len(sizes) == len(copies) else None,
+    )
+
+
+def _copy_order(copy: HostToDevice) -> tuple[int, str]:
+    return -copy.tally.total_ns, copy.name
+
+
+def _longest_first(tallies: dict[str, Tally]) -> tuple[tuple[str, Tally], ...]:
+    return tuple(sorted(tallies.items(), key=lambda item: (-item[1].total_ns, item[0])))
+
+
+def not_nested(trace: Trace, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Those of one thread's rows that are in none of the others, also empty ones.
+
+    Told by their times alone, so Python functions that end inside a range (its ``__enter__``) do not matter.
+
+    Returns:
+        The k rows, and begin and end of each, shape (k, 2), disjoint: one that begins before the one before
+        it ends (by rounding in old traces) begins where that ends.
+    """
+    begin, end = trace.begin_ns[rows], trace.end_ns[rows]
+    reached = np.maximum.accumulate(np.append(0, end))[:-1]
+    kept = np.flatnonzero((begin >= reached) | (end > reached))
+    return rows[kept], np.column_stack((np.maximum(begin, reached)[kept], end[kept]))
+
+
+def _covered_ns(ranges: NDArray[np.int64], intervals: Intervals) -> NDArray[np.int64]:
+    """How much of each range, shape (k, 2), is in an interval set; shape (k,)."""
+    ends = np.append(0, intervals[:, 1])
+    before = np.append(0, np.cumsum(intervals[:, 1] - intervals[:, 0]))
+    index = np.searchsorted(intervals[:, 0], ranges, side="right")  # of the last interval begun, plus 1
+    until = before[index] + np.minimum(ranges - ends[index], 0)
+    covered: NDArray[np.int64] = until[:, 1] - until[:, 0]
+    return covered
+
+
+def _busy(timeline: Timeline) -> Intervals:
+    """Time in which any device works."""
+    work = timeline.trace.device.event
+    return union(timeline.trace.begin_ns[work], timeline.trace.end_ns[work])
+
+
+def _operators(timeline: Timeline, pieces: Intervals, track: int) -> tuple[tuple[str, Tally], ...]:
+    """Operators that begin inside the fetches on their thread, without those in another one; longest first.
+
+    An operator's time is what of it lies in the fetches.
+    """
+    trace = timeline.trace
+    candidates = np.flatnonzero(timeline.is_operator & (trace.track == track))
+    inside = candidates[locate(trace.begin_ns[candidates], pieces) >= 0]
+    rows, ranges = not_nested(trace, inside)
+    names, group = by_name(trace, rows)
+    tallies = tally_by(group, _covered_ns(ranges, pieces), len(names))
+    return _longest_first(dict(zip(names, tallies, strict=True)))
+
+
+def _is_host_to_device(name: str) -> bool:
+    """CUPTI and ROCm write ``HtoD``, older ROCm ``CopyHostToDevice``."""
+    lower = name.lower()
+    return "htod" in lower or "hosttodevice" in lower
+
+
+def _copies(timeline: Timeline, steps: Intervals) -> tuple[HostToDevice, ...]:
+    """Copies to devices launched in the steps; without a known launch those that began in them."""
+    trace, device, launch_ns = timeline.trace, timeline.trace.device, timeline.launch.begin_ns
+    copied = np.flatnonzero(trace.category[device.event] == Category.MEMCPY)
+    launched_ns = np.where(launch_ns[copied] >= 0, launch_ns[copied], trace.begin_ns[device.event[copied]])
+    chosen = copied[locate(launched_ns, steps) >= 0]
+    names, group = by_name(trace, device.event[chosen])
+    tallies = tally_by(group, trace.duration_ns[device.event[chosen]], len(names))
+    size = device.size_bytes[chosen]
+    sizes = sum_by(group, size, len(names)).tolist()
+    unknown = np.bincount(group[size < 0], minlength=len(names)).tolist()
+    copies = (
+        HostToDevice(name=name, tally=one, size_bytes=None if num_unknown else total)
+        for name, one, total, num_unknown in zip(names, tallies, sizes, unknown, strict=True)
+        if _is_host_to_device(name)
+    )
+    return tuple(sorted(copies, key=_copy_order))
+
+
+def _loading(trace: Trace, annotations: NDArray[np.int64], ranges: NDArray[np.int64]) -> tuple[Loading, ...]:
+    """Who makes the batches, from the names of torch's fetch ranges in the fetches on their thread."""
+    rows = rows_named(trace, annotations, is_dataloader)
+    place = np.searchsorted(ranges[:, 0], trace.begin_ns[rows], side="right") - 1
+    inside = (place >= 0) & (trace.end_ns[rows] <= ranges[place, 1])
+    names, _ = by_name(trace, rows[inside])
+    return tuple(loading for word, loading in _ITERATORS.items() if any(word in name for name in names))

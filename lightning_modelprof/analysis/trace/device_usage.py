@@ -1,0 +1,254 @@
+"""Device Summary: how busy the host's processors and each device were.
+
+Source of the devices' figures: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
+2026).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.busy import Covers, busy_ns, covered_time
+from lightning_modelprof.analysis.device_properties import (
+    DeviceProperties,
+    amount,
+    device_properties,
+    whole,
+)
+from lightning_modelprof.analysis.grouping import by_name
+from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
+from lightning_modelprof.analysis.timeline.intervals import Intervals, length, union
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.kernels import tell_tensor_cores
+from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from lightning_modelprof.trace.model import Category, Trace
+
+_ABSENT: Final = Absent(
+    "the trace has neither device events nor the processors' times (ModelProfCallback records those)"
+)
+
+_FULL: Final = 1 << 40
+"""All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUsage:
+    """How busy the host's processors were from the begin of the window to its end, as fractions.
+
+    Attributes:
+        process: processor time of the training process by elapsed time, so that 1 is one core; ``None`` if it
+            could not be read.
+        workers: the same of its children, such as DataLoader workers; ``None`` if it could not be read.
+        system: busy share of all cores of the machine, whoever used them; ``None`` if it could not be read.
+        num_cpus: cores of the machine; ``None`` if unknown.
+    """
+
+    process: float | None
+    workers: float | None
+    system: float | None
+    num_cpus: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneDevice:
+    """How busy one device was in the window's span, as fractions; ``None`` is not measured.
+
+    Attributes:
+        number: of the device; ``None`` if the file does not say.
+        utilization: share of the span in which a kernel runs; ``None`` in an empty span.
+        busy: share of the span in which :func:`busy_time` has it busy; ``None`` in an empty span.
+        sm_efficiency: mean over the span of the share of multiprocessors that have a thread block: at each
+            instant the smaller of 1 and the sum of the running kernels' blocks per multiprocessor. ``None``
+            when there are kernels and none has that number.
+        sm_unknown: share of the kernels' time without that number; there it counts as 0.
+        occupancy: mean of the profiler's estimate of the achieved occupancy, weighted by the kernels' time in
+            the span; idle time does not count. ``None`` when no kernel has one.
+        occupancy_zero: share of that time for which the estimate is 0. ``None`` when no kernel has one.
+        tensor_cores: of the kernels' time in the span whose names tell, the share of kernels that use tensor
+            cores; ``None`` where no name tells, without kernels, and for devices without tensor cores.
+        tensor_unknown: share of the kernels' time in the span whose names do not tell; ``None`` without
+            kernels, and for devices without tensor cores.
+        name: of the model; ``None`` if the file does not say.
+        memory_bytes: in total; ``None`` if the file does not say.
+        compute_capability: such as ``8.0``; ``None`` if the file does not say.
+    """
+
+    number: int | None
+    utilization: float | None
+    busy: float | None
+    sm_efficiency: float | None
+    sm_unknown: float | None
+    occupancy: float | None
+    occupancy_zero: float | None
+    tensor_cores: float | None
+    tensor_unknown: float | None
+    name: str | None
+    memory_bytes: int | None
+    compute_capability: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUsage:
+    """How busy the processors and devices of one rank were.
+
+    Attributes:
+        host: ``None`` when the trace does not hold the processors' times.
+        devices: those that have device events, by number.
+        span: begin and end of the time that the devices' figures cover; ``None`` without devices. Time
+            between kept steps that do not follow each other is no part of it.
+        covers: from what to what that time is; ``None`` without devices.
+        covered_ns: how long it is; 0 without devices.
+        notes: caveats.
+    """
+
+    host: HostUsage | None
+    devices: tuple[OneDevice, ...]
+    span: tuple[int, int] | None
+    covers: Covers | None
+    covered_ns: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def summarize_device_usage(timeline: Timeline) -> DeviceUsage | Absent:
+    """How busy the processors were in the window, and each device from the first kept step to the last."""
+    trace = timeline.trace
+    host = _host_usage(trace.metadata)
+    covered = covered_time(timeline)
+    if covered is None or not timeline.has_device:
+        return _ABSENT if host is None else DeviceUsage(host=host, devices=(), span=None, covers=None)
+    on_tensor_cores = _on_tensor_cores(trace) if tell_tensor_cores(trace) else None
+    properties = device_properties(trace)
+    devices = tuple(
+        _one_device(
+            timeline,
+            number,
+            covered.intervals,
+            on_tensor_cores,
+            properties.get(number, DeviceProperties()),
+        )
+        for number in np.unique(trace.device.device).tolist()
+    )
+    notes = () if timeline.bounds is None else timeline.bounds.notes
+    return DeviceUsage(
+        host=host,
+        devices=devices,
+        span=timeline.span or timeline.device_span,
+        covers=covered.kind,
+        covered_ns=covered.total_ns,
+        notes=notes,
+    )
+
+
+def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.int64]:
+    """Where moments are when the time outside the stretches is cut out.
+
+    Args:
+        time_ns: shape (n,).
+        stretches: an interval set.
+
+    Returns:
+        Nanoseconds of the stretches that have passed at each moment, shape (n,).
+    """
+    if not len(stretches):
+        return np.zeros_like(time_ns)
+    lasts_ns = stretches[:, 1] - stretches[:, 0]
+    index = np.maximum(np.searchsorted(stretches[:, 0], time_ns, side="right") - 1, 0)
+    passed_ns = np.clip(time_ns - stretches[index, 0], 0, lasts_ns[index])
+    joined: NDArray[np.int64] = (np.cumsum(lasts_ns) - lasts_ns)[index] + passed_ns
+    return joined
+
+
+def integrate_capped(
+    begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], shares: NDArray[np.float64]
+) -> float:
+    """Integral over time of the smaller of 1 and the sum of the shares of what runs at each instant.
+
+    Args:
+        begin_ns: begin of each interval, shape (n,), in any order.
+        end_ns: end of each interval, shape (n,), not before its begin.
+        shares: shape (n,), not negative.
+
+    Returns:
+        Nanoseconds.
+    """
+    parts = np.rint(np.minimum(shares, 1.0) * _FULL).astype(np.int64)
+    time_ns = np.concatenate((begin_ns, end_ns))
+    order = np.argsort(time_ns, kind="stable")
+    level = np.minimum(np.cumsum(np.concatenate((parts, -parts))[order]), _FULL)
+    return float((level[:-1] / _FULL * np.diff(time_ns[order])).sum())
+
+
+def _on_tensor_cores(trace: Trace) -> NDArray[np.float64]:
+    """What the names of the m device events tell: 1 is on tensor cores, 0 is not, NaN is not known."""
+    names, place = by_name(trace, trace.device.event)
+    told = [uses_tensor_cores(name) for name in names]
+    return np.array([np.nan if one is None else float(one) for one in told], np.float64)[place]
+
+
+def _one_device(
+    timeline: Timeline,
+    number: int,
+    stretches: Intervals,
+    on_tensor_cores: NDArray[np.float64] | None,
+    properties: DeviceProperties,
+) -> OneDevice:
+    """The figures of one device.
+
+    Args:
+        timeline: the trace, with m device events.
+        number: of the device.
+        stretches: what the figures cover.
+        on_tensor_cores: 1 for device events with the name of a kernel on tensor cores, 0 for others, NaN
+            where the name does not tell, shape (m,); ``None`` when the devices have none.
+        properties: what the file says of the device.
+    """
+    trace, device = timeline.trace, timeline.trace.device
+    all_begin_ns = joined_time(trace.begin_ns[device.event], stretches)
+    all_end_ns = joined_time(trace.end_ns[device.event], stretches)
+    work = np.flatnonzero((device.device == number) & (all_begin_ns < all_end_ns))
+    kernel = work[trace.category[device.event[work]] == Category.KERNEL]
+    begin_ns, end_ns = all_begin_ns[kernel], all_end_ns[kernel]
+    time_ns = end_ns - begin_ns
+    kernel_ns, span_ns = int(time_ns.sum()), length(stretches)
+    blocks, occupancy = device.blocks_per_sm[kernel], device.occupancy[kernel]
+    counted, rated = np.isfinite(blocks) & (blocks >= 0), np.isfinite(occupancy)
+    rated_ns = int(time_ns[rated].sum())
+    on_cores = np.full(len(kernel), np.nan) if on_tensor_cores is None else on_tensor_cores[kernel]
+    told_ns = int(time_ns[~np.isnan(on_cores)].sum())
+    working_ns = integrate_capped(begin_ns[counted], end_ns[counted], blocks[counted])
+    return OneDevice(
+        number=number if number >= 0 else None,
+        utilization=share(length(union(begin_ns, end_ns)), span_ns),
+        busy=share(busy_ns(timeline, number, stretches), span_ns),
+        sm_efficiency=share(working_ns, span_ns) if counted.any() or not kernel_ns else None,
+        sm_unknown=share(int(time_ns[~counted].sum()), kernel_ns),
+        occupancy=share(float((occupancy[rated] * time_ns[rated]).sum()), rated_ns),
+        occupancy_zero=share(int(time_ns[occupancy == 0].sum()), rated_ns),
+        tensor_cores=share(int(time_ns[on_cores == 1].sum()), told_ns),
+        tensor_unknown=None if on_tensor_cores is None else share(kernel_ns - told_ns, kernel_ns),
+        name=properties.name,
+        memory_bytes=properties.memory_bytes,
+        compute_capability=properties.compute_capability,
+    )
+
+
+def _host_usage(metadata: Mapping[str, Any]) -> HostUsage | None:
+    """What the trace says of the processors; ``None`` when it was not recorded by ModelProfCallback."""
+    ours = metadata.get(TRACE_METADATA_KEY)
+    cpu = ours.get("cpu") if isinstance(ours, dict) else None
+    if not isinstance(cpu, dict):
+        return None
+    elapsed_ns = amount(cpu.get("elapsed_ns"))
+    return HostUsage(
+        process=share(amount(cpu.get("process_ns")), elapsed_ns),
+        workers=share(amount(cpu.get("workers_ns")), elapsed_ns),
+        system=share(amount(cpu.get("system_busy_ns")), amount(cpu.get("system_total_ns"))),
+        num_cpus=whole(cpu.get("num_cpus")) or None,
+    )

@@ -1,0 +1,258 @@
+"""Idle: when each device had nothing to do, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.busy import busy_ns, busy_time, covered_time
+from lightning_modelprof.analysis.grouping import rows_named
+from lightning_modelprof.analysis.timeline.intervals import (
+    Intervals,
+    intersect,
+    length,
+    locate,
+    subtract,
+    union,
+)
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, tally, tally_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.dataloader import is_fetch
+
+KERNEL_GAP_NS: Final = 30_000
+"""A gap before work that was queued in time is a kernel gap when it is shorter than this.
+
+Source: HolisticTraceAnalysis, ``breakdown_analysis.py``, ``consecutive_kernel_delay`` (30, in microseconds).
+"""
+
+_HOST_WAIT, _KERNEL_GAP, _OTHER = range(3)
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoveredIdle:
+    """The same in the covered time (:mod:`~lightning_modelprof.analysis.busy`), in nanoseconds.
+
+    ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. Before the device's
+    first event and after its last one it is idle for another cause.
+    """
+
+    total_ns: int
+    busy_ns: int
+    host_wait_ns: int
+    dataloader_ns: int
+    kernel_gap_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """All that is not busy."""
+        return self.total_ns - self.busy_ns
+
+    @property
+    def host_ns(self) -> int:
+        """The rest of the waits for the host."""
+        return self.host_wait_ns - self.dataloader_ns
+
+    @property
+    def other_ns(self) -> int:
+        """All other idle time."""
+        return self.idle_ns - self.host_wait_ns - self.kernel_gap_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceIdle:
+    """Why one device was idle between its first event of the trace and the end of its last one.
+
+    A gap is a time without any event of the device on any stream. It has one cause, told from the event
+    that ends it; of several the one that was launched first. ``busy_ns`` and the totals of ``host_wait``,
+    ``kernel_gap`` and ``other`` sum to ``span_ns``.
+
+    Attributes:
+        device: number of the device, -1 if the file does not say.
+        span_ns: from the begin of the first event (kernel, copy, set) to the end of the last.
+        busy_ns: time in which at least one of them runs.
+        host_wait: gaps whose event was launched after the gap began: nothing was queued.
+        dataloader: the parts of ``host_wait`` in which the launching thread waited for its next batch;
+            a call is a gap with such a part.
+        host: the rest of ``host_wait``.
+        kernel_gap: gaps shorter than 30 microseconds whose event had been launched before.
+        other: all other gaps: work was queued and yet waited, or its launch is not known.
+        num_unknown: gaps in ``other`` because the launch is not known.
+        covered: in the covered time, such as the kept steps.
+    """
+
+    device: int
+    span_ns: int
+    busy_ns: int
+    host_wait: Tally
+    dataloader: Tally
+    host: Tally
+    kernel_gap: Tally
+    other: Tally
+    num_unknown: int
+    covered: CoveredIdle
+
+    @property
+    def idle(self) -> Tally:
+        """All gaps."""
+        return add_up((self.host_wait, self.kernel_gap, self.other))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Why the devices of one rank were idle, by number of the device; times in nanoseconds."""
+
+    devices: tuple[DeviceIdle, ...]
+
+
+def summarize_idle(timeline: Timeline) -> Idle | Absent:
+    """Time of every gap of every device by its cause."""
+    trace = timeline.trace
+    if not timeline.has_device:
+        return NO_DEVICE
+    fetches = find_fetches(timeline)
+    devices = np.unique(trace.device.device).tolist()
+    return Idle(devices=tuple(_of_device(timeline, device, fetches) for device in devices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gaps:
+    """The times without any event of one device between its first event and the end of its last, k of them.
+
+    Attributes:
+        intervals: the gaps.
+        span_ns: from the begin of the first event to the end of the last.
+        launch_ns: begin of the launch of the event that ends each gap, -1 where it is not known, shape (k,).
+        launcher: row of that launch, -1 where it is not known, shape (k,).
+        is_host_wait: whether it was launched after the gap began, shape (k,).
+    """
+
+    intervals: Intervals
+    span_ns: int
+    launch_ns: NDArray[np.int64]
+    launcher: NDArray[np.int64]
+    is_host_wait: NDArray[np.bool_]
+
+
+def find_gaps(timeline: Timeline, device: int) -> Gaps:
+    """The gaps of one device, which has events, and the launch of what ends each of them."""
+    trace, launch = timeline.trace, timeline.launch
+    members = np.flatnonzero(trace.device.device == device)
+    work = trace.device.event[members]
+    begin_ns, end_ns = trace.begin_ns[work], trace.end_ns[work]
+    span = np.array([[begin_ns.min(), end_ns.max()]], np.int64)
+    gaps = subtract(span[span[:, 0] < span[:, 1]], busy_time(timeline, device))
+    ending = members[_first_launched(gaps[:, 1], begin_ns, launch.begin_ns[members])]
+    launch_ns = launch.begin_ns[ending]
+    return Gaps(
+        intervals=gaps,
+        span_ns=int(end_ns.max() - begin_ns.min()),
+        launch_ns=launch_ns,
+        launcher=np.where(launch.runtime[ending] >= 0, launch.runtime[ending], launch.operator[ending]),
+        is_host_wait=launch_ns > gaps[:, 0],
+    )
+
+
+def find_fetches(timeline: Timeline) -> NDArray[np.int64]:
+    """Rows of the waits for batches, on all threads."""
+    return rows_named(timeline.trace, np.flatnonzero(timeline.is_annotation), is_fetch)
+
+
+def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> DeviceIdle:
+    """The gaps of one device; ``fetches`` are the rows of the waits for batches."""
+    found = find_gaps(timeline, device)
+    gaps, late, launch_ns = found.intervals, found.is_host_wait, found.launch_ns
+    gap_ns = gaps[:, 1] - gaps[:, 0]
+    cause = np.full(len(gaps), _OTHER)
+    is_queued = (launch_ns >= 0) & (launch_ns <= gaps[:, 0])
+    cause[is_queued & (gap_ns < KERNEL_GAP_NS)] = _KERNEL_GAP
+    cause[late] = _HOST_WAIT
+    host_wait, kernel_gap, other = tally_by(cause, gap_ns, 3)
+
+    fetch_ns = fetch_time(timeline, gaps[late], timeline.trace.track[found.launcher[late]], fetches)
+    rest_ns = gap_ns[late] - fetch_ns
+    return DeviceIdle(
+        device=device,
+        span_ns=found.span_ns,
+        busy_ns=found.span_ns - int(gap_ns.sum()),
+        host_wait=host_wait,
+        dataloader=tally(fetch_ns[fetch_ns > 0]),
+        host=tally(rest_ns[rest_ns > 0]),
+        kernel_gap=kernel_gap,
+        other=other,
+        num_unknown=int((launch_ns < 0).sum()),
+        covered=_in_covered_time(timeline, device, found, cause, fetches),
+    )
+
+
+def _in_covered_time(
+    timeline: Timeline, device: int, found: Gaps, cause: NDArray[np.int64], fetches: NDArray[np.int64]
+) -> CoveredIdle:
+    """What of the gaps lies in the covered time.
+
+    Args:
+        timeline: the trace.
+        device: whose gaps they are.
+        found: k gaps.
+        cause: of each, shape (k,).
+        fetches: rows of the waits for batches.
+    """
+    covered = covered_time(timeline)
+    intervals = found.intervals[:0] if covered is None else covered.intervals
+    pieces = intersect(found.intervals, intervals)
+    gap = locate(pieces[:, 0], found.intervals)
+    late = cause[gap] == _HOST_WAIT
+    tracks = timeline.trace.track[found.launcher[gap[late]]]
+    piece_ns = pieces[:, 1] - pieces[:, 0]
+    return CoveredIdle(
+        total_ns=length(intervals),
+        busy_ns=busy_ns(timeline, device, intervals),
+        host_wait_ns=int(piece_ns[late].sum()),
+        dataloader_ns=int(fetch_time(timeline, pieces[late], tracks, fetches).sum()),
+        kernel_gap_ns=int(piece_ns[cause[gap] == _KERNEL_GAP].sum()),
+    )
+
+
+def _first_launched(
+    points_ns: NDArray[np.int64], begin_ns: NDArray[np.int64], launch_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Of the events that begin at each point, the one that was launched first.
+
+    Args:
+        points_ns: shape (k,); at each of them an event begins.
+        begin_ns: begin of each event, shape (m,).
+        launch_ns: begin of each event's launch, -1 where it is not known, shape (m,).
+
+    Returns:
+        Index of an event for each point, shape (k,); one with a known launch if there is any.
+    """
+    order = np.lexsort((np.where(launch_ns < 0, _NEVER, launch_ns), begin_ns))
+    return order[np.searchsorted(begin_ns[order], points_ns)]
+
+
+def fetch_time(
+    timeline: Timeline, gaps: Intervals, track: NDArray[np.int32], fetches: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How long in each gap a thread waited for its next batch.
+
+    Args:
+        timeline: one trace.
+        gaps: an interval set of k rows.
+        track: thread of each gap, shape (k,).
+        fetches: rows of the waits for batches, on all threads.
+
+    Returns:
+        Shape (k,).
+    """
+    trace = timeline.trace
+    fetch_ns = np.zeros(len(gaps), np.int64)
+    for thread in np.unique(track).tolist():
+        on_thread = fetches[trace.track[fetches] == thread]
+        mine = np.flatnonzero(track == thread)
+        pieces = intersect(gaps[mine], union(trace.begin_ns[on_thread], trace.end_ns[on_thread]))
+        np.add.at(fetch_ns, mine[locate(pieces[:, 0], gaps[mine])], pieces[:, 1] - pieces[:, 0])
+    return fetch_ns

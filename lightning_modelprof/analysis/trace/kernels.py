@@ -1,0 +1,216 @@
+"""Kernel Summary: what each kernel cost, by its name, over all kernels of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.device_properties import device_properties
+from lightning_modelprof.analysis.grouping import Groups, by_name, distinct
+from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share, sum_by, tally_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Category, Trace
+
+_NO_KERNELS: Final = Absent("the trace has device events, but no kernels")
+
+_NVIDIA_RUNTIME: Final = "cu"
+"""Start of the calls of CUDA's runtime and driver; those of ROCm, XPU and MTIA start otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMean:
+    """A mean that is weighted by time, in parts that can be added up.
+
+    Attributes:
+        weighted: sum of each value times the nanoseconds for which it held.
+        time_ns: nanoseconds for which there is a value.
+    """
+
+    weighted: float
+    time_ns: int
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; ``None`` when there is no value, or none that held for any time."""
+        return self.weighted / self.time_ns if self.time_ns else None
+
+    def __add__(self, other: TimeMean) -> TimeMean:
+        return TimeMean(self.weighted + other.weighted, self.time_ns + other.time_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchingOperators:
+    """Which operators launched something, with the device time of what each launched.
+
+    Attributes:
+        time_ns: nanoseconds by the operator's name; empty when no launch is known.
+    """
+
+    time_ns: Mapping[str, int]
+
+    @property
+    def main(self) -> str | None:
+        """The operator with most of the time; ``None`` when no launch is known."""
+        return min(self.time_ns, key=lambda name: (-self.time_ns[name], name), default=None)
+
+    @property
+    def count(self) -> int | None:
+        """Number of different operators; ``None`` when no launch is known."""
+        return len(self.time_ns) or None
+
+    def __add__(self, other: LaunchingOperators) -> LaunchingOperators:
+        names = dict.fromkeys((*self.time_ns, *other.time_ns))
+        return LaunchingOperators(
+            time_ns={name: self.time_ns.get(name, 0) + other.time_ns.get(name, 0) for name in names}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUse:
+    """What one kernel cost, over all its calls on all streams and devices.
+
+    Attributes:
+        name: as it stands in the file, complete.
+        tally: calls and their time; calls that overlap are added up.
+        blocks_per_sm: thread blocks by streaming multiprocessor, over the calls for which it was recorded.
+        occupancy: the profiler's estimate of the achieved occupancy, a fraction of 1, over the calls for
+            which it was recorded.
+        uses_tensor_cores: as far as the name tells; ``None`` where it does not, and for devices without.
+        is_communication: whether it moves data between ranks, in any of its calls.
+        operators: what launched it.
+    """
+
+    name: str
+    tally: Tally
+    blocks_per_sm: TimeMean
+    occupancy: TimeMean
+    uses_tensor_cores: bool | None
+    is_communication: bool
+    operators: LaunchingOperators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """All kernels of a trace, or of several ranks together, by name.
+
+    Attributes:
+        by_name: by total time, longest first.
+        total_ns: time of all calls of all kernels; those that overlap are added up.
+    """
+
+    by_name: tuple[KernelUse, ...]
+    total_ns: int
+
+    def ratio(self, kernel: KernelUse) -> float | None:
+        """Share of the kernel in ``total_ns``; ``None`` if that is 0."""
+        return share(kernel.tally.total_ns, self.total_ns)
+
+
+def summarize_kernels(timeline: Timeline) -> Kernels | Absent:
+    """Add up the calls of each kernel, also of those that ran outside the steps."""
+    trace, device = timeline.trace, timeline.trace.device
+    chosen = np.flatnonzero(trace.category[device.event] == Category.KERNEL)
+    if not len(chosen):
+        return _NO_KERNELS if timeline.has_device else NO_DEVICE
+    rows = device.event[chosen]
+    names, group = by_name(trace, rows)
+    size = len(names)
+    duration_ns = trace.duration_ns[rows]
+    names_tell = tell_tensor_cores(trace)
+    communicating = np.bincount(group, weights=timeline.is_communication[rows], minlength=size) > 0
+    return _sorted_kernels(
+        KernelUse(
+            name=name,
+            tally=tally,
+            blocks_per_sm=blocks,
+            occupancy=occupancy,
+            uses_tensor_cores=uses_tensor_cores(name) if names_tell else None,
+            is_communication=communicates,
+            operators=operators,
+        )
+        for name, communicates, tally, blocks, occupancy, operators in zip(
+            names,
+            communicating.tolist(),
+            tally_by(group, duration_ns, size),
+            _time_means(group, device.blocks_per_sm[chosen], duration_ns, size),
+            _time_means(group, device.occupancy[chosen], duration_ns, size),
+            launching_operators(timeline, chosen, group, size),
+            strict=True,
+        )
+    )
+
+
+def pool_kernels(ranks: Iterable[Kernels]) -> Kernels:
+    """The kernels of several ranks together: calls and times of the same name are added up."""
+    found: dict[str, list[KernelUse]] = {}
+    for rank in ranks:
+        for kernel in rank.by_name:
+            found.setdefault(kernel.name, []).append(kernel)
+    return _sorted_kernels(
+        KernelUse(
+            name=name,
+            tally=add_up(kernel.tally for kernel in kernels),
+            blocks_per_sm=sum((kernel.blocks_per_sm for kernel in kernels), TimeMean(0.0, 0)),
+            occupancy=sum((kernel.occupancy for kernel in kernels), TimeMean(0.0, 0)),
+            uses_tensor_cores=next(
+                (one.uses_tensor_cores for one in kernels if one.uses_tensor_cores is not None), None
+            ),
+            is_communication=any(kernel.is_communication for kernel in kernels),
+            operators=sum((kernel.operators for kernel in kernels), LaunchingOperators(time_ns={})),
+        )
+        for name, kernels in found.items()
+    )
+
+
+def tell_tensor_cores(trace: Trace) -> bool:
+    """Whether the devices have tensor cores, as far as is known, so that kernels' names tell of them."""
+    calls, _ = by_name(trace, np.flatnonzero(trace.category == Category.RUNTIME))
+    if calls and not any(name.startswith(_NVIDIA_RUNTIME) for name in calls):
+        return False
+    return not any(one.lacks_tensor_cores for one in device_properties(trace).values())
+
+
+def launching_operators(
+    timeline: Timeline, chosen: NDArray[np.intp], group: Groups, size: int
+) -> list[LaunchingOperators]:
+    """The operators that launched the device events of each group.
+
+    Args:
+        timeline: the trace.
+        chosen: positions of device events in ``Trace.device``, shape (c,).
+        group: number of the group of each, shape (c,), values from 0 to size - 1.
+        size: number of groups.
+    """
+    trace = timeline.trace
+    operator = timeline.launch.operator[chosen]
+    known = np.flatnonzero(operator >= 0)
+    names, name = by_name(trace, operator[known])
+    pairs, pair = distinct(group[known] * len(names) + name, size * len(names))
+    total_ns = sum_by(pair, trace.duration_ns[trace.device.event[chosen[known]]], len(pairs))
+    times: list[dict[str, int]] = [{} for _ in range(size)]
+    for one, time_ns in zip(pairs.tolist(), total_ns.tolist(), strict=True):
+        number, name_id = divmod(one, len(names))
+        times[number][names[name_id]] = time_ns
+    return [LaunchingOperators(time_ns=time) for time in times]
+
+
+def _sorted_kernels(kernels: Iterable[KernelUse]) -> Kernels:
+    """By total time, longest first, and with their sum."""
+    by_name = tuple(sorted(kernels, key=lambda kernel: (-kernel.tally.total_ns, kernel.name)))
+    return Kernels(by_name=by_name, total_ns=sum(kernel.tally.total_ns for kernel in by_name))
+
+
+def _time_means(
+    group: Groups, values: NDArray[np.float64], duration_ns: NDArray[np.int64], size: int
+) -> list[TimeMean]:
+    """Mean of the values of each group that are recorded (not NaN), weighted by duration."""
+    known = np.flatnonzero(np.isfinite(values))
+    weighted = np.bincount(group[known], weights=values[known] * duration_ns[known], minlength=size)
+    time_ns = sum_by(group[known], duration_ns[known], size)
+    return [TimeMean(value, time) for value, time in zip(weighted.tolist(), time_ns.tolist(), strict=True)]

@@ -1,0 +1,201 @@
+"""Launches: what it cost the host to start kernels, and how long they were queued."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.grouping import by_name, distinct
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share, tally_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Category
+
+SHORT_NS: Final = (5_000, 10_000)
+"""Kernels of at most this length count as short: a launch takes the host about as long."""
+
+_WAITS: Final = re.compile(
+    r"(cuda|cu|hip|ze)\w*Synchronize\w*|(cuda|cu|hip)Memcpy(?!\w*Async)\w*|ur(QueueFinish|EventWait)\w*"
+)
+"""Runtime calls that return when the device is done: synchronization, and copies without ``Async``."""
+
+NO_KERNELS: Final = Absent("the trace has no kernels")
+NO_RUNTIME_CALLS: Final = Absent("the trace has no calls of a device's runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How some times are distributed; all but ``count`` are ``None`` without any.
+
+    Attributes:
+        count: how many.
+        total_ns, avg_ns: their sum and mean.
+        median_ns: the middle one, or the mean of the two in the middle.
+        p90_ns: the smallest of them that at least nine tenths of the others do not exceed.
+        max_ns, min_ns: the largest and the smallest.
+    """
+
+    count: int
+    total_ns: int | None
+    avg_ns: float | None
+    median_ns: float | None
+    p90_ns: int | None
+    max_ns: int | None
+    min_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLaunches:
+    """Launches of one rank's kernels, over the whole trace.
+
+    Attributes:
+        kernels: time of all kernels.
+        short: time of the kernels of at most 5 and of at most 10 microseconds, one each.
+        linked: time of the kernels whose launching runtime call is known.
+        unlinked: time of the others.
+        shorter: time of the linked kernels whose launching call took longer than all that it launched: one
+            kernel, or those of a graph together.
+        calls: time on the host of the calls that launched kernels; a call that launched several kernels
+            (a graph) counts once.
+        num_graph_calls: those that launched several.
+        delay: begin of each linked kernel minus end of its launching call. Negative when the kernel began
+            before the call returned.
+        negative_delay: the negative ones of these.
+    """
+
+    kernels: Spread
+    short: tuple[Spread, ...]
+    linked: Spread
+    unlinked: Spread
+    shorter: Spread
+    calls: Spread
+    num_graph_calls: int
+    delay: Spread
+    negative_delay: Spread
+
+    @property
+    def shorter_ratio(self) -> float | None:
+        """Share of the linked kernels whose launching call took longer than all that it launched."""
+        return share(self.shorter.count, self.linked.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeCall:
+    """All calls of one function of a device's runtime or driver.
+
+    Attributes:
+        name: as recorded.
+        host: time on the host, summed over threads.
+        waits: whether it returns only when the device is done, by its name.
+    """
+
+    name: str
+    host: Tally
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeCalls:
+    """Calls of the devices' runtimes in the whole trace, longest total first."""
+
+    calls: tuple[RuntimeCall, ...]
+
+    @property
+    def total(self) -> Tally:
+        """All calls."""
+        return add_up(call.host for call in self.calls)
+
+    @property
+    def waiting(self) -> Tally:
+        """The calls that wait for the device."""
+        return add_up(call.host for call in self.calls if call.waits)
+
+
+def summarize_launches(timeline: Timeline) -> KernelLaunches | Absent:
+    """How long kernels and their launches took, and how long the kernels were queued."""
+    trace = timeline.trace
+    if not timeline.has_device:
+        return NO_DEVICE
+    is_kernel = trace.category[trace.device.event] == Category.KERNEL
+    if not is_kernel.any():
+        return NO_KERNELS
+    rows = trace.device.event[is_kernel]
+    call_of = timeline.launch.runtime[is_kernel]
+    kernel_ns = trace.duration_ns[rows]
+    is_linked = call_of >= 0
+    linked_ns, linked_call = kernel_ns[is_linked], call_of[is_linked]
+    delay_ns = trace.begin_ns[rows[is_linked]] - trace.end_ns[linked_call]
+    calls, call = distinct(linked_call, len(trace))
+    launched_ns = np.zeros(len(calls), np.int64)
+    np.add.at(launched_ns, call, linked_ns)
+    is_shorter = launched_ns[call] < trace.duration_ns[linked_call]
+    return KernelLaunches(
+        kernels=_spread(kernel_ns),
+        short=tuple(_spread(kernel_ns[kernel_ns <= limit_ns]) for limit_ns in SHORT_NS),
+        linked=_spread(linked_ns),
+        unlinked=_spread(kernel_ns[~is_linked]),
+        shorter=_spread(linked_ns[is_shorter]),
+        calls=_spread(trace.duration_ns[calls]),
+        num_graph_calls=int(np.count_nonzero(np.bincount(call) > 1)),
+        delay=_spread(delay_ns),
+        negative_delay=_spread(delay_ns[delay_ns < 0]),
+    )
+
+
+def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls | Absent:
+    """Calls and host time of every function of the devices' runtimes."""
+    trace = timeline.trace
+    rows = np.flatnonzero(trace.category == Category.RUNTIME)
+    if not len(rows):
+        return NO_RUNTIME_CALLS
+    names, name_of = by_name(trace, rows)
+    tallies = tally_by(name_of, trace.duration_ns[rows], len(names))
+    return _sorted(_runtime_call(name, host) for name, host in zip(names, tallies, strict=True))
+
+
+def pool_runtime_calls(ranks: Iterable[RuntimeCalls]) -> RuntimeCalls:
+    """The calls of several ranks together."""
+    by_name: dict[str, list[Tally]] = {}
+    for rank in ranks:
+        for call in rank.calls:
+            by_name.setdefault(call.name, []).append(call.host)
+    return _sorted(_runtime_call(name, add_up(tallies)) for name, tallies in by_name.items())
+
+
+def waits_for_device(name: str) -> bool:
+    """Whether the runtime call of this name returns only when the device is done.
+
+    Caveats: from the name. Other calls may wait as well: ``cudaMalloc``, ``cudaFree``, an asynchronous copy
+    from or to memory that is not pinned, or any launch when the queue is full.
+    """
+    return _WAITS.fullmatch(name) is not None
+
+
+def _runtime_call(name: str, host: Tally) -> RuntimeCall:
+    return RuntimeCall(name=name, host=host, waits=waits_for_device(name))
+
+
+def _sorted(calls: Iterable[RuntimeCall]) -> RuntimeCalls:
+    return RuntimeCalls(calls=tuple(sorted(calls, key=lambda call: (-call.host.total_ns, call.name))))
+
+
+def _spread(times_ns: NDArray[np.int64]) -> Spread:
+    if not len(times_ns):
+        return Spread(
+            count=0, total_ns=None, avg_ns=None, median_ns=None, p90_ns=None, max_ns=None, min_ns=None
+        )
+    count, total_ns, in_order = len(times_ns), int(times_ns.sum()), np.sort(times_ns)
+    return Spread(
+        count=count,
+        total_ns=total_ns,
+        avg_ns=total_ns / count,
+        median_ns=float(in_order[(count - 1) // 2] + in_order[count // 2]) / 2,
+        p90_ns=int(in_order[-((count - 1) // 10) - 1]),
+        max_ns=int(in_order[-1]),
+        min_ns=int(in_order[0]),
+    )

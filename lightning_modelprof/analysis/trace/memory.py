@@ -1,0 +1,231 @@
+"""Memory: how much each device had allocated, and which operators allocated and released it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.enclosing import clipped_ends, innermost_at, nearest_around
+from lightning_modelprof.analysis.grouping import Groups, distinct, rows_named
+from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
+
+NOBODY: Final = "(none)"
+"""Stands for the operator where neither an operator nor an annotation was open."""
+
+_EMPTY_PREFIX: Final = "aten::empty"
+"""Operators that allocate for those who call them."""
+
+CPU: Final = 0
+_DEVICE_WORDS: Final = {
+    CPU: "CPU",
+    1: "GPU",
+    6: "GPU",
+    12: "XPU",
+    13: "MPS",
+    15: "HPU",
+    18: "IPU",
+    19: "MTIA",
+    20: "PrivateUse1",
+}
+"""Torch's number of a device type (c10/core/DeviceType.h) in words; 1 is CUDA, 6 is HIP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFlow:
+    """What was allocated and released by one operator, or on one device.
+
+    Attributes:
+        name: the operator, as ``caller (aten::empty)`` where that only allocated for another one; without
+            an operator the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``. Or the
+            device.
+        allocations, releases: how many.
+        allocated_bytes, released_bytes: their sums, both positive.
+    """
+
+    name: str
+    allocations: int
+    releases: int
+    allocated_bytes: int
+    released_bytes: int
+
+    @property
+    def increased_bytes(self) -> int:
+        """Allocated less released; negative where more was released."""
+        return self.allocated_bytes - self.released_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one device in one profiler window, in bytes; ``None`` is not recorded.
+
+    The levels of the CPU are relative to the begin of the window: running sums of what is allocated and
+    released in it. What torch writes as allocated there says little: it counts only while a profiler runs,
+    and is 0 for the shared memory of a DataLoader's workers.
+
+    Attributes:
+        total: all allocations and releases; named after the device.
+        operators: the same by operator, largest increase first. They sum to ``total`` exactly.
+        peak_allocated_bytes: most that was allocated at any time of the window, its begin included. Torch
+            before 1.10 did not record it.
+        peak_reserved_bytes: most that the caching allocator held after any event of the window; ``None``
+            for the CPU, which has none.
+        begin_bytes, end_bytes: allocated before the first event and after the last one. For the CPU 0 and
+            the increase, which is negative where more was released than allocated.
+    """
+
+    total: MemoryFlow
+    operators: tuple[MemoryFlow, ...]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    begin_bytes: int | None
+    end_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of every device with an allocation or a release in the window, the CPU first."""
+
+    devices: tuple[DeviceMemory, ...]
+
+
+def summarize_memory(timeline: Timeline) -> Memory | Absent:
+    """Charge each allocation and release to one operator, and find the peaks of each device."""
+    events = timeline.trace.allocations
+    if not len(events):
+        return Absent("no memory was recorded (profile_memory=True records it)")
+    charged, names = _charge(timeline)
+    types, type_of = _distinct(events.device_type)
+    numbers, number_of = _distinct(events.device)
+    present, device_of = distinct(type_of * len(numbers) + number_of, len(types) * len(numbers))
+    devices = []
+    for index, pair in enumerate(present.tolist()):
+        device_type, number = int(types[pair // len(numbers)]), int(numbers[pair % len(numbers)])
+        own = np.flatnonzero(device_of == index)
+        payers, operator_of = distinct(charged[own], len(names))
+        size = events.size_bytes[own]
+        operators = _flows(size, operator_of, [names[payer] for payer in payers.tolist()])
+        level = np.cumsum(size) if device_type == CPU else events.allocated_bytes[own]
+        begin, peak, end = (
+            (0, max(0, int(level.max())), int(level[-1])) if device_type == CPU else _level(size, level)
+        )
+        devices.append(
+            DeviceMemory(
+                total=_flows(size, np.zeros(len(own), np.int64), [_device_name(device_type, number)])[0],
+                operators=tuple(sorted(operators, key=_largest_increase_first)),
+                peak_allocated_bytes=peak,
+                peak_reserved_bytes=None if device_type == CPU else _peak(events.reserved_bytes[own]),
+                begin_bytes=begin,
+                end_bytes=end,
+            )
+        )
+    return Memory(devices=tuple(devices))
+
+
+def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], Groups]:
+    """The different numbers in order, of which there are few, and the place of each among them."""
+    values = np.unique(numbers)
+    return values, np.searchsorted(values, numbers).astype(np.int64)
+
+
+def _device_name(device_type: int, number: int) -> str:
+    """Such as ``CPU`` or ``GPU 0``."""
+    word = _DEVICE_WORDS.get(
+        device_type, "unknown device" if device_type < 0 else f"device type {device_type}"
+    )
+    return word if number < 0 or device_type == CPU else f"{word} {number}"
+
+
+def _peak(level_bytes: NDArray[np.int64]) -> int | None:
+    """The highest level, ``None`` where none was recorded."""
+    highest = int(level_bytes.max())
+    return highest if highest >= 0 else None
+
+
+def _level(
+    size: NDArray[np.int64], allocated: NDArray[np.int64]
+) -> tuple[int | None, int | None, int | None]:
+    """What was allocated before the first event, at most, and after the last; ``None`` if not recorded."""
+    known = np.flatnonzero(allocated >= 0)
+    if not len(known):
+        return None, None, None
+    begin = int(allocated[known[0]] - size[known[0]])
+    return begin, max(begin, int(allocated.max())), int(allocated[known[-1]])
+
+
+def _largest_increase_first(flow: MemoryFlow) -> tuple[int, int, str]:
+    return -flow.increased_bytes, -flow.allocated_bytes, flow.name
+
+
+def _flows(size: NDArray[np.int64], group: Groups, names: list[str]) -> list[MemoryFlow]:
+    """One flow per group from the sizes of its events, negative ones of releases."""
+    gain, loss = np.maximum(size, 0), np.maximum(-size, 0)
+    columns = (
+        np.bincount(group[size > 0], minlength=len(names)),
+        np.bincount(group[size < 0], minlength=len(names)),
+        sum_by(group, gain, len(names)),
+        sum_by(group, loss, len(names)),
+    )
+    return [
+        MemoryFlow(
+            name=name,
+            allocations=allocations,
+            releases=releases,
+            allocated_bytes=allocated_bytes,
+            released_bytes=released_bytes,
+        )
+        for name, allocations, releases, allocated_bytes, released_bytes in zip(
+            names, *(column.tolist() for column in columns), strict=True
+        )
+    ]
+
+
+def _charge(timeline: Timeline) -> tuple[NDArray[np.int64], list[str]]:
+    """Who pays for each of the k allocations and releases.
+
+    Returns:
+        Index of the payer's name, shape (k,), and the names, each once.
+    """
+    trace, events = timeline.trace, timeline.trace.allocations
+    track, time_ns, end_ns = events.track, events.time_ns, clipped_ends(timeline)
+    payer = innermost_at(timeline, track, time_ns, timeline.is_operator, end_ns)
+    alone = np.flatnonzero(payer < 0)
+    payer[alone] = innermost_at(timeline, track[alone], time_ns[alone], timeline.is_annotation, end_ns)
+
+    is_caller = timeline.is_operator.copy()
+    is_caller[rows_named(trace, np.flatnonzero(is_caller), lambda name: name.startswith(_EMPTY_PREFIX))] = (
+        False
+    )
+    paid = np.flatnonzero(payer >= 0)
+    by_empty = paid[(timeline.is_operator & ~is_caller)[payer[paid]]]
+    caller = np.full(len(payer), -1)
+    caller[by_empty] = nearest_around(timeline, payer[by_empty], is_caller)
+
+    name = np.append(trace.name.astype(np.int64), -1)  # of row -1, which is nobody
+    width = len(trace.names) + 1
+    pairs, index = distinct((name[payer] + 1) * width + name[caller] + 1, width**2)
+    labels = [_label(trace.names, *divmod(pair, width)) for pair in pairs.tolist()]
+    names = list(dict.fromkeys(labels))  # the steps have one label together
+    place = np.array([names.index(label) for label in labels], np.int64)
+    return place[index], names
+
+
+def _label(names: tuple[str, ...], payer: int, caller: int) -> str:
+    """What to call a payer.
+
+    Args:
+        names: the trace's names.
+        payer: one more than the index of its name, 0 for nobody.
+        caller: the same of the operator that it allocated for.
+    """
+    if not payer:
+        return NOBODY
+    name = names[payer - 1]
+    if name.startswith(STEP_RANGE_PREFIX):
+        return STEP_RANGE_PREFIX.rstrip("#")
+    return f"{names[caller - 1]} ({name})" if caller else name

@@ -1,0 +1,285 @@
+"""Overview: how much of the steps each type of event covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.grouping import rows_named
+from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
+from lightning_modelprof.analysis.timeline.names import (
+    AUTOGRAD_PREFIX,
+    OPTIMIZER_PREFIX,
+    ZERO_GRAD_PREFIX,
+    is_shown_elsewhere,
+)
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.dataloader import is_fetch, not_nested
+from lightning_modelprof.trace.model import Category, Trace
+
+HostType = Literal[
+    "operator",
+    "backward",
+    "runtime",
+    "dataloader",
+    "optimization",
+    "zero_grad",
+    "communication",
+    "user_defined",
+    "python_function",
+    "overhead",
+]
+DeviceType = Literal["kernel", "memcpy", "memset", "communication"]
+
+HOST_TYPES: Final[tuple[HostType, ...]] = (
+    "operator",
+    "backward",
+    "runtime",
+    "dataloader",
+    "optimization",
+    "zero_grad",
+    "communication",
+    "user_defined",
+    "python_function",
+    "overhead",
+)
+_PHASE_TYPES: Final[tuple[tuple[HostType, str], ...]] = (
+    ("optimization", "optimizer"),
+    ("zero_grad", "zero_grad"),
+)
+"""Types that are phases of the Model Summary."""
+DEVICE_TYPES: Final[tuple[DeviceType, ...]] = ("kernel", "memcpy", "memset", "communication")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventType:
+    """Events of one type; where several run at once, the time counts once.
+
+    Attributes:
+        key: one of ``HOST_TYPES`` or ``DEVICE_TYPES``.
+        calls: events that begin inside the steps.
+        total_ns: time inside the steps in which at least one of them ran, on any thread, stream or device.
+        ratio: ``total_ns`` as a share of the steps, so never above 1; ``None`` if they have no length.
+        whole_calls, whole_ns: the same over the whole trace; ``None`` for phases of the steps.
+    """
+
+    key: HostType | DeviceType
+    calls: int
+    total_ns: int
+    ratio: float | None
+    whole_calls: int | None
+    whole_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """How much of the steps each type of event covers, of one rank or of several together.
+
+    Attributes:
+        num_steps: number of steps.
+        steps_ns: time of the steps on the host, to which the host's types are clipped.
+        device_steps_ns: time of the stretches of steps between device-aware bounds (:class:`StepBounds`), to
+            which the device's types are clipped; ``None`` without device events.
+        host: types of host events that occur, longest first. Each event is of one type.
+        device: types of device events that occur, in the order of ``DEVICE_TYPES``.
+        notes: caveats.
+    """
+
+    num_steps: int
+    steps_ns: int
+    device_steps_ns: int | None
+    host: tuple[EventType, ...]
+    device: tuple[EventType, ...]
+    notes: tuple[str, ...]
+
+
+def summarize_overview(timeline: Timeline) -> Overview | Absent:
+    """Merge the events of each type over all threads, streams and devices and clip them to the steps."""
+    steps, bounds, stretches = timeline.steps, timeline.bounds, timeline.stretches
+    if steps is None or bounds is None or stretches is None:
+        return Absent("the trace holds none of the recorded steps, or neither steps nor operators")
+    host_window = steps.intervals
+    host = _measure(timeline.trace, _host_members(timeline), host_window)
+    host += _phases(timeline, host_window)
+    return Overview(
+        num_steps=len(steps.numbers),
+        steps_ns=length(host_window),
+        device_steps_ns=length(stretches) if timeline.has_device else None,
+        host=_longest_first(host),
+        device=tuple(_measure(timeline.trace, _device_members(timeline), stretches)),
+        notes=(*steps.notes, *(bounds.notes if timeline.has_device else ())),
+    )
+
+
+def pool_overviews(ranks: Sequence[Overview]) -> Overview:
+    """Several ranks together: calls and times are added up, and so is what the ratios are to.
+
+    The ratios of the device's types are to the steps of those ranks that have device events.
+    """
+    steps_ns = sum(rank.steps_ns for rank in ranks)
+    device_steps = [rank.device_steps_ns for rank in ranks if rank.device_steps_ns is not None]
+    device_steps_ns = sum(device_steps) if device_steps else None
+    host = _pool_types([rank.host for rank in ranks], HOST_TYPES, steps_ns)
+    return Overview(
+        num_steps=sum(rank.num_steps for rank in ranks),
+        steps_ns=steps_ns,
+        device_steps_ns=device_steps_ns,
+        host=_longest_first(host),
+        device=tuple(_pool_types([rank.device for rank in ranks], DEVICE_TYPES, device_steps_ns)),
+        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
+    )
+
+
+def _pool_types(
+    ranks: list[tuple[EventType, ...]], keys: Sequence[HostType | DeviceType], base_ns: int | None
+) -> list[EventType]:
+    """The types that occur on any rank, in the order of ``keys``."""
+    pooled = []
+    for key in keys:
+        same = [one for rank in ranks for one in rank if one.key == key]
+        total_ns = sum(one.total_ns for one in same)
+        if same:
+            pooled.append(
+                EventType(
+                    key=key,
+                    calls=sum(one.calls for one in same),
+                    total_ns=total_ns,
+                    ratio=share(total_ns, base_ns),
+                    whole_calls=_sum(one.whole_calls for one in same),
+                    whole_ns=_sum(one.whole_ns for one in same),
+                )
+            )
+    return pooled
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum, ``None`` if one of them is."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _longest_first(types: list[EventType]) -> tuple[EventType, ...]:
+    order: list[HostType | DeviceType] = [*HOST_TYPES]
+    return tuple(sorted(types, key=lambda one: (-one.total_ns, order.index(one.key))))
+
+
+def _phases(timeline: Timeline, steps: Intervals) -> list[EventType]:
+    """Optimization and Zero grad, as in the Model Summary: without what the optimizer's closure does."""
+    host = timeline.host_time
+    found: list[EventType] = []
+    if host is None:
+        return found
+    for key, phase in _PHASE_TYPES:
+        own = host.phase == phase
+        total_ns = length(host.pieces[own[host.call]])
+        calls = int(np.count_nonzero(locate(host.begin_ns[own], steps) >= 0))
+        if calls or total_ns:
+            found.append(
+                EventType(
+                    key=key,
+                    calls=calls,
+                    total_ns=total_ns,
+                    ratio=share(total_ns, length(steps)),
+                    whole_calls=None,
+                    whole_ns=None,
+                )
+            )
+    return found
+
+
+def _measure(
+    trace: Trace, members: Sequence[tuple[HostType | DeviceType, NDArray[np.int64]]], window: Intervals
+) -> list[EventType]:
+    """Every type that occurs in the window.
+
+    Args:
+        trace: the trace.
+        members: types, and rows of the events of each.
+        window: what to clip to.
+    """
+    window_ns = length(window)
+    found = []
+    for key, rows in members:
+        if not len(rows):
+            continue
+        begin_ns = trace.begin_ns[rows]
+        merged = union(begin_ns, trace.end_ns[rows])
+        total_ns = length(intersect(merged, window))
+        calls = int(np.count_nonzero(locate(begin_ns, window) >= 0))
+        if calls or total_ns:
+            found.append(
+                EventType(
+                    key=key,
+                    calls=calls,
+                    total_ns=total_ns,
+                    ratio=share(total_ns, window_ns),
+                    whole_calls=len(rows),
+                    whole_ns=length(merged),
+                )
+            )
+    return found
+
+
+def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]]:
+    """The types of host events that are no phases, and the rows of each; no event is of two."""
+    trace = timeline.trace
+    is_step = timeline.is_step_range
+    ranges = np.flatnonzero((timeline.is_operator | timeline.is_annotation) & ~is_step)
+    annotations = np.flatnonzero(timeline.is_annotation & ~is_step)
+    communication = ranges[timeline.is_communication[ranges]]
+    backward = rows_named(trace, ranges, lambda name: name.startswith(AUTOGRAD_PREFIX))
+    if not len(backward):  # before torch 1.10 the engine had no range; the nodes' own names tell
+        operators = np.flatnonzero(timeline.is_operator)
+        backward = rows_named(trace, operators, lambda name: "Backward" in name or "AccumulateGrad" in name)
+    fetch = rows_named(trace, annotations, is_fetch)
+    phases = rows_named(
+        trace, annotations, lambda name: name.startswith((OPTIMIZER_PREFIX, ZERO_GRAD_PREFIX))
+    )
+    defined = rows_named(trace, annotations, lambda name: not is_shown_elsewhere(name))
+    if timeline.steps is not None:  # what is around all steps fills them whatever happens in them
+        first_ns, end_ns = timeline.steps.intervals[0, 0], timeline.steps.intervals[-1, 1]
+        is_around = (trace.begin_ns[defined] < first_ns) & (trace.end_ns[defined] >= end_ns)
+        defined = defined[~is_around]
+    is_left = np.ones(len(trace), np.bool_)
+    for special in (communication, backward, fetch, phases):
+        is_left[special] = False
+    return [
+        ("operator", np.flatnonzero(timeline.is_operator & is_left & ~is_step)),
+        ("backward", backward),
+        ("runtime", np.flatnonzero(trace.category == Category.RUNTIME)),
+        ("dataloader", _outermost(trace, fetch)),
+        ("communication", communication),
+        ("user_defined", defined[is_left[defined]]),
+        ("python_function", np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)),
+        ("overhead", np.flatnonzero(trace.category == Category.OVERHEAD)),
+    ]
+
+
+def _outermost(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of the events that are in none of the others, as torch's fetch inside this package's range is."""
+    tracks = np.unique(trace.track[rows]).tolist()
+    outermost = [not_nested(trace, rows[trace.track[rows] == track])[0] for track in tracks]
+    return np.concatenate([rows[:0], *outermost])
+
+
+def _device_members(timeline: Timeline) -> list[tuple[DeviceType, NDArray[np.int64]]]:
+    """The types of device events and the rows of each; no event is of two."""
+    rows = timeline.trace.device.event
+    category, communicates = timeline.trace.category[rows], timeline.is_communication[rows]
+    kernel = category == Category.KERNEL
+    return [
+        ("kernel", rows[kernel & ~communicates]),
+        ("memcpy", rows[category == Category.MEMCPY]),
+        ("memset", rows[category == Category.MEMSET]),
+        ("communication", rows[kernel & communicates]),
+    ]

@@ -1,0 +1,182 @@
+"""Step time breakdown: what each profiled step waited for, as the removed TensorBoard plugin showed it.
+
+Source of the definitions: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
+2026). Four of its faults are mended: categories that fill a step leave nothing to those below them,
+communication kernels are told by their names, annotations around a whole step are no work, and a last step
+with less to do than the one before it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.intervals import Intervals, locate, partition, union
+from lightning_modelprof.analysis.timeline.names import is_dataloader, is_place
+from lightning_modelprof.analysis.timeline.steps import dropped_note
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Category, Trace
+
+STEP_CATEGORIES: Final = (
+    "kernel",
+    "memcpy",
+    "memset",
+    "communication",
+    "runtime",
+    "dataloader",
+    "cpu_exec",
+    "other",
+)
+"""What a step consists of, from high to low priority: where several run, the first one owns the time."""
+
+
+NO_STEP: Final = Absent("the trace holds none of the recorded steps, or neither steps nor operators")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """What one step consists of.
+
+    Attributes:
+        number: the step's number.
+        total_ns: its length between device-aware bounds.
+        parts_ns: time of each of ``STEP_CATEGORIES``; they sum to ``total_ns`` exactly.
+    """
+
+    number: int
+    total_ns: int
+    parts_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBreakdown:
+    """What the steps of one window consist of.
+
+    Attributes:
+        steps: the steps, in order of time; at least one.
+        mean_total_ns: mean length of a step.
+        mean_parts_ns: mean time of each of ``STEP_CATEGORIES``.
+        shares: share of each category in the time of all steps; ``None`` if that is 0.
+        has_device: whether the trace has any device events.
+        has_runtime: whether it has any calls of a device's runtime.
+        notes: caveats.
+    """
+
+    steps: tuple[StepParts, ...]
+    mean_total_ns: float
+    mean_parts_ns: tuple[float, ...]
+    shares: tuple[float | None, ...]
+    has_device: bool
+    has_runtime: bool
+    notes: tuple[str, ...]
+
+
+def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown | Absent:
+    """Split each step among the categories, over all threads, streams and devices of the process.
+
+    Returns:
+        Absent when the trace has neither steps nor operators, or none of the steps that were recorded.
+    """
+    steps, bounds = timeline.steps, timeline.bounds
+    if steps is None or bounds is None or not bounds.numbers:
+        return NO_STEP
+    parts_ns = _parts(bounds.intervals, _layers(timeline, steps.intervals))
+    total_ns = bounds.intervals[:, 1] - bounds.intervals[:, 0]
+    return _summarize(
+        [
+            StepParts(number=number, total_ns=total, parts_ns=tuple(parts))
+            for number, total, parts in zip(bounds.numbers, total_ns.tolist(), parts_ns.tolist(), strict=True)
+        ],
+        has_device=timeline.has_device,
+        has_runtime=bool((timeline.trace.category == Category.RUNTIME).any()),
+        notes=(*steps.notes, *dropped_note(bounds.dropped)),
+    )
+
+
+def pool_breakdowns(ranks: Sequence[StepBreakdown]) -> StepBreakdown:
+    """The breakdown over the steps of all ranks, at least one.
+
+    Where any rank has device events, those without are left out: their Kernel is not 0 but not measured, and
+    a mean needs all parts of a step.
+    """
+    ranks = [rank for rank in ranks if rank.has_device] or ranks
+    return _summarize(
+        [step for rank in ranks for step in rank.steps],
+        has_device=any(rank.has_device for rank in ranks),
+        has_runtime=any(rank.has_runtime for rank in ranks),
+        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
+    )
+
+
+def _summarize(
+    steps: Sequence[StepParts], *, has_device: bool, has_runtime: bool, notes: tuple[str, ...]
+) -> StepBreakdown:
+    whole_ns = sum(step.total_ns for step in steps)
+    sums_ns = [sum(parts) for parts in zip(*(step.parts_ns for step in steps), strict=True)]
+    return StepBreakdown(
+        steps=tuple(steps),
+        mean_total_ns=whole_ns / len(steps),
+        mean_parts_ns=tuple(value / len(steps) for value in sums_ns),
+        shares=tuple(value / whole_ns if whole_ns else None for value in sums_ns),
+        has_device=has_device,
+        has_runtime=has_runtime,
+        notes=notes,
+    )
+
+
+def _wraps_a_step(trace: Trace, steps: Intervals) -> NDArray[np.bool_]:
+    """Which events are annotations around a whole step, shape (n,)."""
+    first = np.searchsorted(steps[:, 0], trace.begin_ns)  # the first step that does not begin before it
+    first_end_ns = np.append(steps[:, 1], np.iinfo(np.int64).max)[first]
+    wraps: NDArray[np.bool_] = (trace.category == Category.USER_ANNOTATION) & (first_end_ns <= trace.end_ns)
+    return wraps
+
+
+def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
+    """Time of each category but Other, whatever else runs then.
+
+    Args:
+        timeline: the trace.
+        steps: the steps on the host.
+    """
+    trace = timeline.trace
+    kind = trace.category
+    kernel = kind == Category.KERNEL
+    communication = timeline.is_communication
+    dataloader = trace.is_named(is_dataloader) & (timeline.is_annotation | timeline.is_operator)
+    not_work = communication | dataloader | trace.is_named(is_place) | _wraps_a_step(trace, steps)
+    not_work |= timeline.is_step_range
+    members = (
+        kernel & ~communication,
+        kind == Category.MEMCPY,
+        kind == Category.MEMSET,
+        communication,
+        kind == Category.RUNTIME,
+        dataloader,
+        (timeline.is_annotation | timeline.is_operator) & ~not_work,
+    )
+    return [union(trace.begin_ns[member], trace.end_ns[member]) for member in members]
+
+
+def _parts(bounds: NDArray[np.int64], layers: list[Intervals]) -> NDArray[np.int64]:
+    """Nanoseconds of each category in each step.
+
+    Args:
+        bounds: begin and end of each step, shape (m, 2), in order and disjoint; may be empty.
+        layers: time of each category but Other.
+
+    Returns:
+        Shape (m, number of categories); each row sums to its step's length.
+    """
+    filled = np.flatnonzero(bounds[:, 0] < bounds[:, 1])
+    whole = bounds[filled]
+    parts_ns = np.zeros((len(bounds), len(layers) + 1), np.int64)
+    for category, pieces in enumerate(partition(whole, layers)):
+        step = filled[locate(pieces[:, 0], whole)]  # no piece lies in two steps, even where steps touch
+        np.add.at(parts_ns[:, category], step, pieces[:, 1] - pieces[:, 0])
+    return parts_ns

@@ -1,0 +1,156 @@
+"""What speaks against believing a trace: said before its figures are."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from lightning_modelprof.analysis.lost_kernels import count_kernel_launches
+from lightning_modelprof.analysis.timeline.host_phases import Steps
+from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.steps import long_gaps
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.trace.model import Category
+
+_LOSS_WORDS: Final = ("drop", "lost", "out of memory", "overflow", "fail to", "failed to")
+_LOG_LEVELS: Final = ("WARNING", "ERROR")
+_MAX_QUOTES: Final = 3
+
+_CLOCK_TOLERANCE_NS: Final = 1_000
+"""Stamps of old traces are whole microseconds."""
+
+_OVERHEAD_SHARE: Final = 0.1
+
+
+def check_trace(timeline: Timeline) -> tuple[str, ...]:
+    """Sentences on what is missing from the trace or contradicts itself; empty for a sound one."""
+    trace = timeline.trace
+    notes = list(trace.damage)
+    if trace.num_dropped:
+        notes.append(f"{trace.num_dropped:,} events have no usable time and are in no figure.")
+    notes += _reported_losses(timeline)
+    if timeline.has_device:
+        notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
+    if timeline.steps is not None and timeline.steps.has_ranges:
+        if timeline.steps.are_numbered:  # others need not follow each other
+            notes += [*_overlapping_steps(timeline, timeline.steps), *_gaps(timeline.steps)]
+            notes += _repeated_steps(timeline.steps)
+        notes += _overhead(timeline, timeline.steps)
+    return tuple(notes)
+
+
+def _reported_losses(timeline: Timeline) -> list[str]:
+    """What the profiler itself wrote of into the file."""
+    logs = [timeline.trace.metadata.get(level) for level in _LOG_LEVELS]
+    lines = [line for log in logs if isinstance(log, list) for line in log if isinstance(line, str)]
+    quotes = [line for line in lines if any(word in line.lower() for word in _LOSS_WORDS)]
+    if not quotes:
+        return []
+    more = f" (and {len(quotes) - _MAX_QUOTES} more)" if len(quotes) > _MAX_QUOTES else ""
+    return [f"The profiler reported losses: {'; '.join(quotes[:_MAX_QUOTES])}{more}."]
+
+
+def _lost_kernels(timeline: Timeline) -> list[str]:
+    """Launches in the kept steps whose kernel is not in the trace."""
+    count = count_kernel_launches(timeline)
+    if not count.steps:
+        return []
+    return [
+        f"{count.lost:,} of {count.launches:,} kernel launches have no kernel in the trace (steps"
+        f" {_listed(list(count.steps))}): they were captured into a CUDA graph, or the profiler lost device"
+        " events and the device did more there than the tables say; then record fewer steps."
+    ]
+
+
+def _lost_launches(timeline: Timeline) -> list[str]:
+    unknown = int(np.count_nonzero(timeline.launch.runtime < 0))
+    if not unknown:
+        return []
+    return [
+        f"{unknown:,} of {len(timeline.launch.runtime):,} device events have no launch in the trace: they"
+        " were launched before it begins, or the profiler lost host events."
+    ]
+
+
+def _acausal(timeline: Timeline) -> list[str]:
+    """Device events that begin before the call that launched them."""
+    trace = timeline.trace
+    runtime = timeline.launch.runtime
+    known = np.flatnonzero(runtime >= 0)
+    early_ns = trace.begin_ns[runtime[known]] - trace.begin_ns[trace.device.event[known]]
+    wrong = early_ns > _CLOCK_TOLERANCE_NS
+    if not wrong.any():
+        return []
+    return [
+        f"{int(wrong.sum()):,} of {len(known):,} device events begin before their launch, by up to"
+        f" {int(early_ns.max()) / 1e6:.3f} ms: the clocks of host and device disagree by that much, and"
+        " figures that compare the two (Launch, Idle, steps' ends) are off."
+    ]
+
+
+def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
+    """Steps of one thread that overlap: the clock went back."""
+    trace = timeline.trace
+    is_step = (trace.track == steps.track) & trace.is_named(lambda name: name.startswith("ProfilerStep#"))
+    is_host = (trace.category == Category.CPU_OP) | (trace.category == Category.USER_ANNOTATION)
+    rows = np.flatnonzero(is_step & is_host)
+    overlap_ns = trace.end_ns[rows[:-1]] - trace.begin_ns[rows[1:]]
+    wrong = overlap_ns > _CLOCK_TOLERANCE_NS
+    if not wrong.any():
+        return []
+    return [
+        f"{int(wrong.sum()):,} steps begin before the step before them ends, by up to"
+        f" {int(overlap_ns.max()) / 1e6:.3f} ms: the clock was set back while recording, or the trace was"
+        " merged from several. Its times are not to be trusted."
+    ]
+
+
+def _gaps(steps: Steps) -> list[str]:
+    """Time between two consecutive steps, which follow each other at once unless the clock jumped."""
+    intervals = steps.intervals
+    gap_ns = intervals[1:, 0] - intervals[:-1, 1]
+    numbers = np.array(steps.numbers)
+    wrong = long_gaps(intervals)
+    wrong = wrong[np.diff(numbers)[wrong] == 1]
+    if not len(wrong):
+        return []
+    worst = int(wrong[np.argmax(gap_ns[wrong])])
+    return [
+        f"Between step {numbers[worst]} and step {numbers[worst + 1]} lie {int(gap_ns[worst]) / 1e6:.3f} ms"
+        " that belong to no step: work outside of the loop's steps, a wait for a CPU on a busy machine, or"
+        " the clock was set forward."
+    ]
+
+
+def _repeated_steps(steps: Steps) -> list[str]:
+    """Numbers that several steps have."""
+    numbers, counts = np.unique(np.array(steps.numbers, np.int64), return_counts=True)
+    repeated = numbers[counts > 1].tolist()
+    if not repeated:
+        return []
+    return [
+        f"Several steps have the same number (steps {_listed(repeated)}): the trace was merged from several"
+        " windows or runs, whose figures are thrown together."
+    ]
+
+
+def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
+    """The profiler's own work, where it takes much of the steps."""
+    trace = timeline.trace
+    rows = np.flatnonzero(trace.category == Category.OVERHEAD)
+    rows = rows[locate(trace.begin_ns[rows], steps.intervals) >= 0]
+    overhead_ns = int((trace.end_ns[rows] - trace.begin_ns[rows]).sum())
+    whole_ns = int((steps.intervals[:, 1] - steps.intervals[:, 0]).sum())
+    if overhead_ns <= _OVERHEAD_SHARE * whole_ns:
+        return []
+    return [
+        f"The profiler's own work takes {100 * overhead_ns / whole_ns:.0f} % of the steps; their times are"
+        " too long by about that."
+    ]
+
+
+def _listed(numbers: list[int]) -> str:
+    """The first few numbers."""
+    text = ", ".join(map(str, numbers[:_MAX_QUOTES]))
+    return text if len(numbers) <= _MAX_QUOTES else f"{text} and {len(numbers) - _MAX_QUOTES} more"

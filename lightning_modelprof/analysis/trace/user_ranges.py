@@ -1,0 +1,142 @@
+"""UserDefined Summary: the ranges that a user put around own code with ``record_function``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.enclosing import clipped_ends, nearest_around
+from lightning_modelprof.analysis.grouping import by_name, distinct, rows_named
+from lightning_modelprof.analysis.nested_calls import find_calls, thread_label
+from lightning_modelprof.analysis.timeline.intervals import length
+from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, sum_by, tally_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+
+_NO_RANGES: Final = Absent(
+    'no ranges of your own were recorded (with torch.profiler.record_function("name"): around code adds one)'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRange:
+    """All calls of the range of one name.
+
+    Attributes:
+        name: as recorded.
+        is_torch: whether torch wrote it and not the user, judged by its name.
+        calls: how many, those inside another of them included.
+        host: times on the host of the outermost of them.
+        device: time of the device events launched in each of the outermost on its thread, at any depth, added
+            up by call; ``None`` when the trace has no device events.
+    """
+
+    name: str
+    is_torch: bool
+    calls: int
+    host: Tally
+    device: Tally | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRangeThread:
+    """The ranges of one host thread.
+
+    Attributes:
+        name: the thread in words.
+        host_ns: time in which any of the ranges was open.
+        device_ns: time of the device events launched in any of them; ``None`` when the trace has none.
+        ranges: one per name, in no order.
+    """
+
+    name: str
+    host_ns: int
+    device_ns: int | None
+    ranges: tuple[UserRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRanges:
+    """The ranges of one trace.
+
+    Attributes:
+        threads: at least one.
+        steps_ns: time of all steps on the host; ``None`` without steps.
+        device_ns: time of all device events added up; ``None`` when the trace has none.
+    """
+
+    threads: tuple[UserRangeThread, ...]
+    steps_ns: int | None
+    device_ns: int | None
+
+
+def summarize_user_ranges(timeline: Timeline) -> UserRanges | Absent:
+    """Add up the ranges by thread and name; those that other tables are about are left out."""
+    trace = timeline.trace
+    wanted = timeline.is_annotation.copy()
+    wanted[rows_named(trace, np.flatnonzero(wanted), is_shown_elsewhere)] = False
+    if not wanted.any():
+        return _NO_RANGES
+    launch = timeline.launch
+    launching = np.where(launch.runtime >= 0, launch.runtime, launch.operator)
+    around = nearest_around(timeline, launching, wanted)
+    calls = find_calls(timeline, wanted, clipped_ends(timeline), around)
+    tracks, track = distinct(calls.track, len(trace.tracks))
+    names, name = by_name(trace, calls.row)
+    keys, group = distinct(track * len(names) + name, len(tracks) * len(names))
+    is_outer = calls.is_outermost(group)
+    num_calls = np.bincount(group).tolist()
+    host = tally_by(group[is_outer], calls.duration_ns[is_outer], len(keys))
+    device = tally_by(group[is_outer], calls.device_total_ns[is_outer], len(keys))
+    found: list[list[UserRange]] = [[] for _ in tracks]
+    for place, key in enumerate(keys.tolist()):
+        text = names[key % len(names)]
+        found[key // len(names)].append(
+            UserRange(
+                name=text,
+                is_torch=is_torch_range(text),
+                calls=num_calls[place],
+                host=host[place],
+                device=device[place] if timeline.has_device else None,
+            )
+        )
+    is_top = calls.parent < 0
+    host_ns = sum_by(track[is_top], calls.duration_ns[is_top], len(tracks)).tolist()
+    device_ns = sum_by(track, calls.device_self_ns, len(tracks)).tolist()
+    return UserRanges(
+        threads=tuple(
+            UserRangeThread(
+                name=thread_label(trace, one),
+                host_ns=host_ns[place],
+                device_ns=device_ns[place] if timeline.has_device else None,
+                ranges=tuple(found[place]),
+            )
+            for place, one in enumerate(tracks.tolist())
+        ),
+        steps_ns=None if timeline.steps is None else length(timeline.steps.intervals),
+        device_ns=int(trace.duration_ns[trace.device.event].sum()) if timeline.has_device else None,
+    )
+
+
+def pool_user_ranges(ranges: Iterable[UserRange]) -> list[UserRange]:
+    """One for all of the same name, of whatever thread and rank."""
+    parts: dict[str, list[UserRange]] = {}
+    for one in ranges:
+        parts.setdefault(one.name, []).append(one)
+    pooled = []
+    for name, same in parts.items():
+        device = [one.device for one in same if one.device is not None]
+        pooled.append(
+            UserRange(
+                name=name,
+                is_torch=same[0].is_torch,
+                calls=sum(one.calls for one in same),
+                host=add_up(one.host for one in same),
+                device=add_up(device) if device else None,
+            )
+        )
+    return pooled

@@ -1,0 +1,74 @@
+"""``lightning-modelprof analyze``: the report of traces that anybody recorded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_modelprof.cli.arguments import (
+    add_max_gib,
+    add_output_options,
+    add_table_options,
+    checked,
+    table_options,
+)
+from lightning_modelprof.report.options import parse_step_range
+
+HELP = "analyze trace files of torch.profiler"
+DESCRIPTION = (
+    "Analyzes traces recorded with torch.profiler, by this package or any other way, .json or .json.gz."
+    " Traces of several ranks are analyzed together."
+)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``analyze``."""
+    command.add_argument(
+        "paths",
+        nargs="+",
+        metavar="TRACE",
+        help="a trace file, a folder of them, or - for the standard input",
+    )
+    add_max_gib(command)
+    command.add_argument(
+        "--step-range",
+        type=checked(parse_step_range),
+        metavar="REGEX",
+        help="take ranges (record_function) whose names match as the steps, such as execute_model (default:"
+        " the ranges of profiler.step(), or a guess if there are none)",
+    )
+    add_output_options(command)
+    add_table_options(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report, or write it."""
+    from lightning_modelprof.cli.output import put_out
+    from lightning_modelprof.trace_report import analyze_files
+
+    with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
+        paths = _with_standard_input(options.paths, Path(folder))
+        report = analyze_files(
+            paths, table_options(options), int(options.max_gib * 2**30), options.step_range
+        )
+    put_out(report, options)
+    return 0
+
+
+def _with_standard_input(paths: Sequence[str], folder: Path) -> list[str]:
+    """The paths, with a file that holds what comes by the standard input in the place of ``-``."""
+    if "-" not in paths:
+        return list(paths)
+    import shutil
+
+    file = folder / "standard_input.trace.json"
+    with file.open("wb") as opened:
+        shutil.copyfileobj(sys.stdin.buffer, opened)
+    with file.open("rb") as opened:
+        is_packed = opened.read(2) == b"\x1f\x8b"
+    if is_packed:
+        file = file.rename(file.with_name(f"{file.name}.gz"))
+    return [str(file) if path == "-" else path for path in paths]

@@ -1,0 +1,176 @@
+"""``lightning-modelprof compare``: whether a run is faster than another, or a table of several stages."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lightning_modelprof.cli.arguments import checked
+from lightning_modelprof.errors import ArchiveError, given_path, quoted
+
+if TYPE_CHECKING:
+    from lightning_modelprof.report.compare.compared_run import ComparedRun
+    from lightning_modelprof.report.model import Report
+
+HELP = "tell whether a run is faster than another, and how sure that is"
+DESCRIPTION = (
+    "Tells whether the runs AFTER are faster than the runs BEFORE, by how much, how sure that is, and where"
+    " the difference comes from. Several runs on each side tell you far more than one; run them alternately."
+    " Given three runs or more without --before and --after, prints a table of each against the first."
+)
+EPILOG = (
+    "exit status: 0 faster, the same, or a table; 3 slower than the tolerance allows; 4 cannot tell; 1 error;"
+    " 2 wrong arguments."
+)
+
+DEFAULT_TOLERANCE: Final = 0.05
+
+COMPARE_REPEATS: Final = "lightning-modelprof compare [options] --before A1 A2 ... --after B1 B2 ..."
+USAGE = f"%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C ...\n       {COMPARE_REPEATS}"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``compare``."""
+    a_run = "the run's folder or one above it, or its run.json or report.json"
+    command.add_argument("sides", nargs="*", metavar="RUN", help=f"two or more runs: {a_run}")
+    command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="one or more runs")
+    command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="one or more runs")
+    command.add_argument(
+        "--tolerance",
+        type=checked(_parse_tolerance),
+        default=DEFAULT_TOLERANCE,
+        metavar="RATIO",
+        help="ignore changes of the time per step up to this fraction (default: %(default)g)",
+    )
+    command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
+    command.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
+    command.set_defaults(full=True, check=_check)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what is neither two runs or more nor two sides.
+
+    Raises:
+        ValueError: with what to write.
+    """
+    if len(options.sides) < 3 or options.before or options.after:
+        compared_paths(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the comparison, or write it; returns what the decision says."""
+    from lightning_modelprof.cli.output import put_out
+    from lightning_modelprof.show.tensorboard.scalars import markdown_report
+    from lightning_modelprof.show.terminal.terminal import print_text
+
+    if len(options.sides) > 2:
+        report, code = compare_stages(options.sides, options.tolerance), 0
+    else:
+        report, code = compare_runs(*compared_paths(options), options.tolerance)
+    if options.markdown and options.json is None:
+        print_text(markdown_report(report))
+    else:
+        put_out(report, options)
+    return code
+
+
+def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The runs before and after that ``compare`` was given.
+
+    Raises:
+        ValueError: when they are neither two paths nor some for ``--before`` and ``--after``.
+    """
+    sides, before, after = arguments.sides, arguments.before, arguments.after
+    if len(sides) == 2 and not before and not after:
+        return [sides[0]], [sides[1]]
+    if not sides and before and after:
+        return before, after
+    got = [f"{len(sides)} without a name"] if sides else []
+    got += [f"{len(paths)} for {name}" for name, paths in (("--before", before), ("--after", after)) if paths]
+    raise ValueError(
+        f"compare: expected two runs, or runs for both --before and --after, got {', '.join(got) or 'none'}."
+        f" Write: lightning-modelprof compare BEFORE AFTER, or {COMPARE_REPEATS}"
+    )
+
+
+def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) -> tuple[Report, int]:
+    """The report that compares saved runs, and the exit code that says how it came out.
+
+    Args:
+        before: folders or files of one or more runs.
+        after: the same.
+        tolerance: change of the time, as a fraction, that does not matter.
+
+    Raises:
+        ArchiveError: when a run is not there, is given twice, or is of another loop.
+    """
+    from dataclasses import replace
+
+    from lightning_modelprof.report.compare.build_compare import EXIT_CODES, build_comparison
+
+    files = _different_runs([*before, *after])
+    # Tables and findings are compared between the first runs, so only their traces are read.
+    runs = _read({path: path in (before[0], after[0]) for path in files})
+    sides = [[runs[path] for path in side] for side in (before, after)]
+    report, result = build_comparison(sides[0], sides[1], tolerance)
+    report = replace(report, notes=(*_choices(files), *report.notes))
+    return report, EXIT_CODES[result.outcome]
+
+
+def compare_stages(paths: Sequence[str], tolerance: float) -> Report:
+    """The table of several runs, each against the first.
+
+    Raises:
+        ArchiveError: when a run is not there, is given twice, or is of another loop.
+    """
+    from dataclasses import replace
+
+    from lightning_modelprof.report.compare.stages import build_stages
+
+    files = _different_runs(paths)
+    report = build_stages(list(_read(dict.fromkeys(files, True)).values()), tolerance)
+    return replace(report, notes=(*_choices(files), *report.notes))
+
+
+def _different_runs(paths: Sequence[str]) -> list[str]:
+    from lightning_modelprof.run.finding import find_run
+
+    seen: dict[Path, str] = {}
+    for path in paths:
+        file = find_run(given_path(path, ArchiveError)).resolve()
+        if file in seen:
+            raise ArchiveError(
+                f"{path}: you gave the same run twice, first as {seen[file]}. Give each run once."
+            )
+        seen[file] = path
+    return list(seen.values())
+
+
+def _choices(paths: Sequence[str]) -> tuple[str, ...]:
+    from lightning_modelprof.run.finding import told_choice
+
+    return tuple(filter(None, map(told_choice, paths)))
+
+
+def _read(paths: dict[str, bool]) -> dict[str, ComparedRun]:
+    """Path, and whether traces are read → the run."""
+    from lightning_modelprof.reading import read_compared
+    from lightning_modelprof.show.progress import with_progress
+
+    return {
+        path: read_compared(path, with_traces=with_traces)
+        for path, with_traces in with_progress(list(paths.items()), "reading runs")
+    }
+
+
+def _parse_tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < 1:
+        raise ValueError(f"expected a fraction above 0 and below 1, such as 0.05 for 5 %, got {quoted(text)}")
+    return number

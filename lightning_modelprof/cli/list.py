@@ -1,0 +1,26 @@
+"""``lightning-modelprof list``: the saved runs below a folder, one line each."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "list the saved runs below a folder, one line each"
+DESCRIPTION = "Lists the saved runs below a folder, the newest first: when, model, speed, verdict, folder."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``list``."""
+    command.add_argument(
+        "path", nargs="?", default=".", metavar="DIR", help="where to look (default: this folder)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line for each run."""
+    from lightning_modelprof.errors import ArchiveError, given_path
+    from lightning_modelprof.reading import list_runs
+    from lightning_modelprof.show.terminal.terminal import print_lines
+
+    folder = given_path(options.path, ArchiveError)
+    print_lines(list_runs(folder))
+    return 0

@@ -1,0 +1,83 @@
+"""The command line: the door to the commands. Needs neither torch nor lightning."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, NoReturn
+
+from lightning_modelprof import __version__
+from lightning_modelprof.cli import COMMANDS
+from lightning_modelprof.errors import ModelProfError, one_line
+
+_EXAMPLES: Final = """examples:
+  lightning-modelprof run train.py                     profile a script without changing it
+  lightning-modelprof report                           the newest report below this folder
+  lightning-modelprof open lightning_logs/version_0    its page in the browser
+  lightning-modelprof list                             all runs below this folder
+  lightning-modelprof compare before after             is it faster, and how sure is that
+  lightning-modelprof analyze trace.json.gz            a trace of torch.profiler
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose messages quote what it was given, without what a terminal would obey."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser: argparse.ArgumentParser = _Parser(
+        prog="lightning-modelprof",
+        description="Shows where PyTorch Lightning training time goes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in COMMANDS:
+        command = import_module(f"lightning_modelprof.cli.{name}")
+        its = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            epilog=getattr(command, "EPILOG", None),
+            usage=getattr(command, "USAGE", None),
+        )
+        its.set_defaults(run=command.run, check=None)
+        command.add_arguments(its)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, or 1 after one line on what went wrong.
+
+    ``compare`` has more of them: see ``build_compare.EXIT_CODES``. ``run`` ends as its script does.
+    """
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        if options.check is not None:
+            options.check(options)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        return int(options.run(options))
+    except ModelProfError as error:
+        print(f"lightning-modelprof: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        reason = one_line(error.strerror or str(error))
+        print(f"lightning-modelprof: {options.command}: {reason}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""``lightning-modelprof open``: the page of a saved run, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightning_modelprof.cli.report import PATH_HELP
+from lightning_modelprof.errors import one_line
+
+HELP = "open the page of a saved run in the browser"
+DESCRIPTION = "Opens report.html of a saved run. If a folder holds several runs, opens the newest one's."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``open``."""
+    command.add_argument("path", nargs="?", default=".", metavar="DIR", help=PATH_HELP)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Open the page; it is made anew where the run has none."""
+    import webbrowser
+
+    from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.show.progress import show_waiting
+
+    with show_waiting(f"looking for runs below {options.path}"):
+        file, choice = newest_run(options.path)
+    page = file.with_name("report.html").absolute()
+    if not page.is_file():
+        from lightning_modelprof.cli.output import write_file
+        from lightning_modelprof.reading import read_report
+        from lightning_modelprof.show.html.page import render_html
+
+        write_file(str(page), render_html(read_report(file)))
+    if choice:
+        print(one_line(choice))
+    try:
+        is_open = webbrowser.open(page.as_uri())
+    except (webbrowser.Error, OSError):
+        is_open = False
+    print(one_line(str(page) if is_open else f"No browser was found. The page is {page}"))
+    return 0

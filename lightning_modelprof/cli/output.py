@@ -1,0 +1,58 @@
+"""Where a command's report goes: the terminal, or files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lightning_modelprof.cli.arguments import asks_for_tables
+from lightning_modelprof.errors import ArchiveError, given_path, one_line
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.archive import write_atomically
+from lightning_modelprof.show.findings import brief_line
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.terminal.terminal import print_lines, print_report
+
+
+def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[str] = ()) -> None:
+    """Print the report, or write it to the files that were asked for.
+
+    Args:
+        report: of the command.
+        options: as parsed; ``json``, ``html``, ``full`` and ``brief`` count.
+        last_words: lines below the report.
+
+    Raises:
+        ArchiveError: when a file cannot be written.
+    """
+    page = getattr(options, "html", None)  # compare has none
+    if page is not None:
+        from lightning_modelprof.show.html.page import render_html
+
+        write_file(page, render_html(report))
+    if options.json == "-":
+        sys.stdout.buffer.write(render_json(report))
+    elif options.json is not None:
+        write_file(options.json, render_json(report))
+    elif page is None:
+        if getattr(options, "brief", False):
+            print_lines([brief_line(report)])
+        else:
+            print_report(report, full=options.full or asks_for_tables(options), last_words=last_words)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write a file, and say so in a line.
+
+    Raises:
+        ArchiveError: when it cannot be written.
+    """
+    target = given_path(path, ArchiveError)
+    if not target.parent.is_dir():  # a slip of the hand is not to make folders
+        raise ArchiveError(f"{target}: expected a file in a folder that exists. Make it first.")
+    try:
+        write_atomically(target, data)
+    except OSError as error:
+        raise ArchiveError(f"could not write {target}: {error.strerror}") from None
+    print(one_line(f"wrote {target}"), file=sys.stderr)

@@ -1,0 +1,47 @@
+"""``lightning-modelprof report``: the report of a saved run, again."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from lightning_modelprof.cli.arguments import (
+    add_module_options,
+    add_output_options,
+    add_table_options,
+    table_options,
+)
+
+HELP = "show the report of a saved run"
+DESCRIPTION = (
+    "Shows the report of a saved run, computed again from what was measured. If a folder holds several runs,"
+    " shows the newest."
+)
+PATH_HELP = "the run's folder or one above it, such as lightning_logs (default: this folder)"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``report``."""
+    command.add_argument("path", nargs="?", default=".", metavar="DIR", help=PATH_HELP)
+    add_output_options(command)
+    add_module_options(command)
+    add_table_options(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report, or write it."""
+    from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.show.progress import show_waiting
+
+    with show_waiting(f"looking for runs below {options.path}"):
+        file, choice = newest_run(options.path)  # what is not there is told before the rest is imported
+    from lightning_modelprof.cli.output import put_out
+    from lightning_modelprof.errors import one_line
+    from lightning_modelprof.reading import read_report
+
+    report = read_report(file, lambda saved: table_options(options, saved))
+    if choice:
+        report = replace(report, notes=(choice, *report.notes))
+    rest = one_line(f"all tables: lightning-modelprof report {file.parent} --full")
+    put_out(report, options, [] if options.full else [*filter(None, [choice]), rest])
+    return 0

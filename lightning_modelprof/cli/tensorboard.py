@@ -1,0 +1,44 @@
+"""``lightning-modelprof tensorboard``: saved runs and traces for TensorBoard."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightning_modelprof.cli.arguments import add_max_gib
+from lightning_modelprof.errors import ArchiveError, given_path, one_line
+
+HELP = "add saved runs or traces to TensorBoard"
+DESCRIPTION = (
+    "Adds saved runs and traces to TensorBoard's tab Model Profile: runs that were saved without TensorBoard,"
+    " and traces of torch.profiler, such as those made for torch_tb_profiler. A run that logs to TensorBoard"
+    " is in the tab already."
+)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Those of ``tensorboard``."""
+    command.add_argument(
+        "paths", nargs="+", metavar="PATH", help="folder of a saved run, a trace file, or a folder of either"
+    )
+    command.add_argument(
+        "--logdir",
+        required=True,
+        metavar="DIR",
+        help="the --logdir that you start TensorBoard with",
+    )
+    add_max_gib(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Bring runs and traces into the log directory, and say how to look at them."""
+    from lightning_modelprof.profile_import import import_into
+    from lightning_modelprof.run.finding import told_choice
+
+    logdir = given_path(options.logdir, ArchiveError)
+    paths = [given_path(path, ArchiveError) for path in options.paths]
+    for choice in filter(None, map(told_choice, paths)):
+        print(one_line(choice))
+    for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
+        print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
+    print(one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}"))
+    return 0

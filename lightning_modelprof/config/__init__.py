@@ -1,0 +1,1 @@
+"""The callback's arguments."""

@@ -1,0 +1,425 @@
+"""What is refused before training starts because of the configuration's values alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.config.options import (
+    ALL_RANKS,
+    DEFAULTS,
+    FIELDS,
+    GROUP_OF,
+    GROUPS,
+    WHERE,
+    Bounds,
+    InspectOptions,
+    ProfileConfig,
+    ReportOptions,
+    parse_options,
+)
+from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.report.rules.configure import configure_rules
+
+ACTIVITIES: Final = ("cpu", "cuda", "xpu")
+_ACTIVITY_NAMES: Final = ", ".join(ACTIVITIES)
+_OTHER_NAMES: Final = {"gpu": "cuda"}
+"""Activity by what people call it."""
+
+DTYPES: Final = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "complex64", "complex128")
+"""What peaks can be given for, in torch's names; float8 stands for all formats of 8 bits."""
+
+_MIN_PEAK: Final = 1e9
+"""Whoever gives less has forgotten the exponent: a single core does more."""
+
+_MAX_INT: Final = 2**63 - 1
+"""Larger integers do not fit into 64 bits."""
+
+_MAX_UNIT: Final = 50
+"""Characters of a unit; it stands behind every rate."""
+
+ENVIRONMENT: Final = "environment variable"
+"""What a message begins with where the environment gives the arguments."""
+
+_IN_OTHER_PROFILERS: Final = {
+    "profile_step": "DeepSpeed's profile_step=n is steps=(n, n + 1)",
+    "output_file": "files go to dirpath",
+    "schedule": "torch.profiler's schedule is wait, warmup, active, repeat and skip_first",
+    "scheduler": "Paddle's scheduler=(start, end) is steps=(start, end)",
+    "on_trace_ready": "traces are saved in dirpath",
+    "with_flops": "FLOPs are counted on a real step by flops=True",
+    "with_modules": "modules are timed by flops=True",
+    "timer_only": "Paddle's timer_only=True is active=0",
+    "targets": "Paddle's targets are activities",
+    "filename": "files go to dirpath",
+    "sort_by_key": "the sort_by_key of Lightning's PyTorchProfiler is report={'sorted_by': ...}",
+    "group_by_input_shapes": "operators are grouped by input shapes by record_shapes=True",
+}
+"""What other profilers call an argument → what says it here."""
+
+
+def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConfig:
+    """The configuration that arguments mean.
+
+    Args:
+        arguments: argument → value; a group is one of ours, a mapping of its values, or ``None``.
+        where: what a message begins with: where the values stand.
+
+    Raises:
+        ConfigError: when an argument is unknown or cannot be meant.
+    """
+    check_names(arguments, where)
+    values = dict(arguments)
+    for name, kind in GROUPS.items():
+        value = values.get(name)
+        if isinstance(value, kind):
+            continue
+        if value is not None and not isinstance(value, Mapping):
+            raise _refusal(
+                where,
+                name,
+                f"{kind.__name__}(...) or a mapping of its values",
+                value,
+                f"Leave it out for the defaults; help(lightning_modelprof.{kind.__name__}) describes all.",
+            )
+        check_names(value or {}, where, name)
+        values[name] = kind(**(value or {}))
+    config = ProfileConfig(**values)
+    check_config(config, where)
+    return config
+
+
+def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
+    """Refuse a name that is no argument, with the nearest one that is, and where one of a group stands.
+
+    Args:
+        names: of arguments; where it is a mapping, their values are quoted.
+        where: what a message begins with.
+        group: whose values they are; by default they are the arguments.
+
+    Raises:
+        ConfigError: on the first unknown name.
+    """
+    known = [name for name, its in GROUP_OF.items() if its == group] if group else FIELDS
+    kind = GROUPS[group].__name__ if group else WHERE
+    inside = f"{group}: " if group else ""
+    for name in names:
+        if name in known:
+            continue
+        place = GROUP_OF.get(name) if isinstance(name, str) else None
+        if place is not None or name in FIELDS:
+            value = names[name] if isinstance(names, Mapping) else ...
+            belongs = "an argument of its own" if place is None else f"part of the group {place}"
+            raise ConfigError(
+                f"{where}: {inside}{name} is {belongs}. Write {_written(where, place, name, value)}."
+            )
+        elsewhere = _IN_OTHER_PROFILERS.get(name) if isinstance(name, str) else None
+        near = nearest(name, known) or nearest(name, (*FIELDS, *GROUP_OF))
+        hint = near if elsewhere is None else f" Here, {elsewhere}."
+        raise ConfigError(
+            f"{where}: {inside}unknown argument {quoted(name)}.{hint}"
+            f" help(lightning_modelprof.{kind}) describes all."
+        )
+
+
+def _written(where: str, group: str | None, name: str, value: Any) -> str:
+    """How a value is given where it stands: in Python, in the environment or in YAML."""
+    if where.startswith(WHERE):
+        return f"{name}={quoted(value)}" if group is None else f"{group}={{{name!r}: {quoted(value)}}}"
+    given = quoted(value)
+    given = {"True": "true", "False": "false", "None": "null"}.get(given, given)
+    if where.startswith(ENVIRONMENT):
+        return f"{name}={given}" if group is None else f"{group}.{name}={given}"
+    return f"{name}: {given}" if group is None else f"{group}: {{{name}: {given}}}"
+
+
+def check_config(config: ProfileConfig, where: str = WHERE) -> None:
+    """Refuse what cannot be meant.
+
+    Args:
+        config: what is wanted.
+        where: what the message begins with: where the values stand.
+
+    Raises:
+        ConfigError: with the argument, what was expected, what came and what to do.
+    """
+    if config.active is not None:
+        _check_int(where, "active", config.active, 0)
+    for name in ("wait", "warmup", "repeat", "skip_first"):
+        _check_int(where, name, getattr(config, name), 0)
+    if config.flops is not None and not isinstance(config.flops, bool):
+        raise _refusal(where, "flops", "true or false", config.flops)
+    if config.log_every_n_steps is not None:
+        _check_int(where, "log_every_n_steps", config.log_every_n_steps, 0)
+    _check_booleans(config, where)
+    _check_steps(config, where)
+    _check_activities(config, where)
+    if config.samples_fn is not None and not callable(config.samples_fn):
+        raise _refusal(
+            where, "samples_fn", "a function that takes a batch and returns its size", config.samples_fn
+        )
+    if not isinstance(config.unit, str) or not 0 < len(config.unit) <= _MAX_UNIT:
+        raise _refusal(where, "unit", "the name of what samples_fn counts, such as 'tokens'", config.unit)
+    _check_dirpath(config, where)
+    _check_inspect(config.inspect, where)
+    _check_report(config.report, where)
+    _check_ranks(config.bounds, where)
+    _check_bounds(config.bounds, where)
+    _check_rules(config, where)
+    if config.stop_after_profile:
+        _check_stop(config, where)
+
+
+def _check_booleans(values: Any, where: str, group: str = "") -> None:
+    """Of a configuration or a group in it: what is true or false by default."""
+    for field in fields(values):
+        value = getattr(values, field.name)
+        if isinstance(field.default, bool) and field.name != "terminal" and not isinstance(value, bool):
+            raise _refusal(where, f"{group}{field.name}", "true or false", value)
+
+
+def _check_report(report: ReportOptions, where: str) -> None:
+    _check_booleans(report, where, "report: ")
+    terminal: Any = report.terminal
+    if not isinstance(terminal, bool) and not (isinstance(terminal, str) and terminal == "full"):
+        raise _refusal(
+            where,
+            "report: terminal",
+            "true, false or 'full'",
+            report.terminal,
+            "true prints at most 20 lines, 'full' all tables, false nothing.",
+        )
+    if report.colours is not None and not isinstance(report.colours, bool):
+        raise _refusal(
+            where, "report: colours", "true, false, or None for what the terminal shows", report.colours
+        )
+    _check_int(where, "report: row_limit", report.row_limit, 1)
+    _check_int(where, "report: top_modules", report.top_modules, 1)
+    if report.module_depth is not None:
+        _check_int(where, "report: module_depth", report.module_depth, 0)
+    parse_options(report, where)
+
+
+def _check_steps(config: ProfileConfig, where: str) -> None:
+    if config.steps is None:
+        return
+    steps: Any = config.steps
+    is_pair = isinstance(steps, list | tuple) and len(steps) == 2
+    if not is_pair or not all(type(value) is int and abs(value) <= _MAX_INT for value in steps):
+        raise _refusal(
+            where,
+            "steps",
+            "two integers (start, end)",
+            steps,
+            "Give the first step and the one after the last: (3, 14) records steps 3 to 13.",
+        )
+    start, end = steps
+    if start < 0 or end <= start:
+        raise _refusal(
+            where,
+            "steps",
+            "0 <= start < end, recording steps start to end-1",
+            steps,
+            "Swap or raise them.",
+        )
+    for name in ("active", "wait", "warmup", "repeat"):
+        default, value = getattr(DEFAULTS, name), getattr(config, name)
+        if value != default:
+            raise ConfigError(
+                f"{where}: steps={tuple(steps)} and {name}={value} both say which steps to record."
+                f" Expected one of them. Leave out {name}, or leave out steps."
+            )
+
+
+def _check_activities(config: ProfileConfig, where: str) -> None:
+    if config.activities is None:
+        return
+    if isinstance(config.activities, str) or not isinstance(config.activities, Collection):
+        raise _refusal(
+            where, "activities", f"a list out of {_ACTIVITY_NAMES}, or None for all", config.activities
+        )
+    for activity in config.activities:
+        if activity not in ACTIVITIES:
+            name = activity.lower() if isinstance(activity, str) else quoted(activity)
+            raise ConfigError(
+                f"{where}: activities: unknown activity {quoted(activity)}."
+                f"{nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
+                f" Expected a list out of {_ACTIVITY_NAMES}, or None for all that the machine has."
+            )
+    if not list(config.activities) and config.schedule.active:
+        raise ConfigError(
+            f"{where}: activities=[] leaves the window of {config.schedule.active} active steps nothing to"
+            " record. Expected at least one activity. Give activities=['cpu'] or None for all,"
+            " or active=0 for timing only."
+        )
+
+
+def _check_ranks(bounds: Bounds, where: str) -> None:
+    ranks: Any = bounds.ranks
+    if isinstance(ranks, str) and ranks == ALL_RANKS:
+        return
+    is_list = isinstance(ranks, Collection) and not isinstance(ranks, str)
+    if not is_list or not list(ranks) or not all(_is_int(rank, 0) for rank in ranks):
+        raise _refusal(
+            where,
+            "bounds: ranks",
+            f"a list of ranks, from 0, or {ALL_RANKS!r}",
+            ranks,
+            "Give [0] to profile the first rank alone, or active=0 for timing only.",
+        )
+
+
+def _check_bounds(bounds: Bounds, where: str) -> None:
+    limit: Any = bounds.max_trace_mb
+    if limit is not None and (not _is_number(limit) or limit <= 0):
+        raise _refusal(
+            where,
+            "bounds: max_trace_mb",
+            "a size above 0 in MB, or None",
+            limit,
+            f"The default is {DEFAULTS.bounds.max_trace_mb}; None sets no limit, active=0 records nothing.",
+        )
+    overhead: Any = bounds.max_overhead
+    if overhead is not None and (not _is_number(overhead) or not 0 < overhead < 1):
+        raise _refusal(
+            where,
+            "bounds: max_overhead",
+            "a share of the time between 0 and 1, or None",
+            overhead,
+            "Give 0.01 for one percent; None sets no limit, active=0 records nothing.",
+        )
+    keep: Any = bounds.keep_windows
+    if keep is not None and not _is_int(keep, 1):
+        raise _refusal(
+            where,
+            "bounds: keep_windows",
+            "an integer of at least 1, or None",
+            keep,
+            f"The default is {DEFAULTS.bounds.keep_windows}; None keeps all traces,"
+            " report={'files': False} saves none.",
+        )
+
+
+def _check_inspect(options: InspectOptions, where: str) -> None:
+    _check_booleans(options, where, "inspect: ")
+    formulas: Any = options.flop_formulas
+    if formulas is not None and not (
+        isinstance(formulas, Mapping) and all(callable(formula) for formula in formulas.values())
+    ):
+        raise _refusal(
+            where,
+            "inspect: flop_formulas",
+            "a mapping of operators to functions",
+            formulas,
+            "For example {torch.ops.mylib.mm: lambda a, b, *, out_val: 2 * a.numel() * b.shape[-1]}.",
+        )
+    peak: Any = options.peak_flops_per_s
+    for value in peak.values() if isinstance(peak, Mapping) else () if peak is None else (peak,):
+        if not _is_number(value) or value < _MIN_PEAK:
+            raise _refusal(
+                where,
+                "inspect: peak_flops_per_s",
+                "FLOP/s of at least 1e9, or such by dtype",
+                peak,
+                "For example 989.4e12 for 989.4 TFLOP/s, or {'bfloat16': 989.4e12}.",
+            )
+    for dtype in peak if isinstance(peak, Mapping) else ():
+        if dtype not in DTYPES:
+            raise ConfigError(
+                f"{where}: inspect: peak_flops_per_s: unknown dtype {quoted(dtype)}.{nearest(dtype, DTYPES)}"
+                f" Expected FLOP/s by dtype, out of {', '.join(DTYPES)}."
+            )
+    ignored: Any = options.ignore_modules
+    if ignored is not None and (
+        isinstance(ignored, str)
+        or not isinstance(ignored, Collection)
+        or not all(isinstance(name, str) for name in ignored)
+    ):
+        raise _refusal(
+            where,
+            "inspect: ignore_modules",
+            "a list of names of classes or paths of modules",
+            ignored,
+            "For example ['Dropout', 'model.head'].",
+        )
+
+
+def _check_dirpath(config: ProfileConfig, where: str) -> None:
+    path = config.dirpath
+    if path is None or (isinstance(path, str | Path) and str(path).strip() and _is_possible(path)):
+        return
+    raise _refusal(
+        where,
+        "dirpath",
+        "a path or None",
+        path,
+        "Leave it out, or give None, for the folder modelprof beside the logger's files.",
+    )
+
+
+def _is_possible(path: str | Path) -> bool:
+    """Whether a folder can be called that at all: not with a zero byte, nor with half a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def _check_rules(config: ProfileConfig, where: str) -> None:
+    rules: Any = config.rules
+    if rules is None or (
+        isinstance(rules, Mapping) and all(isinstance(value, Mapping | bool) for value in rules.values())
+    ):
+        configure_rules(rules, f"{where}: rules")
+        return
+    raise _refusal(
+        where,
+        "rules",
+        "a mapping of rules to their thresholds, or to false",
+        rules,
+        "For example {'input_bound': {'warning': 0.1}, 'slow_logger': False}.",
+    )
+
+
+def _check_stop(config: ProfileConfig, where: str) -> None:
+    schedule = config.schedule
+    if schedule.active == 0:
+        raise ConfigError(
+            f"{where}: stop_after_profile=True needs a window to stop after, got active=0."
+            " Set active to the number of steps to record, or stop_after_profile=False."
+        )
+    if schedule.repeat == 0:
+        raise ConfigError(
+            f"{where}: stop_after_profile=True needs a last window, got repeat=0 (windows until training"
+            " ends). Set repeat to the number of windows."
+        )
+
+
+def _check_int(where: str, name: str, value: Any, least: int) -> None:
+    if _is_int(value, least):
+        return
+    hint = "active=0 means timing only." if name == "active" and type(value) is int else ""
+    limit = f" and at most {_MAX_INT:,}" if type(value) is int and value > least else ""
+    raise _refusal(where, name, f"an integer of at least {least}{limit}", value, hint)
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value <= _MAX_INT
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that can be saved; neither true and false nor infinity is one."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INT
+
+
+def _refusal(where: str, name: str, expected: str, got: Any, hint: str = "") -> ConfigError:
+    group, _, own = name.rpartition(": ")
+    values = getattr(DEFAULTS, group) if group else DEFAULTS
+    action = hint or f"The default is {getattr(values, own)!r}."
+    return ConfigError(f"{where}: {name}: expected {expected}, got {quoted(got)}. {action}")

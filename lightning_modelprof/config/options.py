@@ -1,0 +1,275 @@
+"""The configuration: frozen dataclasses, whose values ``config_checks`` checks before training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from lightning_modelprof.errors import ConfigError, one_line
+from lightning_modelprof.measure.window.schedule import Schedule
+from lightning_modelprof.report.options import (
+    DEFAULT_OPTIONS,
+    TableOptions,
+    parse_sort_key,
+    parse_time_unit,
+    parse_views,
+)
+
+ALL_RANKS: Final = "all"
+
+DEFAULT_ACTIVE: Final = 10
+"""Steps that a window records where nobody asks for a number."""
+
+WHERE: Final = "ModelProfCallback"
+"""What a message begins with where nothing better is known."""
+
+SWITCH: Final = "LIGHTNING_MODELPROF"
+"""Environment variable that switches the callback off, or asks for one."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """What is looked at beside the clock.
+
+    Attributes:
+        sampling: look every few milliseconds, and ever less often, at the line that the training thread is at
+            and at the memory in use, from a thread of its own.
+        device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
+        fvcore: count the forward with fvcore too, and say where the two counts differ. For this,
+            training_step is called once more, on a copy of the module.
+        flop_formulas: formulas for operators that have none, or better ones: operator, or its name such as
+            "mylib::mm", → formula(*args, **kwargs, out_val=result), which returns FLOPs.
+        peak_flops_per_s: what the device can do, in FLOP/s, or such by dtype; None means the published
+            dense peak of the device, if it is known.
+        ignore_modules: names of classes or paths of modules that are in no figure of the module tables.
+    """
+
+    sampling: bool = True
+    device_timing: bool = True
+    fvcore: bool = False
+    flop_formulas: Mapping[Any, Callable[..., int]] | None = None
+    peak_flops_per_s: float | Mapping[str, float] | None = None
+    ignore_modules: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the report is shown, and how.
+
+    Attributes:
+        terminal: print the report when the loop ends: True in at most 20 lines, "full" with all tables.
+        colours: print it in colour; None means where a terminal shows colours and NO_COLOR is unset.
+        progress_bar: show ips and the reader's share in the progress bar.
+        tensorboard: write the report's tables to the run's TensorBoard as text.
+        files: write the report, the archive and the traces to a folder; in a fast_dev_run only with dirpath.
+        views: which tables of the traces the report has, out of device, overview, model, distributed,
+            operator, kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch and
+            dataloader; None means all. Here and in sorted_by, Paddle's names mean the same: KernelView.
+        sorted_by: order of operators, kernels and ranges: cpu_ or gpu_ with total, self, avg, max, min,
+            memory or self_memory, or calls; None means GPU total where there are device events, else CPU
+            total.
+        time_unit: unit of the durations in text: s, ms, us or ns; None means one that fits each table.
+        thread_sep: show operators and ranges by host thread.
+        op_detail: show below each operator what it calls and launches.
+        row_limit: most rows of a table in text, and most below any one row; report.json has all.
+        module_depth: deepest modules in the module tree, 0 being the model; None means all.
+        top_modules: classes that are named for each depth of the module tree.
+    """
+
+    terminal: bool | Literal["full"] = True
+    colours: bool | None = None
+    progress_bar: bool = True
+    tensorboard: bool = True
+    files: bool = True
+    views: Sequence[str] | str | None = DEFAULT_OPTIONS.views
+    sorted_by: str | None = DEFAULT_OPTIONS.sorted_by
+    time_unit: str | None = DEFAULT_OPTIONS.time_unit
+    thread_sep: bool = DEFAULT_OPTIONS.thread_sep
+    op_detail: bool = DEFAULT_OPTIONS.op_detail
+    row_limit: int = DEFAULT_OPTIONS.row_limit
+    module_depth: int | None = DEFAULT_OPTIONS.module_depth
+    top_modules: int = DEFAULT_OPTIONS.top_modules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the profiler may take at most: of disk, of time, of ranks.
+
+    Attributes:
+        max_trace_mb: end a window early when another step would make its trace larger than this, in MB of
+            JSON before it is packed, as estimated from memory after each recorded step; None sets no limit.
+        keep_windows: traces that stay on disk, for each rank: the newest so many, and the first, to compare
+            them with; None keeps all.
+        max_overhead: share of the loop's time that this profiler may take, such as 0.01: a window, but the
+            first, that would take it beyond that is left out. None sets no limit; the report says what was
+            taken.
+        ranks: which ranks record windows, such as [0]; every rank measures time all the same. All by default:
+            a rank that records is slower, so one that does so alone keeps the others waiting and sees none of
+            its own waits for them; and a comparison of ranks needs the trace of each. The steps of a window
+            are left out of the benchmark on every rank.
+    """
+
+    max_trace_mb: float | None = 500
+    keep_windows: int | None = 20
+    max_overhead: float | None = None
+    ranks: Sequence[int] | Literal["all"] = ALL_RANKS
+
+
+GROUPS: Final[Mapping[str, type[InspectOptions | ReportOptions | Bounds]]] = {
+    "inspect": InspectOptions,
+    "report": ReportOptions,
+    "bounds": Bounds,
+}
+"""Arguments that are groups of values → their types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """Every behaviour of the callback; the meaning of each field is documented on ``ModelProfCallback``."""
+
+    active: int | None = None
+    wait: int = 1
+    warmup: int = 1
+    repeat: int = 1
+    skip_first: int = 10
+    steps: tuple[int, int] | None = None
+    stop_after_profile: bool = False
+    activities: Sequence[str] | None = None
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    flops: bool | None = None
+    inspect: InspectOptions = field(default_factory=InspectOptions)
+    samples_fn: Callable[[Any], int] | None = None
+    unit: str = "samples"
+    log_every_n_steps: int | None = None
+    dirpath: str | Path | None = None
+    report: ReportOptions = field(default_factory=ReportOptions)
+    bounds: Bounds = field(default_factory=Bounds)
+    rules: Mapping[str, Any] | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which steps the windows record; ``steps`` replaces the other schedule arguments."""
+        if self.steps is not None:
+            return Schedule.from_range(*self.steps)
+        return Schedule(
+            skip_first=self.skip_first,
+            wait=self.wait,
+            warmup=self.warmup,
+            active=DEFAULT_ACTIVE if self.active is None else self.active,
+            repeat=self.repeat,
+        )
+
+    @property
+    def wants_flops(self) -> bool:
+        """Whether FLOPs are counted, be it that there is time for it."""
+        return self.flops is not False
+
+    @property
+    def asks_for_window(self) -> bool:
+        """Whether a window is asked for by name: which steps, what is recorded, or to end after it."""
+        return self.bounds.ranks != DEFAULTS.bounds.ranks or any(
+            getattr(self, name) != getattr(DEFAULTS, name) for name in _OF_WINDOWS
+        )
+
+    def asks_for_steps(self, num_steps: int) -> bool:
+        """Whether a loop of so many steps has one that something is asked of by name."""
+        if self.flops:
+            return True
+        window = self.schedule.window(0) if self.asks_for_window else None
+        return window is not None and window.first < num_steps
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How the tables are chosen, sorted and cut, by our names.
+
+        Raises:
+            ConfigError: when that cannot be meant.
+        """
+        return parse_options(self.report, WHERE)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Name → plain JSON value, for the archive: the values of groups beside the others.
+
+        Raises:
+            ConfigError: when the options of the report cannot be meant.
+        """
+        # Not asdict: it would copy what samples_fn is bound to, a model perhaps.
+        plain: dict[str, Any] = {}
+        for name in FIELDS:
+            value = getattr(self, name)
+            members = [one.name for one in fields(GROUPS[name])] if name in GROUPS else None
+            plain |= {name: value} if members is None else {one: getattr(value, one) for one in members}
+        for name in ("steps", "activities", "ignore_modules"):
+            plain[name] = None if plain[name] is None else list(plain[name])
+        plain["ranks"] = plain["ranks"] if isinstance(plain["ranks"], str) else list(plain["ranks"])
+        plain["dirpath"] = None if self.dirpath is None else one_line(str(self.dirpath))
+        formulas, peak = plain["flop_formulas"], plain["peak_flops_per_s"]
+        plain["flop_formulas"] = (
+            None if formulas is None else {str(k): _name_of(f) for k, f in formulas.items()}
+        )
+        plain["peak_flops_per_s"] = dict(peak) if isinstance(peak, Mapping) else peak
+        plain["samples_fn"] = None if self.samples_fn is None else _name_of(self.samples_fn)
+        plain["rules"] = (
+            None
+            if self.rules is None
+            else {
+                kind: dict(value) if isinstance(value, Mapping) else value
+                for kind, value in self.rules.items()
+            }
+        )
+        options = self.table_options  # Paddle's names are enums, perhaps
+        plain["views"] = None if options.views is None else list(options.views)
+        plain["sorted_by"], plain["time_unit"] = options.sorted_by, options.time_unit
+        return plain
+
+
+_OF_WINDOWS: Final = (
+    *("active", "wait", "warmup", "repeat", "steps", "activities", "record_shapes", "with_stack"),
+    *("profile_memory", "stop_after_profile"),
+)
+
+DEFAULTS: Final = ProfileConfig()
+FIELDS: Final = tuple(one.name for one in fields(ProfileConfig))
+GROUP_OF: Final[Mapping[str, str]] = {
+    one.name: group for group, kind in GROUPS.items() for one in fields(kind)
+}
+"""Name of a value in a group → the group."""
+
+
+def parse_options(options: ReportOptions, where: str) -> TableOptions:
+    """How the tables are chosen, sorted and cut, by our names.
+
+    Args:
+        options: with the names that the user has given.
+        where: what the message begins with: where the values stand.
+
+    Raises:
+        ConfigError: when that cannot be meant.
+    """
+    return TableOptions(
+        views=_parse(where, "views", options.views, parse_views),
+        sorted_by=_parse(where, "sorted_by", options.sorted_by, parse_sort_key),
+        time_unit=_parse(where, "time_unit", options.time_unit, parse_time_unit),
+        thread_sep=options.thread_sep,
+        op_detail=options.op_detail,
+        row_limit=options.row_limit,
+        module_depth=options.module_depth,
+        top_modules=options.top_modules,
+    )
+
+
+def _parse(where: str, name: str, value: object, parse: Callable[[object], T]) -> T | None:
+    try:
+        return None if value is None else parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: report: {name}: {error}") from None
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"

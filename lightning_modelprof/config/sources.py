@@ -1,0 +1,284 @@
+"""Where a configuration comes from: a YAML file, the environment, arguments by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+import yaml
+
+from lightning_modelprof.config.checks import ENVIRONMENT, check_names, make_config
+from lightning_modelprof.config.options import GROUPS, SWITCH, WHERE
+from lightning_modelprof.errors import ConfigError, given_path, quoted
+
+_MAX_BYTES: Final = 2**16
+_MAX_VALUES: Final = 10_000
+"""Of a YAML file; all arguments together are some forty."""
+
+_SWITCHED_OFF: Final = ("0", "false", "off", "no")
+_SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The callback's arguments in a YAML file, checked.
+
+    Args:
+        path: a file with one mapping, argument → value.
+
+    Raises:
+        ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
+            twice, or cannot be meant.
+    """
+    file = given_path(path, ConfigError)
+    where = str(file)
+    try:
+        raw = _parse_yaml(_read_text(file), where)
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: expected a readable YAML file, got {error.strerror or error}. Check the path."
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: expected YAML, got: {' '.join(str(error).split())}") from error
+    return _checked_arguments(raw, where)
+
+
+def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
+    """The callback's arguments in what YAML was read as.
+
+    Raises:
+        ConfigError: when it is no mapping, or holds an argument that is unknown or cannot be meant.
+    """
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise ConfigError(
+            f"{where}: expected one mapping of arguments such as 'active: 10', got {type(raw).__name__}."
+        )
+    _check_no_program(raw, where)
+    check_names(raw, where)
+    arguments = {
+        name: dict(value) if name in GROUPS and isinstance(value, Mapping) else value
+        for name, value in raw.items()
+    }
+    given = arguments.get("inspect")
+    inspected = given if isinstance(given, dict) else {}
+    for name, values in (("samples_fn", arguments), ("flop_formulas", inspected)):
+        if values.get(name) is not None:
+            raise ConfigError(
+                f"{where}: {name}: expected null, got {quoted(values[name])}: a function can only be given"
+                f" from Python. Leave it out here, or write {WHERE}(...) instead of this file."
+            )
+    peak = inspected.get("peak_flops_per_s")
+    if isinstance(peak, Mapping):
+        inspected["peak_flops_per_s"] = {dtype: _number(value) for dtype, value in peak.items()}
+    elif peak is not None:
+        inspected["peak_flops_per_s"] = _number(peak)
+    if isinstance(arguments.get("steps"), list):
+        arguments["steps"] = tuple(arguments["steps"])
+    make_config(arguments, where)
+    return arguments
+
+
+def _check_no_program(raw: Mapping[Any, Any], where: str) -> None:
+    """Refuse a file of LightningCLI, which configures a program and this callback somewhere in it.
+
+    Raises:
+        ConfigError: with what to do with such a file.
+    """
+    if not {"trainer", "model", "data", "fit", "class_path", "init_args"}.intersection(raw):
+        return
+    raise ConfigError(
+        f"{where}: expected the arguments of {WHERE} alone, such as 'active: 10', got a file of LightningCLI,"
+        " which configures a whole program. Run that program with --config and this file, or copy what"
+        " stands below init_args of the callback into a file of its own."
+    )
+
+
+def _read_text(file: Path) -> str:
+    """What a file of arguments says; neither a pipe, which may wait forever, nor a large file can be one."""
+    if file.exists() and not file.is_file() and not file.is_dir():  # opening a folder says what it is
+        raise ConfigError(f"{file}: expected a YAML file, got a device, a pipe or a socket. Check the path.")
+    with file.open("rb") as opened:
+        data = opened.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(
+            f"{file}: expected the arguments of {WHERE} in YAML, got a file of more than {_MAX_BYTES:,}"
+            " bytes. Check the path."
+        )
+    return data.decode()
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    """The values in a YAML text, once it is known that they are few: an alias may stand for millions."""
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    if document is not None and _num_values(document, {}) > _MAX_VALUES:
+        raise ConfigError(
+            f"{where}: expected at most {_MAX_VALUES:,} values, got more, or one that holds itself, by means"
+            " of aliases (*name). Write the values themselves."
+        )
+    _check_given_once(document, where)
+    return yaml.safe_load(text)
+
+
+def _num_values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Values in a node, those that are meant by aliases counted each time.
+
+    Args:
+        node: of a document.
+        known: the number of those that were seen, to which it is added.
+    """
+    if node not in known:
+        known[node] = math.inf  # of what holds itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = isinstance(node, yaml.MappingNode)
+        known[node] = 1 + sum(
+            _num_values(one, known) for part in parts for one in (part if pairs else [part])
+        )
+    return known[node]
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 989.4e12 for text, as its exponent has no sign."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def arguments_in_environment() -> dict[str, Any] | None:
+    """The arguments that the environment asks for a callback with; ``None`` where it asks for none.
+
+    ``LIGHTNING_MODELPROF`` is a word that says yes or no, arguments such as ``active=10,dirpath=out``, or the
+    path of a YAML file.
+
+    Raises:
+        ConfigError: when it is none of these, or asks for something that cannot be meant.
+    """
+    return _asked_for(os.environ.get(SWITCH, "").strip())
+
+
+def _asked_for(value: str) -> dict[str, Any] | None:
+    """What a value of the variable asks for."""
+    where = f"{ENVIRONMENT} {SWITCH}"
+    if value.lower() in _SWITCHED_OFF or not value:
+        return None
+    if value.lower() in _SWITCHED_ON:
+        return {}
+    if value.lower().endswith((".yaml", ".yml")):
+        return read_yaml(value)
+    if "=" not in value:
+        off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
+        raise ConfigError(
+            f"{where}: expected one of {on}, one of {off}, arguments such as active=10,dirpath=out, or the"
+            f" path of a YAML file, got {quoted(value)}. Correct it, or unset it."
+        )
+    return parse_asked_for(value, where)
+
+
+def parse_asked_for(value: str, where: str) -> dict[str, Any]:
+    """The arguments in a text such as ``active=10,report.terminal=full``, checked.
+
+    Args:
+        value: names with values in YAML's notation, between commas.
+        where: what a message begins with.
+
+    Raises:
+        ConfigError: when they cannot be meant.
+    """
+    # Between arguments stand commas, as within lists: a new argument begins with a name and an equals sign.
+    pairs = [part.split("=", 1) for part in re.split(r",\s*(?=[\w.]+\s*=)", value)]
+    try:
+        text = "\n".join(f"{name.strip()}: {given}" for name, given in pairs)
+        return _checked_arguments(_nested(_parse_yaml(text, where)), where)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: expected arguments such as active=10,dirpath=out, got {quoted(value)}. Correct it, or"
+            " give the path of a YAML file."
+        ) from error
+
+
+def _nested(values: Any) -> Any:
+    """Values of groups, as ``report.terminal``, in mappings of their groups."""
+    if not isinstance(values, Mapping):
+        return values
+    nested: dict[Any, Any] = {}
+    for name, value in values.items():
+        group, dot, own = name.partition(".") if isinstance(name, str) else (name, "", "")
+        its = nested.setdefault(group, {}) if dot else None
+        if isinstance(its, dict):
+            its[own] = value
+        else:
+            nested[name] = value
+    return nested
+
+
+def is_switched_off() -> bool:
+    """Whether the environment says that nothing is to be measured.
+
+    Raises:
+        ConfigError: as of :func:`arguments_in_environment`.
+    """
+    value = os.environ.get(SWITCH, "").strip()
+    return bool(value) and _says_no(value)
+
+
+@functools.lru_cache(maxsize=1)
+def _says_no(value: str) -> bool:
+    """Asked before every loop, while a file that the variable names is read once."""
+    return _asked_for(value) is None
+
+
+def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
+    """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one.
+
+    Lists and dicts of OmegaConf, which Hydra hands over, become Python's own.
+    """
+    known = set(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > 1:  # the first is the callback itself
+            raise ConfigError(
+                f"{WHERE}(...): expected arguments by name, such as active=10, got {quoted(args[1])} without"
+                " one."
+            )
+        check_names({name: value for name, value in kwargs.items() if name not in known}, f"{WHERE}(...)")
+        for name, value in kwargs.items():
+            kwargs[name] = _plain(value)
+        return init(*args, **kwargs)
+
+    return checked
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's own lists and dicts in the place of OmegaConf's."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
+        return value
+    return omegaconf.OmegaConf.to_container(value, resolve=True)
+
+
+def _check_given_once(document: yaml.Node | None, where: str) -> None:
+    """YAML lets the last of two equal keys win; nobody means that."""
+    if not isinstance(document, yaml.MappingNode):
+        return
+    lines: dict[str, int] = {}
+    for key, _ in document.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ConfigError(
+                    f"{where}: expected each argument once, got {quoted(key.value)} in line"
+                    f" {lines[key.value]} and again in line {line}. Remove one of them."
+                )
+            lines[key.value] = line

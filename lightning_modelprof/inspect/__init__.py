@@ -1,0 +1,1 @@
+"""What one step is asked: FLOPs, modules, lines, tensors."""

@@ -1,0 +1,1 @@
+"""Watching a step: operators as they run, modules around them, nothing left behind."""

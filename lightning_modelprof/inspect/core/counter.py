@@ -1,0 +1,329 @@
+"""Counts the FLOPs of what really runs: by phase, module, operator and dtype, through a dispatch mode.
+
+The step computes what it would compute without the counter. A formula that raises is noted, never raised;
+operators without a formula that may hold contractions are listed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_modelprof.errors import ModelProfError, quoted, told
+from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
+from lightning_modelprof.flops.same_gradients import SameGradients
+from lightning_modelprof.inspect.core.place import Phase, Whereabouts
+from lightning_modelprof.inspect.flops.formulas import (
+    Formula,
+    WithRecompute,
+    formula_of,
+    name_of,
+    own_formulas,
+)
+from lightning_modelprof.inspect.flops.zero_cost import communicates, holds_no_contraction
+from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
+
+_COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
+# A fake tensor stands for a plain one: its operators count as they are.
+_PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter, FakeTensor))
+_MOST_FLOPS = 10**18  # in one call: minutes on the fastest device; the sum of a step fits a file's 64 bits
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
+
+
+class Place(NamedTuple):
+    """What everything is counted under.
+
+    ``module`` is the path below the counter's root, empty for the root itself and what is outside of it;
+    ``operator`` is the name without overload, as in ``aten::mm``; ``dtype`` is the one of the first
+    floating-point or complex operand, such as ``bfloat16``, and empty without one.
+    """
+
+    phase: Phase
+    module: str
+    operator: str
+    dtype: str
+
+
+class _Action(NamedTuple):
+    """What to do with one operator, found out once.
+
+    ``func`` is the overload, held so that its id stays its own; ``name`` is the one without overload;
+    ``costs_nothing`` says that it surely holds no contraction, ``communicates`` that it moves data between
+    processes, ``is_composite`` that torch can take it apart, ``has_other_gradient`` that a mode would change
+    its gradient.
+    """
+
+    func: Any
+    name: str
+    formula: Formula | None = None
+    costs_nothing: bool = False
+    communicates: bool = False
+    is_composite: bool = False
+    has_other_gradient: bool = False
+
+
+# Found once in a process; what has no formula may get one later and is not kept.
+_ACTIONS: dict[Any, _Action] = {}
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    """Counts what runs inside ``with FlopCounter(model) as counter:``.
+
+    Modules are followed by hooks on the instances, so two layers of one class stay two. Backward is
+    attributed by the sequence numbers that autograd gave the nodes during forward.
+
+    Args:
+        root: the module whose children give the paths.
+        formulas: formulas of the user by operator, before all others (see ``own_formulas``).
+        force_eager: whether compiled frames run eagerly meanwhile, so that everything in them is seen; they
+            stay compiled afterwards. Without it they run compiled, bit for bit as ever: what is inside their
+            fused kernels is not seen, and nothing is attributed to the modules of such a model.
+        refuse_collectives: whether an operator that communicates raises ModelProfError before it runs, for a
+            copy of the model that runs in one process alone.
+        watches: called as ``watch(func, args, kwargs, result, where)`` after each operator, in this order;
+            ``where()`` is its phase and module. They must not raise; ``None`` is none.
+
+    Attributes:
+        flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
+            computes a part of the forward again is at two places: that part under ``recompute``.
+        calls: calls of the operators in ``flops``; one that is at two places counts at the first.
+        uncounted: calls of operators that may hold contractions and have no formula, or one that failed.
+        errors: what formulas raised, with the number of times, by operator and message.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo keep the frames that it meets; otherwise it would mark them as never to be compiled."""
+        return True
+
+    def __init__(
+        self,
+        root: nn.Module,
+        formulas: Mapping[Any, Formula] | None = None,
+        *,
+        force_eager: bool = True,
+        refuse_collectives: bool = False,
+        watches: Sequence[Callable[..., None] | None] = (),
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops: Counter[Place] = Counter()
+        self.calls: Counter[Place] = Counter()
+        self.uncounted: Counter[Place] = Counter()
+        self.errors: Counter[tuple[str, str]] = Counter()
+        self._gradients = SameGradients(self, on_error=partial(_note, self.errors, "gradient"))
+        self._own = own_formulas(formulas)
+        self._force_eager = force_eager
+        self._refuse_collectives = refuse_collectives
+        self._watches = tuple(one for one in watches if one is not None)
+        self._whereabouts = Whereabouts(
+            root, into_compiled=force_eager, on_error=partial(_note, self.errors, "module")
+        )
+        self._cleanup: list[Callable[[], None]] = []
+        self._actions: dict[int, _Action] = {}
+        self._decomposes: dict[tuple[Any, str], bool] = {}
+
+    def __enter__(self) -> FlopCounter:
+        try:
+            stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+            if self._force_eager and stance is not None:
+                eager = stance("force_eager")
+                self._cleanup.append(lambda: eager.__exit__(None, None, None))
+            self._cleanup.append(self._gradients.remove)
+            self._cleanup.append(self._whereabouts.leave)
+            self._whereabouts.follow()
+            enter_mode(self)
+        except BaseException:
+            self._clean_up()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            leave_mode(self)
+        finally:
+            self._clean_up()
+
+    def before_backward(self) -> None:
+        """Tell that a backward pass may begin.
+
+        To be called where no operator of the step comes between its last one and the pass.
+        """
+        self._gradients.settle()
+
+    def _clean_up(self) -> None:
+        while self._cleanup:
+            self._cleanup.pop()()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for kind in types:
+            if kind not in _PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
+                return NotImplemented  # the tensor's own class takes it apart, and what it calls comes here
+        # Calling the operator from Python would ask a class's __torch_function__, which torch is done with.
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._gradients.waiting:
+            self._gradients.settle()
+        action = self._actions.get(id(func))  # an operator's own hash is slow Python
+        if action is None:
+            action = self._actions[id(func)] = self._find_out(func)
+        if self._refuse_collectives and action.communicates:
+            raise ModelProfError(
+                f"FlopCounter: expected no communication, got {action.name}: a copy of the model that is"
+                " counted in one process must not wait for the others"
+            )
+        may_cost = not action.costs_nothing
+        if may_cost and action.formula is None and action.is_composite and self._is_to_decompose(func, args):
+            return self._decompose(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if action.has_other_gradient:
+            self._gradients.note(args, result)
+        if may_cost:
+            try:
+                self._count(action, args, kwargs, result)
+            except Exception as error:
+                self.errors[action.name, told(error)] += 1
+        for watch in self._watches:
+            watch(func, args, kwargs, result, self._whereabouts.now)
+        return result
+
+    def _find_out(self, func: Any) -> _Action:
+        try:
+            operator = _packet_of(func)
+            if operator in self._own:
+                return _action_of(func, self._own[operator])
+            known = _ACTIONS.get(func)
+            if known is None:
+                known = _action_of(func, formula_of(operator))
+                if known.formula is not None or known.costs_nothing:
+                    _ACTIONS[func] = known
+            return known
+        except Exception as error:  # an operator unlike all others must not end the step
+            self.errors[str(func), told(error)] += 1
+            return _Action(func, str(func))
+
+    def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take the operator apart with the mode on, so that its parts come here; hooks stay as they are."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _is_to_decompose(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether torch itself would only take the operator apart, having no kernel for the device."""
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if any(value.is_nested for value in tensors):
+            return False
+        device = tensors[0].device.type if tensors else "cpu"
+        known = self._decomposes.get((func, device))
+        if known is None:
+            backend = {"privateuseone": "PrivateUse1", "meta": "Meta"}.get(device, device.upper())
+            try:
+                known = not _has_kernel(func, backend)
+            except RuntimeError:  # the dispatcher has another name for the device
+                known = False
+            self._decomposes[func, device] = known
+        return known
+
+    def _count(self, action: _Action, args: Any, kwargs: Any, result: Any) -> None:
+        dtype = _dtype_of_operands(args) or _dtype_of_operands(kwargs.values())
+        phase, module = self._whereabouts.now()
+        place = Place(phase, module, action.name, _name_of_dtype(dtype))
+        if action.formula is None:
+            self.uncounted[place] += 1
+            return
+        try:
+            counted = action.formula(*args, **kwargs, out_val=result)
+            if not isinstance(counted, WithRecompute):
+                counted = WithRecompute(counted, 0)
+            flops, recompute = _checked(counted.gradients), _checked(counted.recompute)
+        except Exception as error:
+            self.uncounted[place] += 1
+            self.errors[place.operator, told(error)] += 1
+            return
+        if dtype is not None and dtype.is_complex and action.name not in FOURIER_OPERATORS:
+            flops, recompute = flops * _COMPLEX_PRODUCTS, recompute * _COMPLEX_PRODUCTS
+        self.flops[place] += flops
+        self.calls[place] += 1
+        if recompute:
+            again = place._replace(phase="recompute")
+            self.flops[again] += recompute
+            self.calls[again] += 0
+
+
+def _action_of(func: Any, formula: Formula | None) -> _Action:
+    return _Action(
+        func=func,
+        name=name_of(_packet_of(func)),
+        formula=formula,
+        costs_nothing=formula is None and holds_no_contraction(func),
+        communicates=communicates(func),
+        is_composite=_has_kernel(func, "CompositeImplicitAutograd"),
+        has_other_gradient=SameGradients.is_needed_for(name_of(_packet_of(func))),
+    )
+
+
+def _note(errors: Counter[tuple[str, str]], what: str, error: Exception) -> None:
+    errors[what, told(error)] += 1
+
+
+def _checked(flops: Any) -> int:
+    if isinstance(flops, bool | torch.Tensor):  # a tensor's value may have to be waited for
+        raise TypeError(f"expected a whole number of FLOPs, got a {type(flops).__name__}")
+    if int(flops) != flops or flops < 0:
+        raise ValueError(f"expected a whole number of FLOPs, got {quoted(flops)}")
+    if flops > _MOST_FLOPS:
+        raise ValueError("expected at most 10**18 FLOPs in one call, got more")
+    return int(flops)
+
+
+def _dtype_of_operands(arguments: Iterable[Any]) -> torch.dtype | None:
+    """The first floating-point or complex one, in lists of tensors too."""
+    for value in arguments:
+        if isinstance(value, torch.Tensor):
+            if value.dtype.is_floating_point or value.dtype.is_complex:
+                return value.dtype
+        elif isinstance(value, (list, tuple)):
+            found = _dtype_of_operands(value)
+            if found is not None:
+                return found
+    return None
+
+
+def _name_of_dtype(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _packet_of(func: Any) -> Any:
+    """The operator without overload; a higher-order operator has none."""
+    return getattr(func, "overloadpacket", func)
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    """Whether the dispatcher knows a kernel under a key.
+
+    What only reads a tensor, as ``prim::device`` does, is unknown to the dispatcher, and an error here would
+    end the process, as C++ asks for the device where it must not fail.
+    """
+    if isinstance(func, torch._ops.HigherOrderOperator) or func.namespace == "prim":
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

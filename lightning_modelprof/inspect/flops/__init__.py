@@ -1,0 +1,1 @@
+"""FLOPs: formulas, counts, the peaks of devices."""

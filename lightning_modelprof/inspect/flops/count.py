@@ -1,0 +1,198 @@
+"""Counts the FLOPs of one call of a model, and leaves the model as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_modelprof.errors import ModelProfError, quoted
+from lightning_modelprof.inspect.core.copies import fake_copy, fake_inputs, values_are_missing
+from lightning_modelprof.inspect.core.counter import FlopCounter, Place
+from lightning_modelprof.inspect.core.place import Phase
+from lightning_modelprof.inspect.core.untouched import random_states_kept, untouched
+from lightning_modelprof.inspect.flops.formulas import Formula, own_formulas
+from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
+
+_ON_REAL_TENSORS: Final = "Count it on real tensors: on_fake_tensors=False"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopCount:
+    """FLOPs of contractions by phase; a phase that did not run is missing, not 0.
+
+    ``macs`` are half the FLOPs: multiply-adds. ``fourier_flops`` are Fourier transforms, 5 N log2 N, in no
+    other total. ``by_module`` holds every module with all that runs inside of it, the root under the empty
+    path; ``by_operator`` every operator with a formula, transforms too; ``by_module_and_operator`` the same
+    by the innermost module that ran it. ``uncounted`` are calls of operators that may hold contractions and
+    have no formula, or one that failed: ``errors`` says why.
+    """
+
+    flops: dict[Phase, int]
+    macs: dict[Phase, int]
+    fourier_flops: dict[Phase, int]
+    by_module: dict[Phase, dict[str, int]]
+    by_operator: dict[Phase, dict[str, int]]
+    by_module_and_operator: dict[Phase, dict[str, dict[str, int]]]
+    uncounted: dict[Phase, dict[str, int]]
+    errors: tuple[str, ...]
+
+
+def step_count(
+    counter: FlopCounter,
+    *,
+    step: int | None = None,
+    samples: int | None = None,
+    on_fake_tensors: bool = False,
+    copy_reason: str = "",
+) -> StepCount:
+    """The record of what a counter has seen.
+
+    An operator whose formula worked for some of its calls and failed for others is there twice at the same
+    place: once with FLOPs, once without.
+
+    Args:
+        counter: after its step.
+        step: number of the step in the fit.
+        samples: in its batch.
+        on_fake_tensors: whether a copy on tensors without data was counted.
+        copy_reason: why it was.
+    """
+    counted = [_operator(place, counter.calls[place], flops) for place, flops in counter.flops.items()]
+    uncounted = [_operator(place, calls, None) for place, calls in counter.uncounted.items()]
+    return StepCount(
+        step=step,
+        samples=samples,
+        on_fake_tensors=on_fake_tensors,
+        copy_reason=copy_reason,
+        operators=(*counted, *uncounted),
+        errors=tuple(
+            f"{operator}: {message} ({times} times)" for (operator, message), times in counter.errors.items()
+        ),
+    )
+
+
+def _operator(place: Place, calls: int, flops: int | None) -> OperatorCount:
+    return OperatorCount(**place._asdict(), calls=calls, flops=flops)
+
+
+def summarize(counter: FlopCounter) -> FlopCount:
+    """Add up what a counter has seen."""
+    return added_up(step_count(counter))
+
+
+def added_up(count: StepCount) -> FlopCount:
+    """Add up the record of a step."""
+    by_module: dict[Phase, Counter[str]] = {}
+    by_operator: dict[Phase, Counter[str]] = {}
+    by_both: dict[Phase, dict[str, Counter[str]]] = {}
+    uncounted: dict[Phase, Counter[str]] = {}
+    fourier: Counter[Phase] = Counter()
+    for one in count.operators:
+        phase = cast("Phase", one.phase)
+        if one.flops is None:
+            uncounted.setdefault(phase, Counter())[one.operator] += one.calls
+            continue
+        by_operator.setdefault(phase, Counter())[one.operator] += one.flops
+        by_both.setdefault(phase, {}).setdefault(one.module, Counter())[one.operator] += one.flops
+        if one.operator in FOURIER_OPERATORS:
+            fourier[phase] += one.flops
+            continue
+        modules = by_module.setdefault(phase, Counter())
+        parts = one.module.split(".") if one.module else []
+        for depth in range(len(parts) + 1):
+            modules[".".join(parts[:depth])] += one.flops
+    totals = {phase: by_module[phase][""] for phase in FLOP_PHASES if phase in by_module}
+    return FlopCount(
+        flops=totals,
+        macs={phase: flops // 2 for phase, flops in totals.items()},
+        fourier_flops=dict(fourier),
+        by_module={phase: dict(counts) for phase, counts in by_module.items()},
+        by_operator={phase: dict(counts) for phase, counts in by_operator.items()},
+        by_module_and_operator={
+            phase: {module: dict(counts) for module, counts in modules.items()}
+            for phase, modules in by_both.items()
+        },
+        uncounted={phase: dict(counts) for phase, counts in uncounted.items()},
+        errors=count.errors,
+    )
+
+
+def count_flops(
+    model: nn.Module,
+    *args: Any,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    formulas: Mapping[Any, Formula] | None = None,
+    on_fake_tensors: bool = False,
+    **kwargs: Any,
+) -> FlopCount:
+    """Run the model once on a real batch and count.
+
+    The model runs in the mode it is in, under the caller's grad mode. Parameters' gradients, buffers, modes
+    and random states are as before afterwards, whatever happens; what else the model's Python code changes
+    is not.
+
+    Args:
+        model: any module, compiled ones too (this call runs eagerly, later ones compiled).
+        args: the model's arguments.
+        loss_fn: makes a scalar of the output; with it, backward is run and counted too.
+        formulas: own formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
+        on_fake_tensors: run a copy of the model whose tensors have shapes and no data: nothing is computed,
+            and the model may be larger than the memory. A model on the meta device is always counted so.
+        kwargs: the model's keyword arguments.
+
+    Raises:
+        ModelProfError: for what is no model; for a formula of an operator that torch does not know; for a
+            model with uninitialised parameters, as running it would give them values; and on tensors without
+            data for a model that needs the values of its tensors.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelProfError(
+            f"count_flops: expected a torch.nn.Module, got {quoted(model)}. Make the model first"
+        )
+    try:
+        own_formulas(formulas)
+    except KeyError as error:
+        raise ModelProfError(f"count_flops: {error.args[0]}. Import the library that has it first") from None
+    lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise ModelProfError(
+            f"count_flops: expected initialised parameters, got lazy {', '.join(lazy)}."
+            " Run the model on one batch first"
+        )
+    if on_fake_tensors or any(parameter.is_meta for parameter in model.parameters()):
+        return _count_on_fake_tensors(model, args, kwargs, loss_fn, formulas)
+    with untouched(model, (args, kwargs)), FlopCounter(model, formulas) as counter:
+        _run(model, args, kwargs, loss_fn)
+    return summarize(counter)
+
+
+def _count_on_fake_tensors(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+    formulas: Mapping[Any, Formula] | None,
+) -> FlopCount:
+    copied, mode = fake_copy(model)
+    args, kwargs = fake_inputs(mode, args), fake_inputs(mode, kwargs)
+    counter = FlopCounter(copied, formulas)
+    with random_states_kept(), values_are_missing("count_flops", _ON_REAL_TENSORS), mode, counter:
+        _run(copied, args, kwargs, loss_fn)
+    return added_up(step_count(counter, on_fake_tensors=True))
+
+
+def _run(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+) -> None:
+    output = model(*args, **kwargs)
+    if loss_fn is not None:
+        loss_fn(output).backward()  # type: ignore[no-untyped-call]  # torch leaves it without types

@@ -1,0 +1,264 @@
+"""Notes the source lines of a step that wait for the device, copy, or run many operators.
+
+Nothing is read from a tensor but its shape, dtype and place, and no tensor is kept. An error in here is
+counted and never reaches the step.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
+from lightning_modelprof.flops.marks import SequenceMarks
+from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
+from lightning_modelprof.flops.same_gradients import SameGradients
+from lightning_modelprof.inspect.flops.formulas import name_of
+from lightning_modelprof.inspect.lines.frames import Spot, UserLines
+from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Place, SiteSums
+from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
+
+_MOST_MARKS: Final = 100_000
+"""Changes of the line that are remembered for the backward pass."""
+_NO_NODE: Final = 2**63
+"""Sequence numbers from here on are of nodes that accumulate gradients of leaves: made once, by no line."""
+
+_OUR_FRAMES: Final = 4
+"""From the search for the user's line up to the dispatch mode's caller."""
+
+Where: TypeAlias = Callable[[], tuple[str, str]]
+"""Phase and module path of the operator that is running."""
+
+
+class _Known(NamedTuple):
+    """What is found out once of an operator; ``func`` is held so that its id stays its own."""
+
+    func: Any
+    name: str
+    is_view: bool
+    look: Look | None
+
+
+class SiteWatch:
+    """Notes what runs between :meth:`begin` and :meth:`end`.
+
+    It sees the operators that it is called with, by a ``FlopCounter`` or by an :class:`AroundBatch`. Torch
+    hides the operators that make text of a tensor; so meanwhile a function of ours is in the place of
+    ``torch._tensor_str._str``, which notes the call and then calls torch's own.
+
+    Args:
+        owners: classes of the user.
+        outside: code that the step runs in (see ``user_code.loop_codes``).
+
+    Attributes:
+        where: phase and module of what runs.
+        errors: what went wrong in here, with the number of times.
+    """
+
+    def __init__(self, owners: Iterable[type] = (), outside: Iterable[CodeType] = ()) -> None:
+        self.where: Where = _in_forward
+        self.errors: Counter[str] = Counter()
+        self._lines = UserLines(UserCode(owners), outside)
+        self._known: dict[int, _Known] = {}
+        self._sums = SiteSums()
+        self._thread = threading.get_ident()
+        self._recomputing: set[int] = set()  # other threads, which number nodes of their own
+        self._marks: SequenceMarks[Spot | None] = SequenceMarks(None)
+        self._marked: Spot | None = None
+        self._num_marks = 0
+        self._number = 0
+        self._print: tuple[Any, Any] | None = None
+
+    def begin(self) -> None:
+        """Begin to note; ``end`` undoes it."""
+        self._number = torch._C._autograd._get_sequence_nr()
+        original = getattr(torch._tensor_str, "_str", None)
+        if original is None or self._print is not None:
+            return
+
+        def noted(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if _get_current_dispatch_mode() is not None:  # else another thread's
+                self._note_print(tensor)
+            return original(tensor, *args, **kwargs)
+
+        self._print = (original, noted)
+        torch._tensor_str._str = noted  # type: ignore[assignment]  # the same to callers
+
+    def end(self) -> None:
+        """Give torch its function back; safe to call more than once."""
+        if self._print is not None and torch._tensor_str._str is self._print[1]:
+            torch._tensor_str._str = self._print[0]
+        self._print = None
+
+    def __call__(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: Where
+    ) -> None:
+        """An operator ran, in the phase and module that ``where`` says."""
+        try:
+            known = self._known.get(id(func))
+            if known is None:
+                known = self._known[id(func)] = _find_out(func)
+            self.where = where
+            phase, module = where()
+            place = (self._spot(phase), phase, module)
+            operands = (*args, *kwargs.values()) if kwargs else args
+            self._sums.count(
+                place,
+                known.name,
+                operands,
+                result,
+                is_view=known.is_view,
+                is_logging=self._lines.is_logging,
+            )
+            if known.look is not None:
+                sighting = known.look(args, kwargs, result)
+                if sighting is not None:
+                    self._note(sighting, place, known.name)
+        except Exception as error:  # whatever it is, the step must not end for it
+            self.note_error(error)
+
+    def note_error(self, error: Exception) -> None:
+        """Count what went wrong."""
+        self.errors[told(error)] += 1
+
+    def _spot(self, phase: str) -> Spot | None:
+        """The user's line; in backward, where none runs, the one whose gradient is computed."""
+        spot = self._lines.innermost(_OUR_FRAMES)
+        thread = threading.get_ident()
+        if phase == "backward":
+            return self._spot_of_node() if spot is None and thread not in self._recomputing else spot
+        if thread != self._thread:
+            self._recomputing.add(thread)
+            return spot
+        number = torch._C._autograd._get_sequence_nr()
+        if number != self._number:
+            # Autograd numbers a node just before its operator runs: what was made since is of this line.
+            if spot != self._marked and self._num_marks < _MOST_MARKS:
+                self._marks.add(self._number, spot)
+                self._marked = spot
+                self._num_marks += 1
+            self._number = number
+        return spot
+
+    def _spot_of_node(self) -> Spot | None:
+        node = torch._C._current_autograd_node()
+        number = _NO_NODE if node is None else node._sequence_nr()
+        return None if number >= _NO_NODE else self._marks.owner_of(number)
+
+    def _note(self, sighting: Sighting, place: Place, operator: str) -> None:
+        spot, callers = self._lines.with_callers()
+        self._sums.note(sighting, (spot or place[0], *place[1:]), callers, operator)
+
+    def _note_print(self, tensor: Any) -> None:
+        try:
+            device = tensor.device.type
+            sighting = Sighting(SYNCHRONISATION, device, is_blocking=None if device == "cpu" else True)
+            self._note(sighting, (None, *self.where()), PRINT)
+        except Exception as error:  # a print of the user's goes on
+            self.note_error(error)
+
+    def result(self, *, step: int | None = None, device: str = "cpu") -> StepSites:
+        """The record of what was noted.
+
+        Args:
+            step: number of the step in its loop.
+            device: type of the device that the model is on.
+        """
+        lines = self._sums.line_counts(self._lines)
+        dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
+        if self._sums.dropped:
+            dropped.append(f"{self._sums.dropped} calls came from more places than are told apart")
+        if self._num_marks >= _MOST_MARKS:
+            dropped.append("the forward changed lines too often: some lines of the backward pass are wrong")
+        if len(lines) > MOST_LINES:
+            dropped.append(f"{len(lines) - MOST_LINES} lines with fewer operators")
+        return StepSites(
+            step=step,
+            device=device,
+            sites=self._sums.source_sites(self._lines),
+            lines=tuple(lines[:MOST_LINES]),
+            dropped=tuple(dropped),
+        )
+
+
+class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    """Shows a watch what runs in the step before and after its batch, which no counter sees.
+
+    Args:
+        watch: to be shown.
+        phase: ``BATCH_START`` or ``BATCH_END``.
+        is_over: whether something else runs by now, such as a validation loop, which is not shown.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo keep the frames that it meets; otherwise it would mark them as never to be compiled."""
+        return True
+
+    def __init__(self, watch: SiteWatch, phase: str, is_over: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+        self._where = (phase, "")
+        self._is_over = is_over
+        self._gradients = SameGradients(self, on_error=watch.note_error)
+
+    def __enter__(self) -> AroundBatch:
+        enter_mode(self)
+        self._watch.where = self._now
+        _ACTIVE.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _ACTIVE.remove(self)
+        self._gradients.remove()
+        self._watch.where = _in_forward
+        leave_mode(self)
+
+    def _now(self) -> tuple[str, str]:
+        return self._where
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._gradients.waiting:
+            self._gradients.settle()
+        result = func(*args, **kwargs)
+        if SameGradients.is_needed_for(name_of(getattr(func, "overloadpacket", func))):
+            self._gradients.note(args, result)
+        if not self._is_over():
+            self._watch(func, args, kwargs, result, self._now)
+        return result
+
+
+_ACTIVE: Final[list[AroundBatch]] = []
+
+
+def _leave_in_child() -> None:
+    """A forked process, such as a DataLoader's worker, goes on without what was on in its parent."""
+    while _ACTIVE:
+        _ACTIVE[-1].__exit__(None, None, None)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _in_forward() -> tuple[str, str]:
+    return "forward", ""
+
+
+def _find_out(func: Any) -> _Known:
+    packet = getattr(func, "overloadpacket", func)
+    return _Known(func, name_of(packet), bool(getattr(func, "is_view", False)), look_of(func))

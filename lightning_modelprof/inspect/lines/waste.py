@@ -1,0 +1,276 @@
+"""Watches the counted step for work that it does in vain: see ``run.step_waste``.
+
+Hooks are on the model in that step alone. Nothing is read from a tensor but its shape and version.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.flops.hooks import ModuleHook
+from lightning_modelprof.inspect.flops.formulas import name_of
+from lightning_modelprof.inspect.lines.frames import Spot, UserLines
+from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.step_waste import DenseTable, RepeatedCall, StepWaste, UnusedGradients
+
+_TABLE_GRADIENT: Final = "aten::embedding_dense_backward"
+_MOST_CALLS: Final = 64
+"""Calls of one module whose tensors are remembered."""
+_MOST_LINES: Final = 4
+_NO_TASK: Final = -1
+"""What autograd answers outside of a backward pass."""
+_OUR_FRAMES: Final = 3
+
+Where = Callable[[], tuple[str, str]]
+
+
+class _Call(NamedTuple):
+    """The tensors of one call, held weakly; their versions and those of the module's own; and all else."""
+
+    tensors: tuple[weakref.ref[torch.Tensor], ...]
+    versions: tuple[int, ...]
+    rest: tuple[Any, ...]
+    spot: Spot | None
+
+    def is_same_as(self, other: _Call) -> bool:
+        """Whether both had the same tensors, unchanged."""
+        return (
+            self.versions == other.versions
+            and self.rest == other.rest
+            and len(self.tensors) == len(other.tensors)
+            and all(
+                one() is not None and one() is two()
+                for one, two in zip(self.tensors, other.tensors, strict=True)
+            )
+        )
+
+
+class _Pass(NamedTuple):
+    """One backward pass: the user's line that began it, and the parameters that got gradients, in order."""
+
+    spot: Spot | None
+    parameters: list[int]
+
+
+class WasteWatch:
+    """Notes what a step does in vain between :meth:`begin` and :meth:`end`.
+
+    It sees the operators that it is called with, by a ``FlopCounter``.
+
+    Args:
+        root: the model.
+        num_optimizers: that step it: with one of them every gradient is used.
+        owners: classes of the user.
+        outside: code that the step runs in (see ``user_code.loop_codes``).
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        num_optimizers: int,
+        owners: Iterable[type] = (),
+        outside: Iterable[CodeType] = (),
+    ) -> None:
+        self._root = root
+        self._num_optimizers = num_optimizers
+        self._lines = UserLines(UserCode(owners), outside)
+        self._calls: dict[str, list[_Call]] = {}
+        self._num_calls: Counter[str] = Counter()
+        self._repeats: dict[str, list[tuple[Spot | None, Spot | None]]] = {}
+        self._tables: Counter[tuple[str, int, int]] = Counter()
+        self._passes: list[_Pass] = []
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor] | None, int]] = {}
+        self._used: set[tuple[int, int]] = set()  # pass, parameter
+        self._path_of: dict[int, str] = {}
+        self._errors: Counter[str] = Counter()
+        self._cleanup: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Put the hooks on; :meth:`end` takes them off again."""
+        for name, module in self._root.named_modules():
+            path = plain_path(name)
+            if path and not _is_random(module):
+                hook = ModuleHook(partial(self._enter, path), self._note)
+                self._cleanup.append(
+                    module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True).remove
+                )
+        if self._num_optimizers > 1:
+            self._follow_gradients()
+
+    def end(self) -> None:
+        """Take the hooks off; safe to call more than once."""
+        while self._cleanup:
+            self._cleanup.pop()()
+
+    def before_backward(self) -> None:
+        """A backward pass begins, on the training thread."""
+        self._passes.append(_Pass(self._lines.innermost(_OUR_FRAMES), []))
+
+    def __call__(self, func: Any, args: tuple[Any, ...], _kwargs: Any, _result: Any, where: Where) -> None:
+        """An operator ran, in the phase and module that ``where`` says."""
+        try:
+            if name_of(getattr(func, "overloadpacket", func)) == _TABLE_GRADIENT:
+                gradient, indices, rows = args[:3]
+                self._tables[where()[1], int(rows), int(gradient.shape[-1])] += indices.numel()
+        except Exception as error:  # whatever it is, the step must not end for it
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        self._errors[told(error)] += 1
+
+    # Modules that are called again
+
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch._C._current_graph_task_id() != _NO_TASK:  # what backward computes again is asked for
+            return
+        self._num_calls[path] += 1
+        tensors: list[torch.Tensor] = []
+        rest: list[Any] = [torch.is_grad_enabled()]
+        if not _flatten((args, tuple(sorted(kwargs.items()))), tensors, rest) or not tensors:
+            return
+        with torch._C.DisableTorchFunctionSubclass():  # a class of the user's is not asked for a version
+            versions = (
+                *(tensor._version for tensor in tensors),
+                *(one._version for one in module.parameters()),
+            )
+        call = _Call(
+            tuple(map(weakref.ref, tensors)), versions, tuple(rest), self._lines.innermost(_OUR_FRAMES)
+        )
+        earlier = self._calls.setdefault(path, [])
+        for one in earlier:
+            if call.is_same_as(one):
+                self._repeats.setdefault(path, []).append((one.spot, call.spot))
+                return
+        if len(earlier) < _MOST_CALLS:
+            earlier.append(call)
+
+    # Gradients that nobody uses
+
+    def _follow_gradients(self) -> None:
+        for name, parameter in self._root.named_parameters():
+            if parameter.requires_grad:
+                self._path_of[id(parameter)] = plain_path(name.rpartition(".")[0])
+        for parameter in self._root.parameters():  # also those that are frozen for one of the passes
+            add = getattr(parameter, "register_post_accumulate_grad_hook", None)
+            if add is not None and parameter.is_leaf and parameter.requires_grad:
+                self._cleanup.append(add(ModuleHook(self._take_gradient, self._note)).remove)
+        before = ModuleHook(lambda optimizer, *_: self._use(optimizer), self._note)
+        self._cleanup.append(register_optimizer_step_pre_hook(before).remove)
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._passes:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            key, gradient = id(parameter), parameter.grad
+        known, began = self._gradients.get(key, (None, len(self._passes) - 1))
+        # One that is added to keeps its object; a new one means that the one before was dropped.
+        is_added = known is not None and gradient is not None and known() is gradient
+        self._passes[-1].parameters.append(key)
+        self._gradients[key] = (
+            None if gradient is None else weakref.ref(gradient),
+            began if is_added else len(self._passes) - 1,
+        )
+
+    def _use(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                known = self._gradients.get(id(parameter))
+                if known is not None and parameter.grad is not None:
+                    for number in range(known[1], len(self._passes)):
+                        self._used.add((number, id(parameter)))
+
+    # What was seen
+
+    def result(self) -> StepWaste:
+        """The record."""
+        return StepWaste(
+            repeated=tuple(
+                RepeatedCall(
+                    path=path,
+                    calls=self._num_calls[path],
+                    repeated=len(pairs),
+                    lines=self._places(spot for pair in pairs for spot in pair),
+                )
+                for path, pairs in self._repeats.items()
+            ),
+            tables=tuple(
+                DenseTable(path=path, rows=rows, columns=columns, used=used)
+                for (path, rows, columns), used in self._tables.items()
+            ),
+            unused=tuple(self._unused()),
+            notes=tuple(f"{message} ({number} times)" for message, number in self._errors.items()),
+        )
+
+    def _unused(self) -> Iterable[UnusedGradients]:
+        passes: Counter[str] = Counter()
+        beyond: Counter[str] = Counter()
+        within: Counter[str] = Counter()
+        spots: dict[str, list[Spot | None]] = {}
+        for number, one in enumerate(self._passes):
+            is_used = [(number, key) in self._used for key in one.parameters]
+            if not any(is_used):  # gradients are accumulated over several batches
+                continue
+            last_used = max(place for place, used in enumerate(is_used) if used)
+            of_module: dict[str, list[int]] = {}
+            for place, key in enumerate(one.parameters):
+                of_module.setdefault(self._path_of.get(key, ""), []).append(place)
+            for path, places in of_module.items():
+                passes[path] += 1
+                if not any(is_used[place] for place in places):
+                    (beyond if min(places) > last_used else within)[path] += 1
+                    spots.setdefault(path, []).append(one.spot)
+        return [
+            UnusedGradients(
+                path=path,
+                passes=passes[path],
+                beyond=beyond[path],
+                within=within[path],
+                lines=self._places(spots[path]),
+            )
+            for path in spots
+        ]
+
+    def _places(self, spots: Iterable[Spot | None]) -> tuple[CodePlace, ...]:
+        """The lines, each once."""
+        found = []
+        for spot in dict.fromkeys(spots):
+            if spot is not None:
+                location, line = self._lines.locate(spot)
+                found.append(CodePlace(name=location.function, file=location.file, line=line))
+        return tuple(dict.fromkeys(found))[:_MOST_LINES]
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether two calls with the same tensors need not give the same, as far as its own class tells."""
+    return any(
+        isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training
+        for one in module.modules()
+    ) or any(isinstance(one, nn.RNNBase) and one.dropout > 0 and one.training for one in module.modules())
+
+
+def _flatten(value: Any, tensors: list[torch.Tensor], rest: list[Any]) -> bool:
+    """Take the tensors out of arguments; returns whether nothing but plain values is left."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        rest.append("tensor")
+        return True
+    if isinstance(value, (tuple, list)):
+        rest.append(len(value))
+        return all(_flatten(one, tensors, rest) for one in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        rest.append(value)
+        return True
+    return False

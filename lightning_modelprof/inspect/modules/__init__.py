@@ -1,0 +1,1 @@
+"""Modules: what they are, their size and their time."""

@@ -1,0 +1,296 @@
+"""Follows what is alive on the model's device, operator by operator, through one step.
+
+A storage is followed by a weak reference, which torch lets die with the memory itself and not with the Python
+objects before it. So nothing is kept alive, and what only autograd still holds counts. Nothing is read from a
+tensor but its place and its size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.inspect.flops.formulas import name_of
+from lightning_modelprof.inspect.lines.sites import Where
+from lightning_modelprof.inspect.modules.tensor_memory import _plain_parts, local_part, unnoticed
+from lightning_modelprof.run.memory import CATEGORIES, PhasePeak, StepMemory
+from lightning_modelprof.run.model_cost import FLOP_PHASES
+
+_NOT_YET: Final = 2**62
+_MADE_IN: Final = {"forward": "activations", "recompute": "activations"}
+_PASSING: Final = ("activations", "other")
+"""Categories of what may still turn out to be a gradient or the optimizer's state."""
+_BACKWARD: Final = ("backward", "recompute")
+
+
+class _Storage(weakref.ref):  # type: ignore[type-arg]  # generic only to type checkers
+    """A weak reference to a storage, and what is known of it.
+
+    ``address`` is one that no other living storage has, ``made`` and ``died`` are numbers of operators: it
+    was alive after those from ``made`` on, and no more after ``died``.
+    """
+
+    __slots__ = ("address", "category", "died", "made", "num_bytes")
+
+    address: int
+    num_bytes: int
+    category: str
+    made: int
+    died: int
+
+
+@dataclass(slots=True)
+class _Peak:
+    """The most that was alive after an operator of one phase, and the number of that operator."""
+
+    num_bytes: int = -1
+    number: int = 0
+    func: Any = None
+    module: str = ""
+
+
+class LiveTensors:
+    """Follows the storages of a step, from :meth:`begin` to :meth:`end`.
+
+    It is called after each operator, as a watch of ``FlopCounter``. A storage counts from the operator on
+    that made it, or that used it first, and counts whole however many tensors look at it. What becomes of a
+    tensor that backward made is only known when backward is over: so for each storage it is noted when it was
+    made and when it died, and what was alive at a peak is told apart in the end.
+
+    Args:
+        device: only storages here count.
+
+    Attributes:
+        errors: what went wrong in here, with the number of times.
+
+    Caveats: what an operator allocates and frees again inside of itself is not seen, nor what a library keeps
+    for itself (cuBLAS's workspace); the allocator may round sizes up. A storage that is resized without an
+    operator is seen with its new size by the next operator that uses it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.errors: Counter[str] = Counter()
+        self._device = device
+        self._module: nn.Module | None = None
+        self._optimizers: Sequence[Any] = ()
+        self._alive: dict[int, _Storage] = {}
+        self._storages: list[_Storage] = []
+        self._dead: deque[_Storage] = deque()  # they may die on autograd's thread
+        self._number = 0
+        self._total = self._begin_bytes = 0
+        self._peaks: dict[str, _Peak] = {}
+        self._phase = ""
+        self._had_backward = False
+        self._unseen: Counter[str] = Counter()
+
+    def begin(self, module: nn.Module, optimizers: Sequence[Any], batch: Any) -> None:
+        """The batch is there and its work has not begun.
+
+        Args:
+            module: the model, with its parameters, their gradients and its buffers.
+            optimizers: those that hold state.
+            batch: tensors in mappings, sequences and dataclasses, however deep.
+        """
+        self._module, self._optimizers = module, optimizers
+        with unnoticed():
+            self._add_all(module.parameters(), "parameters")
+            self._add_all(module.buffers(), "buffers")
+            self._add_all(_gradients(module), "gradients")
+            self._add_all(_states(optimizers), "optimizer state")
+            self._add_all(_tensors_in(batch), "batch")
+        self._begin_bytes = self._total
+
+    def __call__(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: Where
+    ) -> None:
+        """An operator ran, in the phase and module that ``where`` says."""
+        try:
+            self._take_dead()
+            self._number += 1
+            phase, module = self._place(where)
+            for value in args:
+                self._see(value, "other")
+            if kwargs:
+                for value in kwargs.values():
+                    self._see(value, "other")
+            self._see(result, _MADE_IN.get(phase, "other"))
+            peak = self._peaks.get(phase)
+            if peak is None:
+                peak = self._peaks[phase] = _Peak()
+            if self._total > peak.num_bytes:
+                peak.num_bytes, peak.number, peak.func, peak.module = self._total, self._number, func, module
+        except Exception as error:  # whatever it is, the step must not end for it
+            self.errors[told(error)] += 1
+
+    def end(self) -> None:
+        """The step has done its work; its gradients and the optimizer's state are still there."""
+        module, self._module = self._module, None
+        if module is None:
+            return
+        self._take_dead()
+        try:
+            with unnoticed():
+                self._name(_gradients(module), "gradients")
+                self._name(_states(self._optimizers), "optimizer state")
+                self._name(module.buffers(), "buffers")
+        finally:
+            self._optimizers = ()
+            self._alive.clear()
+
+    def result(self, step: int) -> StepMemory:
+        """The record of what was seen, after :meth:`end`.
+
+        Args:
+            step: number of the step in its loop.
+        """
+        dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
+        dropped += [
+            f"tensors of {kind}, whose memory torch does not show ({count} times)"
+            for kind, count in self._unseen.items()
+        ]
+        return StepMemory(
+            step=step,
+            device=self._device.type,
+            begin_bytes=self._begin_bytes,
+            begin_by_category=self._by_category(0),
+            peaks=tuple(
+                PhasePeak(
+                    phase=phase,
+                    num_bytes=peak.num_bytes,
+                    by_category=self._by_category(peak.number),
+                    operator=name_of(getattr(peak.func, "overloadpacket", peak.func)),
+                    module=peak.module,
+                )
+                for phase in FLOP_PHASES
+                if (peak := self._peaks.get(phase)) is not None
+            ),
+            dropped=tuple(dropped),
+        )
+
+    def _by_category(self, number: int) -> dict[str, int]:
+        """Bytes that were alive after an operator; 0 is before the first."""
+        sums = dict.fromkeys(CATEGORIES, 0)
+        for storage in self._storages:
+            if storage.made <= number < storage.died:
+                sums[storage.category] += storage.num_bytes
+        return sums
+
+    def _place(self, where: Where) -> tuple[str, str]:
+        """Phase and module; gradients are named when a backward pass is over."""
+        phase, module = where()
+        if phase == self._phase:
+            return phase, module
+        if phase == "forward" and self._had_backward and not module and not torch.is_grad_enabled():
+            phase = "optimizer"  # clipping, and whatever else looks at the gradients
+        if phase in _BACKWARD:
+            self._had_backward = True
+        elif self._phase in _BACKWARD and self._module is not None:
+            with unnoticed():
+                self._name(_gradients(self._module), "gradients")
+        self._phase = phase
+        return phase, module
+
+    def _take_dead(self) -> None:
+        """Forget the storages that died since the last operator ended."""
+        dead = self._dead
+        while dead:
+            storage = dead.popleft()
+            if self._alive.get(storage.address) is storage:
+                self._remove(storage, self._number + 1)
+
+    def _remove(self, storage: _Storage, died: int) -> None:
+        del self._alive[storage.address]
+        storage.died = died
+        self._total -= storage.num_bytes
+
+    def _see(self, value: Any, category: str) -> None:
+        """Count what is new in an argument or a result, in lists too."""
+        if isinstance(value, torch.Tensor):
+            self._add(value, category)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self._see(item, category)
+
+    def _add_all(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        for tensor in tensors:
+            for part in self._parts(tensor):
+                self._add(part, category)
+
+    def _add(self, tensor: torch.Tensor, category: str) -> None:
+        if tensor.device != self._device:
+            return
+        storage = self._storage_of(tensor)
+        if storage is None:
+            return
+        address, num_bytes = storage._cdata, storage.nbytes()
+        known = self._alive.get(address)
+        if known is not None:
+            if known.num_bytes == num_bytes:
+                return
+            self._remove(known, self._number)
+            category = known.category
+        if not num_bytes:
+            return
+        followed = _Storage(storage, self._dead.append)
+        followed.address, followed.num_bytes, followed.category = address, num_bytes, category
+        followed.made, followed.died = self._number, _NOT_YET
+        self._alive[address] = followed
+        self._storages.append(followed)
+        self._total += num_bytes
+
+    def _name(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        """Say what storages are that were made in the step."""
+        for tensor in tensors:
+            for part in self._parts(tensor):
+                storage = self._storage_of(part)
+                known = None if storage is None else self._alive.get(storage._cdata)
+                if known is not None and known.category in _PASSING:
+                    known.category = category
+
+    def _storage_of(self, tensor: torch.Tensor) -> Any:
+        """The storage; ``None`` where torch shows none, which is noted."""
+        try:
+            return tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            self._unseen[str(tensor.layout)] += 1
+            return None
+
+    @staticmethod
+    def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tensors with a storage that a tensor consists of."""
+        return iter(()) if is_lazy(tensor) else _plain_parts(local_part(tensor))
+
+
+def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
+    for parameter in module.parameters():
+        # FSDP shows views as parameters; asking one that is no leaf for its gradient would warn.
+        if parameter.is_leaf and parameter.grad is not None:
+            yield parameter.grad
+
+
+def _states(optimizers: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for optimizer in optimizers:
+        yield from _tensors_in(getattr(optimizer, "state", None))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in mappings, sequences and dataclasses, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in list(value.values()):
+            yield from _tensors_in(item)
+    elif isinstance(value, Sequence | set) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from _tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors_in(getattr(value, field.name, None))

@@ -1,0 +1,269 @@
+"""What a model and its optimizers hold in memory: parameters, gradients, optimizer state, buffers.
+
+A tensor counts once, by identity, however many names lead to it. Bytes are those of whole storages: a
+storage that several tensors share counts once, with the first of them in the order of the kinds, since
+that is what the process holds. A tensor that uses a part of a storage keeps all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_modelprof.flops.packed_weights import packed_objects, packed_tensors
+from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.inspect.modules.tensor_memory import (
+    has_no_memory,
+    is_distributed,
+    is_sparse,
+    memory_of,
+    unnoticed,
+)
+from lightning_modelprof.run.model_cost import ModelSize, TensorSize
+
+_PACKED: Final = "packed weights"
+_KINDS: Final = (
+    *("trainable parameters", "frozen parameters", _PACKED, "gradients", "optimizer state", "buffers"),
+)
+_MOST_NAMES: Final = 3
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one kind and dtype."""
+
+    tensors: int = 0
+    elements: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Inventory:
+    """All tensors seen so far.
+
+    It keeps them alive: an identity or an address is a tensor's own only as long as it lives.
+    """
+
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    packed: dict[int, Any] = field(default_factory=dict)
+    storages: set[int] = field(default_factory=set)
+    sums: dict[tuple[str, str], _Sums] = field(default_factory=dict)
+    sharing: int = 0
+    unseen: int = 0
+
+    def add(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Count those that have not been counted."""
+        for tensor in tensors:
+            if id(tensor) not in self.tensors:
+                self.tensors[id(tensor)] = tensor
+                self._count(kind, tensor)
+
+    def _count(self, kind: str, tensor: torch.Tensor) -> None:
+        memory = memory_of(tensor)
+        new = {address: size for address, size in memory.storages.items() if address not in self.storages}
+        self.storages.update(new)
+        sums = self.sums.setdefault((kind, memory.dtype), _Sums())
+        sums.tensors += 1
+        sums.elements += memory.elements
+        sums.num_bytes += sum(new.values()) + memory.unseen_bytes
+        self.sharing += len(new) < len(memory.storages)
+        self.unseen += memory.unseen_bytes > 0
+
+    def add_packed(self, packed: Any) -> bool:
+        """Count what is in a packed object, if it tells and has not been counted."""
+        if id(packed) in self.packed:
+            return True
+        tensors = packed_tensors(packed)
+        if tensors is None:
+            return False
+        self.packed[id(packed)] = packed
+        for tensor in tensors:
+            sums = self.sums.setdefault((_PACKED, tensor.dtype), _Sums())
+            sums.tensors += 1
+            sums.elements += tensor.elements
+            sums.num_bytes += tensor.num_bytes
+        return True
+
+    def has(self, kind: str) -> bool:
+        """Whether a tensor of this kind was counted."""
+        return any(found == kind for found, _ in self.sums)
+
+    def sizes(self) -> tuple[TensorSize, ...]:
+        """Kinds in their order, dtypes in alphabetic order."""
+        return tuple(
+            TensorSize(
+                kind=kind,
+                dtype=dtype,
+                tensors=sums.tensors,
+                elements=sums.elements,
+                num_bytes=sums.num_bytes,
+            )
+            for (kind, dtype), sums in sorted(
+                self.sums.items(), key=lambda item: (_KINDS.index(item[0][0]), item[0][1])
+            )
+        )
+
+
+@dataclass(slots=True)
+class _Named:
+    """Tensors by their first name; ``lazy`` and ``tied`` are names."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    lazy: list[str] = field(default_factory=list)
+    tied: list[str] = field(default_factory=list)
+
+
+def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> ModelSize:
+    """Count what is there now.
+
+    Elements and bytes are those of this process: of a sharded tensor its shard, of a sparse one the values
+    that it holds (and in the bytes its indices). What does not exist yet has no row but a note: gradients
+    before the first backward, optimizer state before the first step. Tensors on the meta device and fake
+    ones have the bytes that they would have.
+
+    Args:
+        root: the model; wrappers' parts of names are left out.
+        optimizers: those of its fit. Their state is every tensor in ``optimizer.state``, however deep in
+            dicts, lists and tuples.
+
+    Caveats:
+        Tensors that are neither registered nor in an optimizer's state are not seen: plain attributes,
+        states of torchmetrics, activations.
+    """
+    parameters = _by_name(root.named_parameters(remove_duplicate=False))
+    buffers = _by_name(root.named_buffers(remove_duplicate=False))
+    with unnoticed():
+        trainable = [parameter for parameter in parameters.tensors.values() if parameter.requires_grad]
+        inventory = _Inventory()
+        inventory.add("trainable parameters", trainable)
+        inventory.add("frozen parameters", parameters.tensors.values())  # those that are left
+        inventory.add("gradients", _gradients(parameters.tensors.values()))
+        for optimizer in optimizers:
+            inventory.add("optimizer state", _tensors_in(getattr(optimizer, "state", {})))
+        inventory.add("buffers", buffers.tensors.values())
+        modules = tuple(_notes_on_modules(root, inventory))
+        return ModelSize(
+            sizes=inventory.sizes(),
+            lazy=(*parameters.lazy, *buffers.lazy),
+            tied=(*parameters.tied, *buffers.tied),
+            notes=(
+                *_notes_on_gradients(trainable, inventory),
+                *_notes_on_optimizers(parameters, optimizers, inventory),
+                *_notes_on_tensors(inventory),
+                *modules,
+            ),
+        )
+
+
+def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> _Named:
+    """First names, lazy ones and tied ones; a wrapper's second way to the same name is no tie."""
+    found = _Named()
+    seen: set[int] = set()
+    names: set[str] = set()
+    for name, tensor in named:
+        path = plain_path(name)
+        if id(tensor) in seen:
+            if path not in names:
+                found.tied.append(path)
+        elif is_lazy(tensor):
+            found.lazy.append(path)
+        else:
+            # Two tensors of one plain name are possible; then the name with its wrappers tells them apart.
+            found.tensors[name if path in found.tensors else path] = tensor
+        seen.add(id(tensor))
+        names.add(path)
+    return found
+
+
+def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        # FSDP shows views as parameters; asking one that is no leaf for its gradient would warn.
+        if parameter.is_leaf and parameter.grad is not None:
+            yield parameter.grad
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Tensors in dicts and sequences, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in list(value.values()):
+            yield from _tensors_in(item)
+    elif isinstance(value, Sequence | set) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _notes_on_gradients(trainable: Sequence[torch.Tensor], inventory: _Inventory) -> Iterator[str]:
+    if not inventory.has("gradients"):
+        yield "no gradients at this moment"
+        return
+    missing = sum(parameter.is_leaf and parameter.grad is None for parameter in trainable)
+    if missing:
+        yield f"{missing} of {len(trainable)} trainable parameters have no gradient at this moment"
+
+
+def _notes_on_optimizers(
+    parameters: _Named, optimizers: Sequence[torch.optim.Optimizer], inventory: _Inventory
+) -> Iterator[str]:
+    if not optimizers:
+        yield "no optimizer was given, so its state is not known"
+        return
+    if not inventory.has("optimizer state"):
+        yield "no optimizer state at this moment"
+    known = {id(parameter) for parameter in parameters.tensors.values()}
+    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+    steps = [parameter for group in groups for parameter in group["params"]]
+    others = {id(p): p for p in steps if id(p) not in known and not is_lazy(p)}
+    if others:
+        yield (
+            f"the optimizers step {len(others):,} tensors that are no parameters of the model"
+            f" ({sum(p.numel() for p in others.values()):,} elements); only their state is counted"
+        )
+
+
+def _notes_on_tensors(inventory: _Inventory) -> Iterator[str]:
+    tensors = inventory.tensors.values()
+    sharded = [tensor for tensor in tensors if is_distributed(tensor)]
+    if sharded:
+        local = sum(memory_of(tensor).elements for tensor in sharded)
+        yield (
+            f"sharded tensors ({len(sharded):,}): counted are the {local:,} elements in this process"
+            f" of {sum(tensor.numel() for tensor in sharded):,}"
+        )
+    without = sum(has_no_memory(tensor) for tensor in tensors)
+    if without:
+        yield f"fake tensors and those on the meta device ({without:,}): bytes are what they would be"
+    sparse = sum(is_sparse(tensor) for tensor in tensors)
+    if sparse:
+        yield f"sparse tensors ({sparse:,}): elements are the values that they hold"
+    if inventory.sharing:
+        yield f"tensors that share memory with tensors before them ({inventory.sharing:,}): it counts once"
+    if inventory.unseen:
+        yield f"tensors without a visible storage ({inventory.unseen:,}): bytes are elements times their size"
+
+
+def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
+    """Count weights that are no tensors to Python; say what is in no row, and what flat shards are."""
+    unknown: list[str] = []
+    flat = False
+    for name, module in root.named_modules():
+        flat |= type(module).__name__ == "FullyShardedDataParallel"
+        told = [inventory.add_packed(packed) for packed in packed_objects(module)]
+        if not all(told):
+            unknown.append(plain_path(name) or type(module).__name__)
+    if flat:
+        yield "FSDP: parameters are the flat shards that this process holds"
+    if inventory.packed:
+        yield "packed weights are quantised for inference and not trainable; sizes without scales and padding"
+    if unknown:
+        more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
+        yield (
+            "quantised weights packed outside of parameters and buffers are in no row:"
+            f" {', '.join(unknown[:_MOST_NAMES])}{more}"
+        )

@@ -1,0 +1,283 @@
+"""Times the modules of a model in real steps: forward by hooks on modules, backward by hooks on nodes.
+
+Whenever a module begins or ends, and whenever a node of the autograd graph does, one mark is put: the time
+of the host's clock, or an event on the device's stream. The time from one mark to the next belongs to
+whatever is innermost then, so nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.flops.backward_times import (
+    NUMBERLESS,
+    REENTRANT_CHECKPOINT,
+    NodeHooks,
+    compiles_backward,
+)
+from lightning_modelprof.flops.hooks import ModuleHook
+from lightning_modelprof.flops.marks import SequenceMarks
+from lightning_modelprof.flops.timed_regions import find_regions
+from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.inspect.modules.timed_steps import HostMarks, Owner, TimedStep, TimedSteps
+from lightning_modelprof.measure.clock import DeviceClock, HostClock, device_clock, host_clock
+from lightning_modelprof.run.model_cost import ModuleTimes
+
+_NO_TASK = -1  # what autograd answers outside a backward pass
+
+
+class ModuleTimer:
+    """Times modules between ``arm`` and ``disarm``, one step at a time; several steps add up.
+
+        timer = ModuleTimer(model)
+        with timer:
+            loss = model(batch).sum()
+            timer.on_before_backward(loss)
+            loss.backward()
+        timer.times()
+
+    Forward time of a module is from the begin to the end of its calls, without the modules that these call.
+    Backward time is from before to after each node of the autograd graph that its forward made, with what
+    it computes again there for a checkpoint; and of the nodes that accumulate its parameters' gradients.
+
+    Nothing stays on the model or the graph, and the step computes what it would compute without. Errors of
+    the timer end its measurement, not the step. Arm it after a first step: a function of the user's that
+    ``torch.compile`` meets while hooks are on its modules is compiled again when they are gone.
+
+    Args:
+        root: the module whose children give the paths.
+        clock: the host's.
+        device: whose stream gets the marks instead, if it is one that can be timed apart from the host; they
+            are read later, and nothing waits for it.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        clock: HostClock = host_clock,
+        device: DeviceClock | torch.device | None = None,
+    ) -> None:
+        self._root = root
+        if isinstance(device, torch.device):
+            device = device_clock(device)
+        self._clock_name = "host" if device is None else "device"
+        self._clock: DeviceClock | HostMarks = HostMarks(clock) if device is None else device
+        self._steps = TimedSteps(self._clock)
+        self._step: TimedStep | None = None
+        self._is_armed = False
+        self._thread = 0
+        # By module: the owners of its forward and of its backward.
+        self._owners: dict[int, tuple[Owner, Owner]] = {}
+        self._wrapped: set[int] = set()
+        self._owner_of_parameter: dict[int, str] = {}
+        self._marks: SequenceMarks[str | None] = SequenceMarks(None)
+        self._nodes = NodeHooks(self._owner_of_node, self._begin, self._end)
+        self._cleanup: list[Callable[[], Any]] = []
+        self._notes: dict[str, None] = {}
+
+    # ---- Coming and going
+
+    def arm(self) -> None:
+        """Get ready for one step.
+
+        Raises:
+            ModelProfError: when it is armed already.
+        """
+        if self._is_armed:
+            raise ModelProfError("ModuleTimer.arm: expected a timer that is not armed. Call disarm() first")
+        self._is_armed = True
+        self._step = TimedStep()
+        self._marks = SequenceMarks(None)
+        self._thread = threading.get_ident()
+        try:
+            self._follow_modules()
+            self._find_parameters()
+            self._mark_sequence(None)
+        except BaseException:
+            self.disarm(failed=True)
+            raise
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        """Time the backward pass that is to begin at ``loss``; any number of them in a step."""
+        if self._step is None:
+            return
+        try:
+            if compiles_backward():
+                self._notes["Autograd is compiled: backward cannot be timed by module."] = None
+            elif self._nodes.attach(loss):
+                self._step.has_backward = True
+        except Exception as error:
+            self._give_up(error)
+
+    def disarm(self, *, failed: bool = False) -> None:
+        """Take all hooks off; can be called at any time.
+
+        Args:
+            failed: whether the step did not come to its end, and does not count.
+        """
+        self._nodes.remove()
+        while self._cleanup:
+            self._cleanup.pop()()
+        self._owners = {}
+        self._owner_of_parameter = {}
+        self._marks = SequenceMarks(None)
+        step, self._step = self._step, None
+        self._is_armed = False
+        if step is not None and step.is_complete and not failed:
+            self._steps.add(step)
+
+    def __enter__(self) -> ModuleTimer:
+        self.arm()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.disarm(failed=error is not None)
+
+    def times(self) -> ModuleTimes:
+        """Times of the steps that the device has passed; those it has not passed yet are left out."""
+        return self._steps.times(self._clock_name, list(self._notes))
+
+    # ---- Hooks
+
+    def _follow_modules(self) -> None:
+        regions = find_regions(self._root)
+        self._notes.update(dict.fromkeys(regions.notes))
+        for path, module in (*regions.hooked, *regions.called, *regions.watched):
+            self._owners[id(module)] = (Owner(path, is_backward=False), Owner(path, is_backward=True))
+        # A wrapper and what it wraps are one module of one path: the inner call is no call of its own.
+        outermost = {path: id(module) for path, module in reversed(regions.hooked)}
+        self._wrapped = {id(module) for path, module in regions.hooked if outermost[path] != id(module)}
+        before, after = ModuleHook(self._enter, self._give_up), ModuleHook(self._leave, self._give_up)
+        for _, module in regions.hooked:
+            self._cleanup.append(module.register_forward_pre_hook(before, prepend=True).remove)
+            self._cleanup.append(module.register_forward_hook(after, always_call=True).remove)
+        for _, module in regions.called:
+            self._wrap_call(module)
+        if regions.watched:
+            watched = {id(module) for _, module in regions.watched}
+
+            def enter(module: nn.Module, inputs: Any) -> None:
+                if id(module) in watched:
+                    self._enter(module, inputs)
+
+            def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+                if id(module) in watched:
+                    self._leave(module, inputs, output)
+
+            self._cleanup.append(register_module_forward_pre_hook(ModuleHook(enter, self._give_up)).remove)
+            hook = ModuleHook(leave, self._give_up)
+            self._cleanup.append(register_module_forward_hook(hook, always_call=True).remove)
+
+    def _wrap_call(self, module: nn.Module) -> None:
+        """Time a compiled call from outside of it."""
+        original: Any = module._compiled_call_impl
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._enter(module, args)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave(module, args, None)
+
+        def restore() -> None:
+            if module._compiled_call_impl is timed:
+                module._compiled_call_impl = original
+
+        module._compiled_call_impl = timed
+        self._cleanup.append(restore)
+
+    def _enter(self, module: nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # a function that somebody compiled calls this module
+            return
+        step, owners = self._step, self._owners.get(id(module))
+        if step is None or owners is None:  # not armed any more, or a copy of the module
+            return
+        try:
+            track = step.track()
+            is_backward = torch._C._current_graph_task_id() != _NO_TASK
+            if not is_backward:
+                step.calls[owners[0].path or ""] += id(module) not in self._wrapped
+                self._mark_sequence(owners[0].path)
+            elif track.open and track.open[-1].hides_modules:
+                step.hidden.add(owners[1].path or "")
+                return
+            track.begin(self._clock.mark(), owners[is_backward])
+        except Exception as error:
+            self._give_up(error)
+
+    def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        step, owners = self._step, self._owners.get(id(module))
+        if step is None or owners is None:
+            return
+        try:
+            mark = self._clock.mark()
+            track = step.track()
+            is_backward = torch._C._current_graph_task_id() != _NO_TASK
+            if is_backward and track.open and track.open[-1].hides_modules:
+                return
+            track.end(mark, owners[is_backward])
+            if not is_backward:
+                self._mark_sequence(track.open[-1].path if track.open else None)
+        except Exception as error:
+            self._give_up(error)
+
+    def _begin(self, owner: Owner) -> None:
+        if self._step is None:
+            return
+        try:
+            self._step.track().begin(self._clock.mark(), owner)
+        except Exception as error:
+            self._give_up(error)
+
+    def _end(self, owner: Owner) -> None:
+        if self._step is None:
+            return
+        try:
+            mark = self._clock.mark()
+            self._step.track().end(mark, owner)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """The step goes on without us."""
+        self._step = None
+        self._notes[f"A step was left out: {told(error)}."] = None
+
+    # ---- Whose a node is
+
+    def _find_parameters(self) -> None:
+        """Parameters belong to the first module that has them, or to what it is timed with."""
+        timed = {owners[0].path for owners in self._owners.values()}
+        for path, module in self._root.named_modules():
+            owner: str | None = plain_path(path)
+            while owner is not None and owner not in timed:
+                owner = owner.rpartition(".")[0] if owner else None
+            for parameter in module._parameters.values():
+                if parameter is not None and owner is not None:
+                    self._owner_of_parameter.setdefault(id(parameter), owner)
+
+    def _mark_sequence(self, path: str | None) -> None:
+        """Nodes that are made from now on belong to the module at ``path``."""
+        # Each thread has numbers of its own.
+        if threading.get_ident() == self._thread:
+            self._marks.add(torch._C._autograd._get_sequence_nr(), path)
+
+    def _owner_of_node(self, node: Any) -> Owner:
+        number = node._sequence_nr()
+        if number >= NUMBERLESS:
+            variable = getattr(node, "variable", None)
+            return Owner(self._owner_of_parameter.get(id(variable)), is_backward=True)
+        hides = node.name() == REENTRANT_CHECKPOINT
+        return Owner(self._marks.owner_of(number), is_backward=True, hides_modules=hides)

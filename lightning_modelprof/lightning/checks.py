@@ -1,0 +1,82 @@
+"""What is refused before training starts because of the trainer or the machine it runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.inspect.flops.formulas import own_formulas
+from lightning_modelprof.inspect.modules.modules import plain_path
+
+
+def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) -> Any:
+    """The first of the trainer's callbacks of ours; those that want the same as it have nothing to do.
+
+    There are such where a callback comes through an entry point of ``lightning.pytorch.callbacks_factory``:
+    Lightning puts it into the list it is given, and a list that is used again has it twice. One that the
+    environment asks for has nothing to do where the program has one of its own.
+
+    Args:
+        callback: of ours; it is not among the trainer's when one of these hands its hooks on to it.
+        trainer: that will run.
+        callback_type: what ours are.
+
+    Raises:
+        ConfigError: when another one wants something else.
+    """
+    ours = [one for one in trainer.callbacks if isinstance(one, callback_type)]
+    if not any(one is callback for one in ours):
+        ours.append(callback)
+    ours = [one for one in ours if not one.is_from_environment] or ours[:1]
+    # As it is written down: of functions their names, as each call of a factory makes functions anew.
+    if any(one.config.as_plain() != ours[0].config.as_plain() for one in ours):
+        raise ConfigError(
+            f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)} with different"
+            " arguments. Remove all but one; one may have come through an entry point of"
+            " lightning.pytorch.callbacks_factory."
+        )
+    return ours[0]
+
+
+def check_machine(config: ProfileConfig) -> None:
+    """Refuse what cannot work on this machine.
+
+    Raises:
+        ConfigError: on an activity the machine lacks, or a formula for an operator that torch does not know.
+    """
+    for activity in config.activities or ():
+        if activity != "cpu" and not getattr(torch, activity).is_available():
+            raise ConfigError(
+                f"ModelProfCallback: activities: {activity!r} needs a device that torch can use, got none."
+                " Remove it, or leave activities out to record what there is."
+            )
+    try:
+        own_formulas(config.inspect.flop_formulas)
+    except KeyError as error:
+        raise ConfigError(
+            f"ModelProfCallback: inspect: flop_{error.args[0]}. Import the library that has it first."
+        ) from None
+
+
+def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
+    """Refuse names in ``ignore_modules`` that are no class and no path of a module.
+
+    A LightningModule that makes its modules in ``configure_model`` has none yet: the report says it then.
+
+    Raises:
+        ConfigError: with the nearest name that there is.
+    """
+    kinds = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
+    if not config.inspect.ignore_modules or kinds[0].__name__ != "ModelHooks":
+        return
+    names = {plain_path(path) for path, _ in pl_module.named_modules() if path}
+    names |= {type(module).__name__ for module in pl_module.modules()}
+    for name in config.inspect.ignore_modules:
+        if name not in names:
+            raise ConfigError(
+                "ModelProfCallback: inspect: ignore_modules: expected names of classes or paths of modules of"
+                f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)} Correct it."
+            )

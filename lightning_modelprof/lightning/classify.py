@@ -1,0 +1,236 @@
+"""Which kind of action a name of Lightning's profiler interface is: decided once per name.
+
+Names look like ``[LightningModule]Net.on_before_backward``: owner, class or state, hook. They are the same
+from Lightning 2.2 to 2.6 but nowhere promised; ``tests/test_contract_lightning.py`` holds Lightning to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from lightning_modelprof.lightning.actions import (
+    INHERIT,
+    Action,
+    AfterBackwardAction,
+    BatchEndAction,
+    BatchStartAction,
+    CallbackAction,
+    DeviceMarkedAction,
+    EpochAction,
+    ExceptionAction,
+    FetchAction,
+    ManualBackwardEndAction,
+    ManualBackwardStartAction,
+    PhaseAction,
+)
+from lightning_modelprof.lightning.in_validation import (
+    DATALOADER_INIT,
+    EPOCH_END,
+    FORWARD,
+    MODULE_HOOKS,
+    OTHER,
+    TRANSFER,
+    BatchEndPartAction,
+    FetchPartAction,
+    PartAction,
+    PartBeginAction,
+    ValidationEndAction,
+    ValidationStartAction,
+)
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.run.loops import VALIDATE
+from lightning_modelprof.run.phases import PHASE_INDEX
+
+PHASE_OF_HOOK: Final[dict[str, str]] = {
+    "on_before_batch_transfer": "transfer",
+    "batch_to_device": "transfer",
+    "training_step": "forward",
+    "optimizer_zero_grad": "zero_grad",
+    "backward": "backward",
+    "configure_gradient_clipping": "clip",
+    "lr_scheduler_step": "lr_scheduler",
+}
+"""Hook name (what follows the last dot of an action name) → phase key."""
+
+# These happen inside batch_to_device, where their time belongs anyhow.
+INSIDE_TRANSFER: Final = {"transfer_batch_to_device", "on_after_batch_transfer"}
+
+MODEL_ZERO_GRAD: Final = "on_validation_model_zero_grad"
+MODEL_EVAL: Final = "on_validation_model_eval"
+"""Hooks of the module with which a validation loop inside a fit begins."""
+
+ENDS_BATCHES: Final[dict[str, int]] = {"on_validation_epoch_end": EPOCH_END, "on_validation_end": OTHER}
+"""Hook after the last batch of a validation → the part that lasts from there to the next one."""
+
+# Only these phases launch work on a device; callbacks and hooks between them keep the mark before them.
+DEVICE_PHASES: Final = {
+    PHASE_INDEX[key]
+    for key in ("transfer", "forward", "backward", "optimizer", "zero_grad", "clip", "checkpoint")
+}
+
+
+class ActionTable(dict[str, Action]):
+    """Action name → action, filled the first time a name is seen."""
+
+    def __init__(self, make: Callable[[str], Action]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Action:
+        action: Action = self._make(name)
+        self[name] = action
+        return action
+
+
+class Classifier:
+    """Makes the actions of one fit, and what an evaluation loop shares with it.
+
+    Args:
+        ledger: what the actions write to.
+        trainer: whose callbacks, strategy and module the actions are about.
+        own_prefix: start of the action names of our own callback; they are not measured.
+
+    Attributes:
+        actions: action name → action while the loop runs.
+    """
+
+    def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> None:
+        self._ledger = ledger
+        self._trainer = trainer
+        self._own_prefix = own_prefix
+        self.actions = ActionTable(self._make)
+
+    @property
+    def _is_manual(self) -> bool:
+        """Whether the module steps its optimizers itself; ``manual_backward`` needs other actions."""
+        return not self._trainer.lightning_module.automatic_optimization
+
+    def _make(self, name: str) -> Action:
+        """The action of a name while the loop runs."""
+        ledger = self._ledger
+        hook = name.rpartition(".")[2]
+        if name == "run_training_epoch":
+            return EpochAction(ledger)
+        if name.startswith(self._own_prefix):
+            return INHERIT
+        if name.startswith("[Callback]"):
+            return INHERIT if self._does_nothing(name, hook) else self._callback(hook)
+        if hook == "train_dataloader_next":
+            return FetchAction(ledger)
+        if hook == "optimizer_step":  # the bare name is manual optimization's
+            return self._marked(PhaseAction(ledger, PHASE_INDEX["optimizer"]))
+        if name == "save_checkpoint":
+            return self._marked(PhaseAction(ledger, PHASE_INDEX["checkpoint"]))
+        if name.startswith("["):
+            return self._hook(name, hook)
+        return INHERIT  # run_training_batch and the user's own actions
+
+    def _callback(self, hook: str) -> Action:
+        if hook == "on_train_batch_start":
+            return BatchStartAction(self._ledger)
+        if hook == "on_exception":
+            return ExceptionAction(self._ledger)
+        if hook == "on_after_backward" and self._is_manual:
+            return AfterBackwardAction(self._ledger)
+        return CallbackAction(self._ledger)
+
+    def _hook(self, name: str, hook: str) -> Action:
+        """Hooks of the LightningModule, the DataModule, the Strategy and the loops."""
+        ledger = self._ledger
+        if name.startswith("[LightningModule]") and hook == "on_train_batch_end":
+            return BatchEndAction(ledger, self._module_hook(name, hook))
+        if self._is_manual and name.startswith("[LightningModule]"):
+            if hook == "on_before_backward":
+                return ManualBackwardStartAction(ledger, PHASE_INDEX["module_hooks"])
+            if hook == "on_after_backward":
+                return ManualBackwardEndAction(ledger, PHASE_INDEX["module_hooks"])
+        if hook == MODEL_ZERO_GRAD:
+            part = self._model_hook_part(hook)
+            return ValidationStartAction(ledger, part=part, after=DATALOADER_INIT, takes_gap=False)
+        if hook == MODEL_EVAL:  # the first one while gradients accumulate
+            part = self._model_hook_part(hook)
+            return ValidationStartAction(ledger, part=part, after=OTHER, takes_gap=True)
+        if hook in INSIDE_TRANSFER:
+            return INHERIT
+        if hook in PHASE_OF_HOOK and not self._does_nothing(name, hook):
+            return self._marked(PhaseAction(ledger, PHASE_INDEX[PHASE_OF_HOOK[hook]]))
+        return self._module_hook(name, hook)
+
+    def _module_hook(self, name: str, hook: str) -> Action:
+        if self._does_nothing(name, hook):
+            return INHERIT
+        return PhaseAction(self._ledger, PHASE_INDEX["module_hooks"])
+
+    def while_idle(self, name: str) -> Action:
+        """Nothing is measured by actions, but how the loop ends matters all the same."""
+        is_told = name.startswith("[Callback]") and name.endswith(".on_exception")
+        return self.actions[name] if is_told else INHERIT
+
+    def in_validation(self, name: str) -> Action:
+        """Inside validation callbacks and checkpoints are told apart; the rest is one of its parts."""
+        ledger, hook = self._ledger, name.rpartition(".")[2]
+        if name.startswith("[Callback]") and hook in ENDS_BATCHES:
+            return PartBeginAction(ledger, ENDS_BATCHES[hook], self.actions[name])
+        if name.startswith("[Callback]") or name == "save_checkpoint":
+            return self.actions[name]
+        if hook == "on_validation_model_train":
+            return ValidationEndAction(ledger, self._model_hook_part(hook))
+        if hook in {"train_dataloader_next", "lr_scheduler_step"} or name == "run_training_epoch":
+            return self.actions[name]  # training goes on without the hook that ends a validation loop
+        return self._part(name, hook) if name.startswith("[") else INHERIT
+
+    def _part(self, name: str, hook: str) -> Action:
+        """What Lightning or the module does in a validation loop."""
+        ledger = self._ledger
+        if hook == VALIDATE.fetch:
+            return FetchPartAction(ledger)
+        if name.startswith("[Strategy]") and hook == VALIDATE.step_hook:
+            return PartAction(ledger, FORWARD)
+        if hook == MODEL_EVAL:
+            return PartAction(ledger, self._model_hook_part(hook), after=OTHER)
+        does_nothing = hook in INSIDE_TRANSFER or self._does_nothing(name, hook)
+        if PHASE_OF_HOOK.get(hook) == "transfer" and not does_nothing:
+            return PartAction(ledger, TRANSFER)
+        inner = PartAction(ledger, MODULE_HOOKS) if hook.startswith("on_") and not does_nothing else INHERIT
+        if name.startswith("[LightningModule]") and hook == "on_validation_batch_end":
+            return BatchEndPartAction(ledger, inner)
+        if name.startswith("[LightningModule]") and hook in ENDS_BATCHES:
+            is_epoch_end = ENDS_BATCHES[hook] == EPOCH_END
+            return PartBeginAction(ledger, ENDS_BATCHES[hook], INHERIT if is_epoch_end else inner)
+        return inner
+
+    def _model_hook_part(self, hook: str) -> int:
+        """Of a hook of the module that does something even where nobody has overridden it."""
+        module = self._trainer.lightning_module
+        return MODULE_HOOKS if _overrides(module, "LightningModule", hook) else OTHER
+
+    def _marked(self, action: PhaseAction) -> Action:
+        if self._ledger.device is not None and action.phase in DEVICE_PHASES:
+            return DeviceMarkedAction(self._ledger, action)
+        return action
+
+    def _does_nothing(self, name: str, hook: str) -> bool:
+        """Whether nobody has overridden the hook: not worth two clock reads at every step."""
+        trainer = self._trainer
+        if name.startswith("[Callback]"):
+            owners = [c for c in trainer.callbacks if name == f"[Callback]{c.state_key}.{hook}"]
+            return bool(owners) and not any(_overrides(owner, "Callback", hook) for owner in owners)
+        # Only hooks called on_...: the others (optimizer_step, ...) do something of their own.
+        if not hook.startswith("on_") or hook.startswith("on_validation_model"):
+            return False
+        kind = name[1:].partition("]")[0]
+        owner = {
+            "LightningModule": trainer.lightning_module,
+            "LightningDataModule": getattr(trainer, "datamodule", None),
+            "Strategy": trainer.strategy,
+        }.get(kind)
+        return owner is not None and not _overrides(owner, kind, hook)
+
+
+def _overrides(owner: Any, base_name: str, hook: str) -> bool:
+    """Whether ``owner`` has a hook of its own; base classes go by name, as there are two Lightnings."""
+    if hook in vars(owner):
+        return True
+    base = next((kind for kind in type(owner).__mro__ if kind.__name__ == base_name), None)
+    return base is None or getattr(type(owner), hook, None) is not getattr(base, hook, None)

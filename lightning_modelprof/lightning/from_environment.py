@@ -1,0 +1,37 @@
+"""The door for whoever does not build the Trainer: Lightning asks here for callbacks, by an entry point.
+
+Nothing is imported unless the environment asks for a callback.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+SEEN = "LIGHTNING_MODELPROF_SEEN"
+"""Environment variable with a file to make once a Trainer was made, for whoever runs a script to know it."""
+
+
+def callbacks() -> list[Any]:
+    """The callback that ``LIGHTNING_MODELPROF`` asks for; none where it is unset, empty or says no.
+
+    Raises:
+        ConfigError: when the variable asks for something that cannot be meant.
+    """
+    if seen := os.environ.get(SEEN):
+        with suppress(OSError):
+            Path(seen).touch()
+    if not os.environ.get("LIGHTNING_MODELPROF"):
+        return []
+    from lightning_modelprof.config.sources import arguments_in_environment  # noqa: PLC0415  # when asked for
+
+    arguments = arguments_in_environment()
+    if arguments is None:
+        return []
+    from lightning_modelprof.lightning.callback import ModelProfCallback  # noqa: PLC0415
+
+    callback = ModelProfCallback(**arguments)
+    callback.is_from_environment = True
+    return [callback]

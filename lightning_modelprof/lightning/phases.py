@@ -1,0 +1,316 @@
+"""The delegate of ``trainer.profiler``: Lightning's action names become phases.
+
+Lightning tells its profiler when every hook, fetch and step begins and ends. Its own PassThroughProfiler
+makes a generator context for each of these about 24 events a step; this one hands out ready objects, and
+gains so much by it that its clock reads cost a few microseconds a step in all. ``docs/architecture.md`` has
+the reasons for this seam, and ``tests/test_contract_lightning.py`` holds Lightning to the names used here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from lightning.pytorch.profilers import Profiler
+
+from lightning_modelprof.lightning.actions import (
+    INHERIT,
+    Action,
+    BatchEndAction,
+    CallbackAction,
+    DeviceMarkedAction,
+    FetchAction,
+    PhaseAction,
+    TracedAction,
+)
+from lightning_modelprof.lightning.classify import ActionTable
+from lightning_modelprof.lightning.in_validation import PartBeginAction
+from lightning_modelprof.measure.evaluation import make_classifier
+from lightning_modelprof.measure.steps.ledger import USER_PROFILER, PhaseLedger
+from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.records import CallbackTime
+
+_UNGUARDED: Final = {Action, PhaseAction, CallbackAction}
+
+REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "training_step"}
+"""Without these a fit's steps and phases cannot be told apart; all are seen before a trained batch ends."""
+
+
+class PhaseProfiler(Profiler):
+    """Stands in for ``trainer.profiler`` during a loop and forwards everything to the one it replaces.
+
+    Args:
+        inner: the profiler that was there.
+        ledger: where times go.
+        trainer: whose callbacks, strategy and module the actions are about.
+        own_prefix: start of the action names of our own callback; they are not measured.
+        loop: which loop.
+
+    Attributes:
+        thread: number of the thread in which the loop runs.
+        on_error: called once, with the error being handled, when an action of ours has failed.
+    """
+
+    inner: Any
+    # Lightning calls this about 24 times a step: a plain attribute that is the table's own lookup, and not a
+    # method around it, saves a Python frame each time.
+    profile: Callable[[str], Action]  # type: ignore[assignment]
+
+    def __init__(
+        self, inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self.ledger = ledger
+        self.thread = threading.get_ident()
+        self._loop = loop
+        classifier = make_classifier(ledger, trainer, own_prefix, loop)
+        self._base = classifier.actions
+        self._tables = {
+            "idle": self._table(classifier.while_idle),
+            "loop": self._table(lambda name: self._base[name]),
+            "validation": self._table(classifier.in_validation),
+            "traced loop": self._table(lambda name: self._traced(self._base[name])),
+            "traced validation": self._table(lambda name: self._traced(classifier.in_validation(name))),
+        }
+        self.armed = False
+        self.choose_table()
+        ledger.on_validation_change = self.choose_table
+        self.on_error: Callable[[], None] = _raise_again
+
+    # Lightning's interface
+
+    def start(self, action_name: str) -> None:
+        """An action begins."""
+        self.profile(action_name).__enter__()
+
+    def stop(self, action_name: str) -> None:
+        """An action ends."""
+        self.profile(action_name).__exit__(None, None, None)
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        """Forwarded."""
+        self.inner.setup(*args, **kwargs)
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Forwarded."""
+        self.inner.teardown(*args, **kwargs)
+
+    def summary(self) -> str:
+        """Forwarded."""
+        return str(self.inner.summary())
+
+    def describe(self) -> None:
+        """Forwarded."""
+        self.inner.describe()
+
+    @property
+    def _lightning_module(self) -> Any:
+        return self.inner._lightning_module
+
+    @_lightning_module.setter
+    def _lightning_module(self, module: Any) -> None:
+        # The Trainer assigns this on whatever its profiler is.
+        self.inner._lightning_module = module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, or a pickle, of the trainer in the middle of a loop has the user's profiler alone.
+        return _itself, (self.inner,)
+
+    def __del__(self) -> None:
+        # Profiler.__del__ calls teardown(), which would close the user's live profiler.
+        pass
+
+    # Ours
+
+    def arm(self) -> None:
+        """Start to measure: the loop begins."""
+        self.ledger.restart()
+        self.armed = True
+        self.choose_table()
+
+    def disarm(self) -> None:
+        """Stop to measure: the loop is over. Actions still open end without effect."""
+        if self.armed:
+            self.armed = False
+            self.choose_table()  # first: whatever fails, nothing is measured from here on
+            self.ledger.charge()
+            self.ledger.discard()
+
+    def fail(self) -> None:
+        """An action of ours has failed, once or more; to be called while its error is being handled."""
+        on_error, self.on_error = self.on_error, _nothing
+        on_error()
+
+    def choose_table(self) -> None:
+        """Use the actions that fit what is going on: idle, the loop or validation in it, traced or not."""
+        table = "idle"
+        if self.armed:
+            table = "validation" if self.ledger.in_validation else "loop"
+            if self.ledger.ranges is not None:
+                table = f"traced {table}"
+        self.profile = self._tables[table].__getitem__
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a batch went as far as its training since training began."""
+        return "run_training_batch" in self._base
+
+    def missing_hooks(self) -> set[str]:
+        """Which of the required hooks should have been seen since the loop began and have not been."""
+        seen = {name.rpartition(".")[2] for name in self._base}
+        if not self._loop.is_fit:
+            return {self._loop.fetch, self._loop.step_hook} - seen
+        # A batch that is None or skips its epoch is never trained on.
+        expected = REQUIRED_HOOKS if "run_training_batch" in seen else REQUIRED_HOOKS - {"training_step"}
+        return expected - seen
+
+    def callback_times(self) -> tuple[CallbackTime, ...]:
+        """Time by callback and hook so far, longest first."""
+        times = [
+            CallbackTime(
+                callback=name.removeprefix("[Callback]").rpartition(".")[0],
+                hook=name.rpartition(".")[2],
+                calls=action.calls,
+                total_ns=action.total_ns,
+            )
+            for name, action in self._base.items()
+            if isinstance(action, CallbackAction) and action.calls
+        ]
+        return tuple(sorted(times, key=lambda time: -time.total_ns))
+
+    def _table(self, make: Callable[[str], Action]) -> ActionTable:
+        return ActionTable(lambda name: self._guarded(make, name))
+
+    def _guarded(self, make: Callable[[str], Action], name: str) -> Action:
+        """The action of a name, whose errors do not reach the loop."""
+        try:
+            action = make(name)
+        except Exception:  # what the trainer is asked for may be the user's, such as a callback's state_key
+            self.fail()
+            return INHERIT
+        # These read the clock and add integers, at most events of every step: nothing in them can fail.
+        return action if type(action) in _UNGUARDED else GuardedAction(self, action)
+
+    def _traced(self, action: Action) -> Action:
+        if isinstance(action, PartBeginAction):
+            return PartBeginAction(self.ledger, action.part, self._traced(action.action))
+        # Fetches and gaps write their ranges themselves.
+        if isinstance(action, BatchEndAction) and isinstance(action.action, PhaseAction):
+            inner = TracedAction(self.ledger, action.action, action.action.phase)
+            return type(action)(self.ledger, inner)
+        if isinstance(action, DeviceMarkedAction):
+            return TracedAction(self.ledger, action, action.action.phase)
+        if isinstance(action, PhaseAction) and not isinstance(action, FetchAction):
+            return TracedAction(self.ledger, action, action.phase)
+        return action
+
+
+class ForwardingPhaseProfiler(PhaseProfiler):
+    """The delegate of a profiler that does something: it is told of every action, and looks like it.
+
+    A class of its own because ``__getattr__`` makes every attribute access slower, ``profile`` included.
+    """
+
+    def _table(self, make: Callable[[str], Action]) -> ActionTable:
+        return ActionTable(lambda name: ForwardedAction(self, name, self._guarded(make, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        # copy and pickle look attributes up before __init__ has run
+        if "inner" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def make_delegate(
+    inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
+) -> PhaseProfiler:
+    """The delegate that fits the profiler it replaces."""
+    # By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own.
+    is_silent = type(inner).__name__ == "PassThroughProfiler"
+    kind = PhaseProfiler if is_silent else ForwardingPhaseProfiler
+    return kind(inner, ledger, trainer, own_prefix, loop)
+
+
+class GuardedAction(Action):
+    """Another action, whose errors end the measurement and not the loop."""
+
+    __slots__ = ("action", "profiler")
+
+    def __init__(self, profiler: PhaseProfiler, action: Action) -> None:
+        self.profiler = profiler
+        self.action = action
+
+    def __enter__(self) -> None:
+        try:
+            self.action.__enter__()
+        except Exception:  # Ctrl+C is the user's
+            self.profiler.fail()
+
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        try:
+            self.action.__exit__(kind, error, trace)
+        except Exception:
+            self.profiler.fail()
+
+
+class ForwardedAction(Action):
+    """An action that the user's own profiler is told of as well; its cost is a phase of its own."""
+
+    __slots__ = ("action", "name", "profiler")
+
+    def __init__(self, profiler: PhaseProfiler, name: str, action: Action) -> None:
+        self.profiler = profiler
+        self.name = name
+        self.action = action
+
+    def __enter__(self) -> None:
+        self.action.__enter__()
+        self._charge()  # what an action that is not measured left open is not the profiler's
+        self.profiler.inner.start(self.name)
+        self._charge(USER_PROFILER)
+
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        self.action.__exit__(kind, error, trace)
+        self._charge()
+        self.profiler.inner.stop(self.name)
+        self._charge(USER_PROFILER)
+
+    def _charge(self, phase: int | None = None) -> None:
+        profiler = self.profiler
+        if profiler.armed and threading.get_ident() == profiler.thread:
+            profiler.ledger.charge(phase)
+
+
+def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | None:
+    """The delegate in a chain of delegates whose ``inner`` is ``delegate``, or ``None``."""
+    while isinstance(profiler, PhaseProfiler):
+        if profiler.inner is delegate:
+            return profiler
+        profiler = profiler.inner
+    return None
+
+
+def uninstall(trainer: Any, delegate: PhaseProfiler) -> None:
+    """Take ``delegate`` out of ``trainer.profiler``, wherever it stands in a chain of delegates."""
+    try:
+        delegate.disarm()
+    finally:
+        outer = find_delegate(trainer.profiler, delegate)
+        if trainer.profiler is delegate:
+            trainer.profiler = delegate.inner
+        elif outer is not None:
+            outer.inner = delegate.inner
+
+
+def _itself(profiler: Any) -> Any:
+    return profiler
+
+
+def _raise_again() -> None:
+    raise  # noqa: PLE0704 -- called while the error is being handled
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,52 @@
+"""Where Lightning lets the ranks wait for each other at the begin of each step, outside of any action.
+
+Since 2.5.2 the first rank tells the others, before each fetch, whether a signal has come, and all read the
+answer. Who is early waits there; without a phase of its own that wait would look like logging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+from lightning_modelprof.measure.stand_in import StandIn, stand_in
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.run.phases import PHASE_INDEX
+
+RANK_WAIT: Final = PHASE_INDEX["rank_wait"]
+
+BROADCAST: Final = "_broadcast_sigterm_tensor"
+"""Lightning's own method, which is private: where there is none, the wait stays in the gap that it is in."""
+
+
+class TimedBroadcast(StandIn):
+    """Lightning's method, its time told apart."""
+
+    def __init__(self, broadcast: Callable[[], None], ledger: PhaseLedger) -> None:
+        super().__init__(broadcast)
+        self._ledger = ledger
+
+    def __call__(self) -> None:
+        """As Lightning's own."""
+        ledger = self._ledger
+        ledger.charge()
+        outer, ledger.current = ledger.current, RANK_WAIT
+        ranges = ledger.ranges
+        if ranges is not None:
+            ranges.push(RANK_WAIT)
+        try:
+            self.original()
+        finally:
+            if ranges is not None:
+                ranges.pop()
+            ledger.charge()
+            ledger.current = outer
+
+
+def time_broadcast(trainer: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
+    """Tell the wait of a fit of several ranks apart, until ``cleanup``."""
+    loop = trainer.fit_loop.epoch_loop
+    broadcast = getattr(loop, BROADCAST, None)
+    if trainer.world_size > 1 and broadcast is not None:
+        stand_in(loop, BROADCAST, TimedBroadcast(broadcast, ledger), cleanup)

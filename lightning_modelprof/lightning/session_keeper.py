@@ -1,0 +1,396 @@
+"""A session for each loop: begun and ended with the other ranks, its errors held back from the training."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.errors import ConfigError, told
+from lightning_modelprof.fit.process_end import end_with_process
+from lightning_modelprof.fit.scheduled_stop import ScheduledStop, scheduled_stop
+from lightning_modelprof.fit.warn import traceback_text, warn
+from lightning_modelprof.lightning.meeting import Meeting
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ShortLoop, short_loop
+from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.steps.batch_sizes import (
+    NothingCounted,
+    SampleCounter,
+    is_combined,
+    make_counter,
+    may_be_rows,
+)
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.records import Run
+
+_T = TypeVar("_T")
+
+_OF_THE_MODULE: Final = ("log", "log_dict")
+"""What Lightning puts on a callback: methods of the module, which holds the trainer and everything."""
+
+_OF_A_LOOP: Final = (
+    "_session",
+    "_ledger",
+    "_evaluation",
+    "_aborted",
+    "_meeting",
+    "_stop",
+    "_short",
+    "_twin",
+    "_trainer",
+)
+"""What stands for the loop that runs: ``None`` where none does."""
+
+_FROM_SETUP: Final = (
+    *("_loop", "_thread", "_count", "_directory", "_why_there", "_is_cut_off", "_dataloader_idx"),
+)
+"""What its ``setup`` or its first hook makes anew."""
+
+_INNER_RAN: Final = (
+    "Another loop ran inside this one with the same callback object; it has a report of its own."
+)
+_RAN_INSIDE: Final = (
+    "This loop ran inside another one with the same callback object, whose report callback.report is in the"
+    " end."
+)
+
+_FAILED: Final = "an internal error stopped the measurement there"
+
+
+class SessionKeeper:
+    """What stays of the callback from loop to loop, and the session of the loop that runs.
+
+    Args:
+        config: what is wanted.
+
+    Attributes:
+        report: the newest report; ``None`` before the first.
+        run: the measured facts behind it; ``None`` before the first.
+        is_from_environment: whether nobody wrote it down, but the environment asked for it.
+    """
+
+    state_key: str
+    is_from_environment: bool = False
+
+    def __init__(self, config: ProfileConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.report: Report | None = None
+        self.run: Run | None = None
+        self._clock = host_clock
+        self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
+        self._loop: Loop = FIT
+        self._directory: Path | None = None  # wanted for files
+        self._why_there = ""  # and not beside the run
+        self._session: LoopSession | None = None
+        self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
+        self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
+        self._dataloader_idx = 0
+        self._aborted: LoopSession | None = None  # an error of ours has ended it
+        self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
+        self._is_cut_off = False  # whether they could not be reached, which is said once
+        self._stop: ScheduledStop | None = None  # with the other ranks, where windows end training
+        self._short: ShortLoop | None = None  # the loop that runs and gets no report
+        self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
+        self._trainer: Any = None  # that runs the loop
+        self._thread = 0  # in which it does
+        self._around: list[dict[str, Any]] = []  # what was above in the loops that this one runs in
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
+        away = dict.fromkeys(_OF_A_LOOP)
+        kept = {name: value for name, value in vars(self).items() if name not in _OF_THE_MODULE}
+        return {**kept, **away, "_around": [], "_count": SampleCounter()}
+
+    def _enter(self, trainer: Any, loop: Loop) -> None:
+        """A loop is set up; if it is called in one that we measure, that one goes on when it is over.
+
+        Raises:
+            ConfigError: when that one runs in another thread.
+        """
+        outer, thread = self._trainer, threading.get_ident()
+        if outer is None or outer is trainer or outer.state.status != "running":
+            self._end_untold()
+        elif self._thread != thread:
+            raise ConfigError(
+                f"ModelProfCallback: expected a callback of its own for {loop.subject}, got one that measures"
+                f" {self._loop.subject} in another thread. Make a new ModelProfCallback for each thread."
+            )
+        else:
+            if self._session is not None:
+                self._session.note(_INNER_RAN)
+            self._around.append({name: vars(self)[name] for name in (*_OF_A_LOOP, *_FROM_SETUP)})
+            vars(self).update(dict.fromkeys(_OF_A_LOOP))
+        self._trainer, self._thread, self._loop = trainer, thread, loop
+
+    def _is_running(self, trainer: Any) -> bool:
+        """Whether it runs the loop we are in; ends loops inside that one of whose end nobody has told us."""
+        while self._trainer is not trainer and any(one["_trainer"] is trainer for one in self._around):
+            self._end_untold()
+        return self._trainer is trainer
+
+    def _begin(self, trainer: Any) -> None:
+        """Stand in for the trainer's profiler."""
+        self._count = make_counter(self.config.samples_fn)
+        session = LoopSession(
+            self.config,
+            self._loop,
+            trainer,
+            own_prefix=f"[Callback]{self.state_key}.",
+            clock=self._clock,
+            warn=warn,
+            guard=self._guard,
+            end_untold=self._end_untold,
+            samples_note=lambda: getattr(self._count, "note", ""),
+        )
+        self._session = session
+        if self._around:
+            session.note(_RAN_INSIDE)
+        session.delegate.on_error = self._step_aside
+        end_with_process(self)
+
+    def _come(self, trainer: Any) -> None:
+        """Other ranks count on us from now on."""
+        meeting = self._meeting = Meeting(trainer)
+        self._among_ranks(meeting.come)
+
+    def _propose_stop(self, trainer: Any) -> None:
+        self._stop = None
+        planned, meeting = scheduled_stop(self.config, trainer), self._meeting
+        if planned is not None and meeting is not None:
+            self._among_ranks(lambda: meeting.propose(planned.plan))
+            self._stop = planned
+
+    def _agree_on_stop(self, trainer: Any) -> None:
+        """Keep to the planned end if all ranks do: one that ended alone would leave the others waiting."""
+        planned, meeting, self._stop = self._stop, self._meeting, None
+        if planned is None or meeting is None:
+            return
+        if self._among_ranks(lambda: meeting.is_agreed(planned.plan)):
+            planned.begin(trainer)
+            self._stop = planned
+        else:
+            warn(
+                "stop_after_profile: not every rank has this callback with the same windows, so training is"
+                " not ended after them. Give it to the Trainer on every rank"
+            )
+
+    def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
+        """The loop begins; returns the session's ledger if there is something to measure."""
+        if self._meeting is None or self._is_short(trainer, pl_module):
+            return None
+        folder = self._meet(trainer, self._meeting)
+        session = self._session
+        if session is None:  # it has failed, and has been at the meeting all the same
+            return None
+        if isinstance(self._count, SampleCounter):
+            loop = getattr(trainer, self._loop.trainer_attribute)
+            self._count.may_be_rows, self._count.is_combined = may_be_rows(loop), is_combined(loop)
+        why_there = self._why_there if trainer.is_global_zero else ""
+        self._guard(lambda: session.arm(pl_module, folder, why_there))
+        return session.ledger if self._session is session else None
+
+    def _is_short(self, trainer: Any, pl_module: Any) -> bool:
+        """Whether the loop that begins is too short for a report: then nothing but its time is taken."""
+        session = self._session
+        if session is None:
+            return False
+
+        def look() -> None:
+            self._short = short_loop(
+                self.config,
+                self._loop,
+                trainer,
+                model=type(pl_module).__name__,
+                wanted=self._directory,
+                now=self._clock(),
+            )
+
+        self._guard(look)
+        if self._short is not None:
+            self._session = None
+            self._guard(session.close)
+        return self._short is not None
+
+    def _end_short(self, *, failed: bool = False) -> bool:
+        """The loop has ended; returns whether it was a short one."""
+        short, self._short = self._short, None
+        if short is not None:
+            self._guard(lambda: PROCESS_LOOPS.add_short(short, self._clock(), failed=failed))
+        return short is not None
+
+    def _meet(self, trainer: Any, meeting: Meeting) -> Path | None:
+        """The ranks come together; returns the folder for files, which the first one claims for all."""
+        claimed = ""
+        is_first = self._among_ranks(lambda: meeting.is_first)
+        if is_first is None:
+            is_first = trainer.is_global_zero
+        if self._directory is not None and is_first:
+            try:
+                claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
+            except OSError as error:
+                warn(
+                    f"could not claim a folder for files, {self._directory}: {told(error)}; what is measured"
+                    " will be in callback.report and callback.run"
+                )
+            except Exception:  # the other ranks are waiting
+                self._step_aside()
+        agreed = self._among_ranks(lambda: meeting.agree_on_folder(claimed))
+        absent = (self._among_ranks(meeting.find_absent) or ()) if is_first else ()
+        if absent:
+            warn(
+                f"{len(absent)} of {trainer.world_size} ranks did not join the measurement of"
+                f" {self._loop.subject}, so the report says nothing of them. Give this callback to the"
+                " Trainer on every rank; bounds={'ranks': [0]} chooses who records windows"
+            )
+        elif agreed is None and not is_first:
+            warn("the first rank did not say where files go, so this rank writes none")
+        if self._session is not None:
+            self._session.is_first = is_first
+        folder = claimed if agreed is None else agreed
+        return Path(folder) if folder else None
+
+    def _end(self, trainer: Any) -> None:
+        """The loop is over."""
+        meeting = self._meeting if self._is_running(trainer) else None
+        if meeting is None or self._end_short():
+            return
+        self._stop_session("finished")
+        session = self._session
+        heard: dict[int, bytes] = {}
+        if trainer.world_size > 1:
+            message = None if session is None else session.message
+            self._among_ranks(lambda: meeting.say(message, _FAILED))
+            if session is not None and session.is_first:
+                heard = self._among_ranks(meeting.hear) or {}
+        self._finish("finished", heard, meeting.absent)
+        self._meeting = None
+        self._among_ranks(meeting.leave)
+
+    def _among_ranks(self, talk: Callable[[], _T]) -> _T | None:
+        """Talk to other ranks; ``None`` if that fails, as when the first one has died."""
+        try:
+            return talk()
+        except Exception as error:  # each rank is measured for itself
+            if not self._is_cut_off:
+                self._is_cut_off = True
+                warn(f"could not reach the other ranks: {told(error)}")
+            return None
+
+    def _stop_session(self, status: str) -> None:
+        session, self._ledger, self._evaluation = self._session, None, None
+        if session is not None:
+            self._guard(lambda: session.stop(status))
+
+    def _finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+        session = self._session
+        if session is not None:
+            try:
+                self._guard(lambda: session.finish(status, heard, absent))
+            finally:  # Ctrl-C while the report is printed does not cost the report
+                self._take_results(session)
+
+    def _take_results(self, of: LoopSession | SessionKeeper) -> None:
+        self.report, self.run = of.report or self.report, of.run or self.run
+
+    def _leave(self) -> None:
+        try:
+            self._leave_loop()
+        finally:
+            self._trainer = None
+            if self._around:
+                vars(self).update(self._around.pop())
+
+    def _leave_loop(self) -> None:
+        session, self._session = self._session, None
+        meeting, self._meeting = self._meeting, None
+        twin, self._twin = self._twin, None
+        aborted, self._aborted = self._aborted, None
+        self._ledger = self._evaluation = self._stop = None
+        self._end_short(failed=True)
+        if aborted is not None:
+            with suppress(Exception):  # it has failed before, and that was said
+                aborted.save_aborted()
+            self._take_results(aborted)
+        if twin is not None:
+            self._take_results(twin)
+        if meeting is not None:
+            self._among_ranks(meeting.leave)
+        if session is not None:
+            self._guard(session.close)
+            self._guard(session.tell)
+            self._take_results(session)  # another callback's exception may have kept ours from being told
+
+    def _forget_module(self) -> None:
+        """Drop what Lightning has given us to log with: the model would live as long as the report does."""
+        for name in _OF_THE_MODULE:
+            vars(self).pop(name, None)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
+        try:
+            work()
+        except Exception:  # the loop must not notice
+            self._step_aside()
+
+    def _step_aside(self) -> None:
+        """Give up for the rest of the loop and warn; to be called while an error of ours is being handled."""
+        session, self._session = self._session, None
+        self._ledger = self._evaluation = None
+        warn(
+            f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
+            f" Please report this:\n{traceback_text()}"
+        )
+        if session is not None:
+            try:
+                session.abort()
+            except Exception:  # what could not be undone or saved must not hurt either
+                warn(f"could not undo or save everything:\n{traceback_text()}")
+            self._take_results(session)
+            self._aborted = session
+
+    def _meet_size(self, size: int) -> None:
+        session = self._session
+        if session is not None:
+            self._guard(lambda: session.meet_size(size))
+
+    def _stop_counting(self, error: Exception) -> None:
+        counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
+        reason = f"{counter} raised {told(error)}"
+        self._count = NothingCounted(reason)
+        self._guard(lambda: warn(f"{reason}; {self.config.unit}/s will not be known"))
+
+    def _end_untold(self, *, is_exit: bool = False) -> None:
+        """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.
+
+        One that is not finished has no report, unless the program ends.
+        """
+        session = self._session
+        try:
+            if session is not None and (session.is_finished or (is_exit and session.is_armed)):
+                self._stop_session(session.failure)
+                self._finish(session.failure, {}, {})
+        finally:
+            self._leave()
+
+    def end_at_exit(self) -> None:
+        """The program ends: nobody will tell of the end of a loop that is over."""
+        # A loop in another thread may still be running.
+        while self._session is not None and self._session.delegate.thread == threading.get_ident():
+            self._end_untold(is_exit=True)
+
+    def forget_session(self) -> None:
+        """In a child of this process, which measures nothing and leaves the parent's files alone."""
+        sessions = [self._session, *(one["_session"] for one in self._around)]
+        vars(self).update(dict.fromkeys(_OF_A_LOOP))
+        self._around.clear()
+        for session in sessions:
+            if session is not None:
+                session.ledger.ranges = session.ledger.inspection = None
+                session.delegate.disarm()

@@ -1,0 +1,405 @@
+"""The inspection of a few steps: one is counted, and some for their size; in some the modules are timed.
+
+Nothing is installed on any other step. The step that is counted computes what it would compute anyway;
+a compiled model is not run eagerly for it, but counted on a copy without data afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.fit.followed_step import FollowedStep
+from lightning_modelprof.fit.size_plan import SizePlan
+from lightning_modelprof.fit.step_copy import StepCopy
+from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
+from lightning_modelprof.flops.mode_stack import modes_on
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.flops.count import step_count
+from lightning_modelprof.inspect.flops.formulas import Formula
+from lightning_modelprof.inspect.flops.peaks import peak_rates
+from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
+from lightning_modelprof.inspect.lines.waste import WasteWatch
+from lightning_modelprof.inspect.modules.model_size import model_size
+from lightning_modelprof.inspect.modules.module_times import ModuleTimer
+from lightning_modelprof.inspect.modules.modules import module_records
+from lightning_modelprof.loop.inspection_plan import InspectionPlan
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
+from lightning_modelprof.measure.user_code import loop_codes
+from lightning_modelprof.run.batches import Shapes
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.sites import BATCH_END, BATCH_START
+from lightning_modelprof.run.steps import NOT_MEASURED
+
+NEVER: Final = 2**62
+_WITHOUT_COMPILE: Final = "To count it, profile a short run without torch.compile"
+T = TypeVar("T")
+
+
+class Inspection:
+    """Finds out what a step costs.
+
+    Args:
+        plan: which steps.
+        loop: which loop they are in.
+        trainer: whose loop it is.
+        pl_module: the LightningModule.
+        formulas: of the user.
+        peak_flops_per_s: of the user: a number, or by dtype.
+        use_fvcore: run fvcore on a copy of the model too.
+        follows_memory: follow the live tensors of the counted step.
+        samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
+        sizes: of the batches.
+        clock: host clock.
+
+    Attributes:
+        cost: what is known so far.
+        followed: live tensors of the counted step.
+        next_step: the next step that begins or ends something; ``NEVER`` when all is done.
+    """
+
+    def __init__(
+        self,
+        plan: InspectionPlan,
+        loop: Loop,
+        *,
+        trainer: Any,
+        pl_module: nn.Module,
+        formulas: Mapping[Any, Formula] | None,
+        peak_flops_per_s: float | Mapping[str, float] | None,
+        use_fvcore: bool,
+        follows_memory: bool,
+        samples: Callable[[], int],
+        sizes: BatchShapes,
+        clock: HostClock,
+    ) -> None:
+        self._plan = plan
+        self._loop = loop
+        self._trainer = trainer
+        self._module = pl_module
+        self._formulas = formulas
+        self._override = peak_flops_per_s
+        self._use_fvcore = use_fvcore
+        self._get_samples = samples
+        self._clock = clock
+        self._samples: int | None = None
+        self._sizes = sizes
+        self._size_plan = SizePlan(sizes, lambda: tuple(one.requires_grad for one in pl_module.parameters()))
+        self._size: int | None = None  # of the running step, if that is counted for it
+        self._counter: FlopCounter | None = None
+        self._is_counting = False
+        self._timer: ModuleTimer | None = None
+        self._is_timing = False
+        self._arguments: tuple[Any, ...] | None = None  # of the counted step
+        self._step: int | None = None
+        self._frames = compiled_frames()
+        self._watch: SiteWatch | None = None
+        self._around: AroundBatch | None = None
+        self._waste: WasteWatch | None = None
+        self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
+        self._timed: list[int] = []  # steps
+        self._timed_sizes: dict[Shapes, None] = {}
+        self._begin_note = ""  # why timing could not begin
+        self._copy_reason = ""  # why a copy is counted and not the step itself
+        self._instead = ""  # what to do where a copy cannot be counted
+        self._steps = {plan.counted, *plan.timed} - {None}
+        self.cost = ModelCost(
+            count_note=(
+                f"every {loop.step} is in a profiler window (set wait to leave some out)"
+                if plan.counted is None
+                else f"{loop.subject} ended before {loop.step} {plan.counted}, which was to be counted"
+            ),
+            times_note=f"{loop.subject} ended before modules were timed",
+            size_note=f"{loop.subject} ended before the {loop.step} after which sizes are taken",
+            peak_note=f"{loop.subject} ended before the {loop.step} after which the peak is found",
+            forward_table_note="inspect={'fvcore': True} runs fvcore too, on a copy of the model",
+            sites_note=f"{loop.subject} ended before the {loop.step} whose lines are watched",
+        )
+
+    @property
+    def next_step(self) -> int:
+        """The next step at whose boundary there is something to do."""
+        return min((step for step in self._steps if step is not None), default=NEVER)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left that is to be inspected, but for sizes that come."""
+        return self.next_step == NEVER
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nothing has been inspected yet."""
+        return self._plan.counted is not None and self._plan.counted in self._steps
+
+    def postpone(self, later: Callable[[InspectionPlan], InspectionPlan], why: str) -> None:
+        """Other steps are inspected, if the loop lasts; to be called while :attr:`may_wait`.
+
+        Args:
+            later: gives them.
+            why: a clause that says so, for the report of a loop that does not last.
+        """
+        self._plan = later(self._plan)
+        self._steps = {self._plan.counted, *self._plan.timed} - {None}
+        self.cost = replace(self.cost, count_note=why, times_note=why, size_note=why, sites_note=why)
+
+    def begin_step(self, step: int) -> bool:
+        """A step begins: whether it is inspected."""
+        if step not in self._steps:
+            return False
+        self._steps.discard(step)
+        self._step = step
+        if step == self._plan.counted:
+            _attempt(self._begin_watch)
+        return True
+
+    @property
+    def again_at(self) -> int:
+        """The next step from which on a size that was counted is counted again."""
+        return self._size_plan.again_at
+
+    def wants_size(self, step: int, size: int) -> bool:
+        """Whether this step is to be counted for the size of its batch."""
+        return self._size_plan.wants(step, size)
+
+    def begin_size(self, step: int, size: int) -> None:
+        """The running step, which is not inspected yet, has a batch of a size that is to be counted."""
+        self._step, self._size = step, size
+
+    def _begin_watch(self) -> None:
+        """The counted step begins: watch its lines, unless it is a copy that will be counted."""
+        self._copy_reason = self._why_a_copy()
+        if not self._copy_reason:
+            self._watch = SiteWatch((type(self._module),), loop_codes())
+            self._watch.begin()
+            self._look_around(BATCH_START)
+
+    def _look_around(self, phase: str | None) -> None:
+        """Watch what no counter sees, before and after the batch; ``None`` ends that."""
+        around, self._around = self._around, None
+        if around is not None:
+            around.__exit__(None, None, None)
+        # A mode of the user's that ends there would take ours for itself.
+        if phase is not None and self._watch is not None and not modes_on():
+            around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._trainer.validating)
+            self._around = around.__enter__()
+
+    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The inspected step has its batch, on the device."""
+        if self._step is None:
+            return
+        self._look_around(None)
+        if self._step == self._plan.counted:
+            self._size = self._sizes(batch)
+        is_counted = self._size is not None
+        if is_counted:
+            samples = self._get_samples()
+            self._samples = None if samples == NOT_MEASURED else samples
+            self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
+        _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times(batch))
+        if is_counted and note:
+            self._copy_reason = f"the {self._loop.step} itself could not be counted ({note})"
+        elif note:
+            self._begin_note = note
+
+    def _why_a_copy(self) -> str:
+        """Why the step itself is not to be counted; empty if it is."""
+        compiled = find_compiled(self._module)
+        if compiled is not None:
+            reason = f"torch.compile has wrapped {compiled}"
+        elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it is
+            reason = f"torch.compile compiled something while {self._loop.subject} ran"
+        else:
+            return self._why_unwatched()
+        self._instead = _WITHOUT_COMPILE
+        return reason
+
+    def _why_unwatched(self) -> str:
+        """Why no operator of the step is to be watched; empty if each may be.
+
+        Where one is, what an operator gives is a Python object already, and ``Tensor.__new__(cls, tensor)``
+        refuses to make one of another class of it.
+        """
+        kind = self._sizes.odd_class or own_tensors(type(self._module))
+        if kind is None:
+            return ""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return f"tensors of the class {name} cannot always be made while operators are watched"
+
+    def _begin_count(self, batch: Any) -> None:
+        self._copy_reason = self._why_a_copy()
+        if not self._copy_reason:
+            counter = FlopCounter(
+                self._module,
+                self._formulas,
+                force_eager=False,
+                watches=self._watches(batch) if self._step == self._plan.counted else (),
+            )
+            counter.__enter__()
+            self._counter, self._is_counting = counter, True
+
+    def _watches(self, batch: Any) -> tuple[Callable[..., None] | None, ...]:
+        """What sees the operators of the counted step beside the counter."""
+        self._waste = WasteWatch(
+            self._module,
+            num_optimizers=len(self._trainer.optimizers) if self._trainer.world_size == 1 else 1,
+            owners=(type(self._module),),
+            outside=loop_codes(),
+        )
+        self._waste.begin()
+        return self._watch, self.followed.begin(batch), self._waste
+
+    def _begin_times(self, batch: Any) -> None:
+        if self._timer is None:
+            self._timer = ModuleTimer(self._module, self._clock, self._trainer.strategy.root_device)
+        self._timer.arm()
+        self._is_timing = True
+        if self._step is not None:
+            self._timed.append(self._step)
+            self._timed_sizes[shapes_of(batch)] = None
+
+    def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
+        """Batch, batch index and dataloader index, as far as the step's method takes them."""
+        parameters = inspect.signature(getattr(self._module, self._loop.step_hook)).parameters.values()
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+            return available
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return available[: sum(parameter.kind in positional for parameter in parameters)]
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """The inspected step has its loss."""
+        if self._is_counting and self._counter is not None:
+            self._counter.before_backward()
+            if self._waste is not None:
+                self._waste.before_backward()
+        if self._is_timing and self._timer is not None:
+            self._timer.on_before_backward(loss)
+
+    def end_batch(self, *, failed: bool = False) -> None:
+        """The inspected step has done its work, or failed: take out what was put in."""
+        # What was put in is forgotten when it is out, so that close() tries again if something fails here.
+        if self._waste is not None:
+            self._waste.end()
+        if self._is_counting and self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self._is_counting = False
+            if failed:
+                self.followed.give_up()
+            self.followed.end()
+            self._look_around(None if failed else BATCH_END)
+        if self._is_timing and self._timer is not None:
+            self._timer.disarm(failed=failed)
+            self._is_timing = False
+
+    def end_step(self) -> None:
+        """The inspected step is over: what takes long is done here, outside of it."""
+        step, self._step = self._step, None
+        size, self._size = self._size, None
+        self.end_batch()
+        self._end_watch(step)
+        if step is None:
+            return
+        with _disable_current_modes():  # a mode of the user's around the fit is not to see what is ours
+            if size is not None or step == self._plan.counted:
+                self._take_count(step, size)
+            if self.next_step == NEVER and (size is None or step == self._plan.counted):
+                self._take_rest()
+
+    def close(self) -> None:
+        """The loop ended, perhaps with an exception: nothing of ours stays on the model."""
+        self._steps = set()
+        self._step = self._size = self._arguments = None
+        self.end_batch(failed=True)
+        self._end_watch(None)
+
+    def _end_watch(self, step: int | None) -> None:
+        """The step is over: nothing watches any more; its lines are taken."""
+        self._look_around(None)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+            if step is not None and self._counter is not None:
+                device = self._trainer.strategy.root_device.type
+                sites, note = _attempt(lambda: watch.result(step=step, device=device))
+                self.cost = replace(self.cost, sites=sites, sites_note=note)
+                return
+        if step is not None and step == self._plan.counted:
+            why = f", as {self._copy_reason}" if self._copy_reason else ""
+            note = f"the {self._loop.step} was not watched{why}"
+            self.cost = replace(self.cost, sites_note=note)
+
+    def _take_count(self, step: int, size: int | None) -> None:
+        """What the counter saw, or what it sees of a copy; and what fvcore says."""
+        counter, arguments, waste = self._counter, self._arguments, self._waste
+        self._counter = self._arguments = self._waste = None
+        if arguments is None or size is None:
+            self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
+            return
+        copied = StepCopy(self._module, self._loop, self._trainer, arguments, self._instead)
+        why = self._copy_reason
+        count, note = _attempt(
+            lambda: step_count(
+                counter or copied.count(self._formulas),
+                step=step,
+                samples=self._samples,
+                on_fake_tensors=counter is None,
+                copy_reason=why,
+            )
+        )
+        if count is None and why:
+            note = f"{why}, so a copy without data was to be counted, and it could not: {note}"
+        if count is None:
+            self._size_plan.stop(note)
+        else:
+            self._size_plan.add(size, step, count)
+        self.cost = replace(
+            self.cost, size_counts=self._size_plan.counts, size_counts_note=self._size_plan.note
+        )
+        if step != self._plan.counted:
+            return
+        seen = None if waste is None or counter is None else _attempt(waste.result)[0]
+        self.cost = replace(self.cost, count=count, count_note=note, waste=seen)
+        if self._use_fvcore:
+            table, note = _attempt(copied.forward_table)
+            self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
+
+    def _take_peaks(self) -> None:
+        count = self.cost.count
+        dtypes = {entry.dtype for entry in count.operators if entry.flops} if count is not None else set()
+        device = self._trainer.strategy.root_device
+        found, note = _attempt(lambda: peak_rates(device, dtypes, self._override))
+        peaks, note = found if found is not None else ((), note)
+        self.cost = replace(self.cost, peaks=peaks, peak_note=note)
+
+    def _take_rest(self) -> None:
+        """Sizes and modules, when gradients and the optimizer's state are there; and the device's peaks."""
+        self._take_peaks()
+        size, size_note = _attempt(lambda: model_size(self._module, self._trainer.optimizers))
+        modules, _ = _attempt(lambda: module_records(self._module))
+        self.cost = replace(self.cost, size=size, size_note=size_note, modules=modules or ())
+
+    def collect(self) -> ModelCost:
+        """All that is known now; device times may come later than their steps."""
+        timer = self._timer
+        if timer is not None and not self._is_timing:
+            numbers, sizes = tuple(self._timed), tuple(self._timed_sizes)
+            times, note = _attempt(lambda: replace(timer.times(), step_numbers=numbers, sizes=sizes))
+            self.cost = replace(self.cost, times=times, times_note=note or self._begin_note)
+        return replace(self.cost, batch_sizes=self._sizes.record())
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
+    """The result, or in its place the reason why there is none: a report goes on without it."""
+    try:
+        return work(), ""
+    except Exception as error:  # whatever the user's model or a library does here, it is not training's fault
+        said = str(error) if isinstance(error, ModelProfError) else told(error)
+        return None, said.partition("\n")[0]

@@ -1,0 +1,95 @@
+"""Memory of one loop: the curve, what the counted step held, and what was there when memory ran out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.fit.followed_step import FollowedStep
+from lightning_modelprof.flops.held_tensors import held_buffers, held_parameters, storages_of
+from lightning_modelprof.measure.resources.memory import (
+    MemoryCurve,
+    device_memory,
+    process_memory,
+    total_bytes,
+)
+from lightning_modelprof.measure.resources.out_of_memory import Named, describe, out_of_memory_error
+from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory
+
+MEMORY_TAG: Final = "modelprof/memory_mib"
+"""Before the name of each scalar of memory."""
+
+_NO_COUNT: Final = "Live tensors were not followed: no step is counted (flops=True counts one)."
+
+
+class LoopMemory:
+    """Puts the record of a loop's memory together.
+
+    Args:
+        trainer: whose loop it is.
+        pl_module: the LightningModule.
+
+    Attributes:
+        look: to be called with the number of the running step, by one thread, every now and then.
+        out_of_memory: what was there when memory ran out; ``None`` if it did not.
+    """
+
+    def __init__(self, trainer: Any, pl_module: Any) -> None:
+        self._trainer = trainer
+        self._module = pl_module
+        self._device = trainer.strategy.root_device
+        self._curve = MemoryCurve(self._device)
+        self._note = ""
+        self.look = self._curve.look
+        self.out_of_memory: OutOfMemory | None = None
+
+    def scalars(self) -> dict[str, float]:
+        """What is in use now, in MiB, for loggers: tag → value, only of what is counted."""
+        device = device_memory(self._device)
+        counted = {
+            "process": process_memory().rss,
+            "allocated": device.allocated,
+            "reserved": device.reserved,
+        }
+        return {f"{MEMORY_TAG}/{name}": value / 2**20 for name, value in counted.items() if value is not None}
+
+    def on_exception(self, exception: BaseException, step: int) -> None:
+        """An exception ends the loop: note who holds what if it says that memory ran out. Never raises.
+
+        Args:
+            exception: the user's; nothing of it is kept.
+            step: number of the step that was running.
+        """
+        try:
+            error = out_of_memory_error(exception)
+            if error is None or self.out_of_memory is not None:
+                return
+            self.out_of_memory = describe(
+                exception,
+                error,
+                step=step,
+                device=self._device,
+                read_device=device_memory,
+                total_bytes=lambda: total_bytes(self._device),
+                named=Named(
+                    parameters=held_parameters(self._module),
+                    buffers=held_buffers(self._module),
+                    optimizers=tuple(self._trainer.optimizers),
+                ),
+                storages_of=storages_of,
+            )
+        except Exception as ours:  # the user's exception is on its way, and nothing may come before it
+            self._note = f"Who held the memory when it ran out is not known: {told(ours)}."
+
+    def record(self, followed: FollowedStep | None) -> MemoryRecord:
+        """What is known now.
+
+        Args:
+            followed: the step whose live tensors are followed; ``None`` if no step is counted.
+        """
+        note = _NO_COUNT if followed is None else followed.note
+        return self._curve.record(
+            step_memory=None if followed is None else followed.memory,
+            out_of_memory=self.out_of_memory,
+            notes=tuple(filter(None, (note, self._note))),
+        )

@@ -1,0 +1,395 @@
+"""Where a report goes: files, terminal, loggers. One that fails is warned of once and hurts no other."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.config.options import ReportOptions
+from lightning_modelprof.errors import one_line, told
+from lightning_modelprof.report.hparams import hparams_of
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.run.archive import check_same_run, pack, save_run, write_atomically
+from lightning_modelprof.run.finding import RUN_FILE
+from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
+from lightning_modelprof.run.ranks import rank_file
+from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.findings import brief_line
+from lightning_modelprof.show.hparams import plain_hparams, write_hparams
+from lightning_modelprof.show.html.page import render_html
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.notebook import show_in_notebook
+from lightning_modelprof.show.tensorboard.event_file import profile_summary, tag_of, write_summary
+from lightning_modelprof.show.tensorboard.scalars import TAG_PREFIX, write_layout, write_report
+from lightning_modelprof.show.terminal.terminal import print_lines, print_report
+from lightning_modelprof.show.text import render_text
+
+LAYOUT: Final = {
+    "Phases (ms per step)": [
+        f"modelprof/phase_ms/{key}"
+        for key in ("dataloader", "transfer", "forward", "backward", "optimizer", "callbacks", "other")
+    ],
+    "Steps per second": ["modelprof/ips"],
+    "Samples per second": ["modelprof/samples_per_s"],
+    "Reader ratio": ["modelprof/reader_ratio"],
+    "Memory (MiB)": [f"modelprof/memory_mib/{name}" for name in ("process", "allocated", "reserved")],
+    "FLOP/s": ["modelprof/flops_per_s"],
+    "MFU": ["modelprof/mfu"],
+}
+
+REPORT_FILES: Final = ("report.json", "report.html", "report.txt")
+
+CLAIM_FILE: Final = ".run.json.claimed"
+"""Says that a folder is a run's until its archive does."""
+
+TEXTS_BYTES: Final = 2**20
+"""What the texts of a report take at most."""
+
+SPARE_BYTES: Final = 2**26
+"""Room on a disk that is left to others."""
+
+
+NOWHERE: Final = ReportOptions(terminal=False, tensorboard=False)
+"""For files alone."""
+
+
+class Outputs:
+    """Writes what one rank of one fit has to say.
+
+    Args:
+        directory: the run's folder; ``None`` writes no files.
+        loggers: the trainer's loggers; empty on all ranks but the first.
+        report: where it is shown, and how.
+        rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
+            the first.
+        is_first: whether this rank reports for all.
+        created: when the loop began, as in the run.
+        warn: called with one sentence when an output fails.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        loggers: list[Any],
+        report: ReportOptions,
+        *,
+        rank: int,
+        created: str,
+        is_first: bool = True,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.directory = directory
+        self._loggers = loggers
+        self._options = report if is_first else NOWHERE
+        self._is_first = is_first
+        self._archive_name = RUN_FILE if is_first else rank_file(rank)
+        self._rank = rank
+        self._warn = warn
+        self._created = created
+        self._work_folder = _work_folder()
+        self._failed: set[str] = set()
+        self._has_files = False
+        self._has_layout = False
+        self._untold: tuple[Report, bool] | None = None
+
+    def without_loggers(self) -> Outputs:
+        """The same for files alone, which keeps no logger alive."""
+        files = copy.copy(self)
+        files._loggers = []
+        return files
+
+    @property
+    def has_loggers(self) -> bool:
+        """Whether scalars go anywhere."""
+        return bool(self._loggers)
+
+    def save_run(self, run: Run) -> bool:
+        """Save what was measured so far; returns ``False`` if that failed."""
+        if self.directory is None:
+            return True
+        path = self.directory / self._archive_name
+        is_saved = self._try_file(path, lambda: save_run(run, path))
+        if is_saved and self._is_first:
+            with contextlib.suppress(OSError):
+                (self.directory / CLAIM_FILE).unlink(missing_ok=True)
+        return is_saved
+
+    def save_trace(self, window: Window, raw: bytes) -> str | None:
+        """Save a window's trace; returns its path relative to the folder, ``None`` if it was not saved."""
+        if self.directory is None:
+            return None
+        path = self.directory / trace_name(window, self._rank)
+        saved = self._try_file(path, lambda: write_atomically(path, pack(raw)))
+        return trace_name(window, self._rank) if saved else None
+
+    def remove_trace(self, trace_file: str) -> bool:
+        """Remove a trace that was saved; returns whether it is gone."""
+        if self.directory is None:
+            return False
+        path = self.directory / trace_file
+        return self._try_file(path, lambda: path.unlink(missing_ok=True))
+
+    def save_report(self, report: Report) -> None:
+        """Write report.json, report.html and report.txt."""
+        directory = self.directory
+        if directory is None or not self._is_first:
+            return
+        for name, render in zip(REPORT_FILES, (render_json, render_html, _render_text), strict=True):
+            path = directory / name
+            self._try_file(path, partial(_write_rendered, path, render, report))
+
+    def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:
+        """Write the report to TensorBoard as text; it is printed by :meth:`tell`.
+
+        Args:
+            report: of the loop.
+            step: at which loggers have it.
+            is_brief: a line is printed instead, as many such loops run.
+        """
+        loop = loop_of(report.sections["run"]["loop"])
+        prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
+        self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
+        if loop.is_fit:
+            self._write_hparams(report, step)
+        if self._options.terminal:
+            self._untold = report, is_brief
+
+    def tell(self, bar: Any) -> None:
+        """Print the report, once: when the progress bar is closed, which would be drawn again below it.
+
+        Args:
+            bar: the Trainer's progress bar; ``None`` if it has none.
+        """
+        untold, self._untold = self._untold, None
+        if untold is None:
+            return
+        report, is_brief = untold
+        self._try("terminal", partial(_close_live_display, bar))
+        if is_brief:
+            self._try("terminal", lambda: print_lines([brief_line(report, self._place)]))
+        else:
+            last_words = self._last_words()
+            self._try("terminal", lambda: self._print(report, last_words))
+
+    def _print(self, report: Report, last_words: list[str]) -> None:
+        wants_all = self._options.terminal == "full"
+        if wants_all or not show_in_notebook(report):
+            print_report(
+                report,
+                full=wants_all,
+                last_words=last_words,
+                is_below_a_bar=True,
+                has_colours=self._options.colours,
+            )
+
+    def write_profile(self, make: Callable[[], Profile], step: int) -> None:
+        """Write what the dashboard shows of a run or a window, if a logger has an event file.
+
+        Args:
+            make: makes the profile, when it is wanted.
+            step: the x-coordinate.
+        """
+        summaries: list[Any] = []
+
+        def pack() -> None:
+            profile = make()
+            summaries.append(profile_summary(profile, tag_of(profile, self._tag_folder)))
+
+        if self._options.tensorboard and any(map(_is_tensorboard, self._loggers)):
+            self._try("the dashboard", pack)
+        for summary in summaries:
+            self._to_tensorboard(partial(write_summary, summary=summary, step=step), summary.ByteSize())
+
+    @property
+    def _tag_folder(self) -> str:
+        """What profiles are called by: a second fit with the same logger has another name."""
+        return (
+            re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self._created}")
+            if self.directory is None
+            else _name_of(self.directory)
+        )
+
+    def _write_hparams(self, report: Report, step: int) -> None:
+        """Write the fit as a row of the HParams tab, in a run of its own below the logger's.
+
+        A run has one row, and the logger's run is there for the user's. TensorBoard shows no columns but
+        those of the experiment that Lightning describes with the user's hyperparameters, so where it does,
+        a row of ours would be an empty one. Where it does not, ours carries the user's as well.
+        """
+        if self.directory is None or not self._options.tensorboard:
+            return
+        name, succeeded = _name_of(self.directory), report.sections["run"]["status"] == "finished"
+
+        def write_row(logger: Any) -> None:
+            if logger.log_dir is None:
+                return
+            users = getattr(logger, "hparams", {})
+            if users and getattr(logger, "_default_hp_metric", True):
+                return
+            row = hparams_of(report)
+            write_hparams(
+                f"{_absolute(logger.log_dir, self._work_folder)}/{name}",
+                row.hparams | plain_hparams(users),
+                row.metrics,
+                step,
+                succeeded=succeeded,
+            )
+
+        for logger in filter(_is_tensorboard, self._loggers):
+            self._try("TensorBoard", partial(write_row, logger))
+
+    @property
+    def _place(self) -> str:
+        """Of the files; ``""`` where there are none."""
+        return str(self.directory) if self.directory is not None and self._has_files else ""
+
+    def _last_words(self) -> list[str]:
+        """Where the rest of the report is."""
+        places = []
+        if self.directory is not None and self._has_files:
+            folder = _short_path(self.directory, self._work_folder)
+            places = [
+                f"page: {folder}/report.html",
+                f"all tables: lightning-modelprof report {folder} --full",
+            ]
+        loggers = filter(_is_tensorboard, self._loggers if self._options.tensorboard else ())
+        folders = {str(logger.save_dir): None for logger in loggers if logger.save_dir}
+        places += [
+            f"dashboard: tensorboard --logdir {_short_path(Path(folder), self._work_folder)}"
+            for folder in folders
+        ]
+        return [one_line(place) for place in places] or ["all tables: callback.report"]
+
+    def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        """Send scalars to every logger of the run."""
+        if not self._has_layout:
+            self._has_layout = True
+            self._to_tensorboard(lambda writer: write_layout(writer, LAYOUT))
+        for logger in self._loggers:
+            self._try(type(logger).__name__, partial(logger.log_metrics, metrics=dict(scalars), step=step))
+
+    def _to_tensorboard(self, write: Callable[[Any], object], size: int = TEXTS_BYTES) -> None:
+        """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail.
+
+        Args:
+            write: takes a SummaryWriter.
+            size: of what it writes, in bytes.
+        """
+        for logger in self._loggers if self._options.tensorboard else ():
+            if _is_tensorboard(logger):
+                self._try("TensorBoard", partial(_write_with, logger, write, size))
+
+    def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
+        """Write a file; a folder is warned of once, with the first file that could not be written."""
+        try:
+            self._check_folder()
+            write()
+        except Exception as error:  # as in _try
+            if "files" not in self._failed:
+                self._failed.add("files")
+                self._warn(
+                    f"could not write to {path}: {told(error)}; what was measured is in"
+                    " callback.report and callback.run"
+                )
+            return False
+        self._has_files = True
+        return True
+
+    def _check_folder(self) -> None:
+        """Refuse to write where another run is: the folder was moved, or a link in its path was."""
+        if self.directory is not None:
+            check_same_run(self.directory / self._archive_name, self._created)
+
+    def _try(self, what: str, write: Callable[[], object]) -> bool:
+        try:
+            write()
+        except Exception as error:  # whatever an output does, training and the other outputs go on
+            if what not in self._failed:
+                self._failed.add(what)
+                self._warn(f"could not write to {what}: {told(error)}")
+            return False
+        return True
+
+
+def _close_live_display(bar: Any) -> None:
+    """Stop what a RichProgressBar draws; the bar itself does so in a teardown that comes after ours."""
+    progress: Any = getattr(bar, "progress", None)
+    if hasattr(progress, "live"):
+        progress.stop()  # a second time, which comes from the bar, it does nothing
+
+
+def _name_of(directory: Path) -> str:
+    """What a folder's run is called in TensorBoard: one in another run's folder has the name of both."""
+    root = directory.parent
+    if not any((root / name).exists() for name in (RUN_FILE, CLAIM_FILE)):
+        return directory.name
+    return (
+        root.name
+        if directory.name in LOOPS and directory.name != FIT.key
+        else f"{root.name}_{directory.name}"
+    )
+
+
+def _render_text(report: Report) -> bytes:
+    return render_text(report).encode()
+
+
+def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Report) -> None:
+    write_atomically(path, render(report))
+
+
+def _work_folder() -> Path:
+    """Where relative paths begin now: training may go elsewhere."""
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed
+        return Path()
+
+
+def _short_path(folder: Path, work_folder: Path) -> str:
+    """As it can be copied into a command: from the working directory, where it is below it."""
+    try:
+        return str(folder.relative_to(work_folder))
+    except ValueError:
+        return str(folder)
+
+
+def _absolute(folder: str, work_folder: Path) -> str:
+    """A logger's folder as it was meant when the loop began; an address is none of this machine's."""
+    return folder if "://" in folder else str(work_folder / folder)
+
+
+def _is_tensorboard(logger: Any) -> bool:
+    """By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own."""
+    return any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
+
+
+def _write_with(logger: Any, write: Callable[[Any], object], size: int) -> None:
+    writer = logger.experiment
+    _check_room(logger.log_dir, size)
+    write(writer)
+
+
+def _check_room(folder: str | None, size: int) -> None:
+    """A write that fails ends the writer that the user's own figures go through, and then the training."""
+    if folder is None:  # a logger that does not say where it writes
+        return
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # not made yet, or not on this machine
+        return
+    if free < size + SPARE_BYTES:
+        raise OSError(f"only {free:,} bytes are free in {folder}; they are left to the logger")
+
+
+def trace_name(window: Window, rank: int) -> str:
+    """Where a window's trace lies in the run's folder."""
+    steps = window.recorded_steps
+    return f"traces/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"

@@ -1,0 +1,379 @@
+"""One loop of the Trainer, from the first step to the report: the parts that measure, put together.
+
+Made by the callback in ``setup``, thrown away in ``teardown``. Everything that it changes on the trainer
+is undone by :meth:`LoopSession.close`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.fit.rank_record import make_rank_record
+from lightning_modelprof.fit.sampling import Sampling
+from lightning_modelprof.fit.save_timer import SaveTimer
+from lightning_modelprof.lightning.fallback import HookFallback
+from lightning_modelprof.lightning.in_validation import time_metrics
+from lightning_modelprof.lightning.phases import GuardedAction, uninstall
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, is_worker
+from lightning_modelprof.lightning.rank_wait import time_broadcast
+from lightning_modelprof.loop.inspection_plan import num_steps, steps_to_skip
+from lightning_modelprof.loop.parts import LoopParts, make_parts
+from lightning_modelprof.loop.step_boundaries import StepBoundaries, logger_step
+from lightning_modelprof.loop.step_timing import StepTiming
+from lightning_modelprof.loop.windows import why_no_window
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.profiler_claim import CLAIM
+from lightning_modelprof.measure.setup.training_setup import finish_setup
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_profile import run_profile
+from lightning_modelprof.report.model import Report, Status
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
+from lightning_modelprof.run.records import Run, Window
+
+REPORT_AFTER_NS: Final = 10_000_000_000
+"""A loop that has run for less has its report when it ends: one takes up to 0.2 s."""
+
+
+class LoopSession:
+    """Measures one fit, or one evaluation loop.
+
+    Args:
+        config: the checked configuration.
+        loop: which loop it is.
+        trainer: its profiler is replaced until :meth:`close`.
+        own_prefix: start of the profiler actions of the callback itself.
+        clock: host clock.
+        warn: called with one sentence.
+        guard: runs a function of ours so that an error in it cannot reach the loop.
+        end_untold: called when the loop has ended and our callback will not be told.
+
+    Attributes:
+        ledger: of the loop's steps.
+        delegate: stands in for the trainer's profiler.
+        live: averages while the loop runs.
+        fallback: hears of the loop by hooks, if Lightning's actions are not known.
+        is_armed: whether the loop has begun.
+        is_finished: whether it has ended.
+        is_first: whether this rank reports for all; known when the loop begins.
+        failure: the status of a loop of whose end our callback is not told.
+        message: to the first rank; ``None`` before the loop has ended well.
+        run: the newest facts that were saved or reported; ``None`` before the first.
+        report: the newest report; ``None`` before the first.
+    """
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        loop: Loop,
+        trainer: Any,
+        *,
+        own_prefix: str,
+        clock: HostClock,
+        warn: Callable[[str], None],
+        guard: Callable[[Callable[[], None]], None],
+        end_untold: Callable[[], None],
+        samples_note: Callable[[], str],
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._trainer = trainer
+        self._clock = clock
+        self._warn = warn
+        self._samples_note = samples_note
+        self._timing = StepTiming(
+            config,
+            loop,
+            trainer,
+            own_prefix=own_prefix,
+            clock=clock,
+            on_boundary=lambda: guard(self._on_boundary),
+            on_failure=lambda: guard(self._stop_early),
+            on_untold=end_untold,
+        )
+        self.ledger, self.delegate, self.live = self._timing.ledger, self._timing.delegate, self._timing.live
+        self._parts: LoopParts | None = None
+        self._boundaries: StepBoundaries | None = None
+        self._module: Any = None
+        self._began_s = 0.0
+        self._armed_ns = 0
+        self._is_report_due = False  # a window has closed since the last one
+        self.failure, self._waits = "failed", False
+        self._notes: list[str] = []
+        self._saves = SaveTimer(clock)
+        self._cleanup = ExitStack()
+        self._cleanup.callback(self._uninstall)
+        self.fallback = HookFallback(
+            loop, trainer, self.ledger, self.delegate, say=self._say, cleanup=self._cleanup
+        )
+        self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
+        self.is_first = bool(trainer.is_global_zero)
+        self.message: bytes | None = None
+        self.run: Run | None = None
+        self.report: Report | None = None
+        trainer.profiler = self.delegate
+
+    # Life
+
+    def arm(self, pl_module: Any, directory: Path | None, why_there: str = "") -> None:
+        """The loop begins.
+
+        Args:
+            pl_module: the LightningModule.
+            directory: claimed for files; ``None`` writes none.
+            why_there: why it is not beside the run; ``""`` where it is.
+        """
+        trainer, config, timing = self._trainer, self._config, self._timing
+        self._module, self._began_s, self._armed_ns = pl_module, time.time(), self._clock()
+        timing.skip(steps_to_skip(config, num_steps(trainer, self._loop)))
+        parts = self._parts = make_parts(
+            config,
+            self._loop,
+            trainer,
+            pl_module,
+            timing,
+            directory=directory,
+            is_first=self.is_first,
+            on_window=self._on_window,
+            why_no_window=self._why_no_window,
+            clock=self._clock,
+            warn=self._warn,
+            cleanup=self._cleanup,
+        )
+        if why_there and directory is not None:
+            self._say(f"{why_there}; files go to {directory}")
+        no_window = why_no_window(config, trainer.global_rank, trainer.world_size, self.delegate.inner)
+        if no_window and parts.capture is None:
+            self._say(no_window)
+        elif no_window:
+            self._notes.append(f"{no_window}.")
+        self._boundaries = StepBoundaries(
+            config,
+            self._loop,
+            trainer,
+            timing,
+            parts,
+            fallback=self.fallback,
+            saves=self._saves,
+            save=self._save,
+            clock=self._clock,
+        )
+        if self._loop.is_fit:
+            time_broadcast(trainer, self.ledger, self._cleanup)
+            time_metrics(trainer, self.ledger, lambda part: GuardedAction(self.delegate, part), self._cleanup)
+        timing.slow.start()
+        timing.ledger.cpu.start()
+        self._cleanup.callback(timing.slow.stop)
+        self.delegate.arm()
+        self.is_armed = True
+        self._saves.save(self._save)
+        if config.inspect.sampling:
+            parts.sampling = Sampling(self.ledger, pl_module, parts.memory, self._clock)
+            parts.sampling.resume()
+
+    def note(self, sentence: str) -> None:
+        """Say it in the report, once."""
+        if sentence not in self._notes:
+            self._notes.append(sentence)
+
+    def note_exception(self, exception: BaseException) -> None:
+        """An exception ends the loop; to be called before :meth:`stop`. Never raises."""
+        if self._parts is not None:
+            self._parts.memory.on_exception(exception, self.ledger.steps_ended)
+
+    def stop(self, status: str) -> None:
+        """The loop is over: close the window and take our parts out.
+
+        Args:
+            status: for the report: ``finished``, ``interrupted`` or ``failed``.
+        """
+        if self.is_finished:
+            return
+        self.is_finished = True
+        parts = self._parts
+        if parts is not None:
+            if parts.sampling is not None:
+                parts.sampling.pause()
+            parts.setup = finish_setup(parts.setup, self._trainer, self._module, self._loop, self._began_s)
+            if self.is_armed and parts.capture is not None:
+                ways = {"finished": "ended", "interrupted": "was interrupted"}
+                parts.capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
+                self.ledger.ranges = None
+        self.close()
+        self.live.cut()
+        self._timing.slow.look(self.ledger.step_end_ns)
+        if parts is not None:
+            self.ledger.cpu.stop(has_workers=any(one.num_workers for one in parts.setup.loaders))
+        if self.is_armed and status == "finished" and self._trainer.world_size > 1:
+            self.message = pack_rank_steps(rank_steps(self._make_run(status)))
+
+    def finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+        """Report, after :meth:`stop`; does nothing the second time.
+
+        Args:
+            status: as for :meth:`stop`.
+            heard: rank → its message, of the other ranks.
+            absent: rank → why there is none.
+        """
+        parts = self._parts
+        if parts is None or not self.is_armed or self._is_reported:
+            return
+        self._is_reported = True
+        run = self._make_run(status)
+        if heard or absent:
+            run = side_by_side(run, heard, absent)
+        report, step = self._report(run), logger_step(self._trainer)
+        has_nothing = not self.ledger.steps_ended and not any(
+            one.status is Status.FOUND for one in report.findings
+        )
+        is_brief = bool(self._config.report.terminal) and (
+            has_nothing or PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+        )
+        parts.outputs.show_report(report, step, is_brief=is_brief)
+        parts.outputs.write_profile(lambda: run_profile(run, report), step)
+        if self.is_first:
+            PROCESS_LOOPS.add(parts.outputs, run, report)
+        if status != "finished":
+            self.tell()
+
+    def tell(self) -> None:
+        """Print what was reported, if that was not done yet."""
+        if self._parts is not None:
+            self._parts.outputs.tell(self._trainer.progress_bar_callback)
+
+    def close(self) -> None:
+        """Undo every change made to the trainer; safe to call at any time and more than once."""
+        with self._cleanup:  # whatever fails, the rest is undone
+            parts = self._parts
+            if parts is not None and parts.capture is not None:
+                self._cleanup.callback(parts.capture.abandon)
+            if parts is not None and parts.inspection is not None:
+                self._cleanup.callback(parts.inspection.close)
+            if parts is not None and parts.sampling is not None:
+                self._cleanup.callback(parts.sampling.pause)
+            if self._timing.repeated is not None:
+                self._cleanup.callback(self._timing.repeated.close)
+            self.ledger.ranges = self.ledger.inspection = self.ledger.repeated = None
+
+    def _uninstall(self) -> None:
+        if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
+            self.delegate.disarm()
+        else:
+            uninstall(self._trainer, self.delegate)
+
+    def _stop_early(self) -> None:
+        """An exception ended the loop, and another callback hears of it first: it may end the process."""
+        if self.is_finished or not self.is_armed or self._parts is None:
+            return
+        # Callbacks are told while the exception is being handled.
+        exception = sys.exc_info()[1]
+        if exception is not None:
+            self.note_exception(exception)
+        self.failure = end_status(exception)
+        self._waits = True
+        try:
+            self.stop(self.failure)
+        finally:
+            self._waits = False
+            self._cleanup.callback(self._uninstall)
+        self.run = self._make_run(self.failure)
+        self._parts.outputs.save_run(self.run)
+
+    def abort(self) -> None:
+        """Something of ours failed: undo every change and save what was measured until now."""
+        self.is_finished = True
+        self.close()
+        if self.is_armed and self._parts is not None:
+            self._notes.append(
+                f"An internal error stopped the measurement before {self._loop.subject} ended."
+            )
+            self._is_unsaved = True
+            self.save_aborted()
+
+    def save_aborted(self) -> None:
+        """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
+        if self._is_unsaved and self._parts is not None:
+            if self.run is None or self.run.info.status != "aborted":
+                self.run = self._make_run("aborted")
+            self._is_unsaved = not self._parts.outputs.save_run(self.run)
+
+    # While the loop runs
+
+    def _on_boundary(self) -> None:
+        if self._boundaries is not None:
+            self._boundaries.begin_step()
+
+    def meet_size(self, size: int) -> None:
+        """The running step's batch has another size than the one before."""
+        if self._boundaries is not None:
+            self._boundaries.meet_size(size)
+
+    def _why_no_window(self) -> str:
+        """Why another window would be too much."""
+        self.live.take()
+        return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
+
+    def _on_window(self, window: Window, raw_path: Path | None) -> None:
+        """A window closed: keep what it holds, and write the report as far as it goes, or have it written."""
+        assert self._parts is not None
+        results = self._parts.results
+        results.add(window, raw_path, self._clock)
+        self._is_report_due = True
+        if window.recorded_steps:
+            self._timing.budget.add_window(results.windows[-1].close_ns or 0)
+        is_first = len(results.windows) == 1
+        if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
+            self._saves.save(self._save)
+
+    # Results
+
+    def _say(self, message: str) -> None:
+        """Warn, and say the same in the report."""
+        self._warn(message)
+        self._notes.append(message[0].upper() + message[1:] + ".")
+
+    def _make_run(self, status: str) -> Run:
+        assert self._parts is not None
+        record = make_rank_record(
+            self._trainer.global_rank,
+            self._timing,
+            self._parts,
+            samples_note=self._samples_note(),
+            notes=self._notes,
+        )
+        return Run(info=replace(self._parts.info, status=status), ranks=(record,))
+
+    def _save(self) -> None:
+        """Save what was measured until now, with a report where a window has closed since the last one."""
+        assert self._parts is not None
+        run = self._make_run("running")
+        # A program that ends while another thread trains may give it no other time.
+        is_time = CLAIM.is_ending or self._clock() - self._armed_ns >= REPORT_AFTER_NS
+        if self._is_report_due and is_time:
+            self._is_report_due = False
+            self._report(run)
+        else:
+            self._parts.outputs.save_run(run)
+
+    def _report(self, run: Run) -> Report:
+        assert self._parts is not None
+        outputs, results = self._parts.outputs, self._parts.results
+        self.run = run
+        outputs.save_run(run)
+        analysis = analyze(run, results.facts, results.trace_notes)
+        self.report = build_report(analysis, self._config.table_options)
+        outputs.save_report(self.report)
+        return self.report
+
+
+def end_status(exception: BaseException | None) -> str:
+    """How a loop ends that an exception ends; Lightning makes SIGTERM a kind of SystemExit."""
+    return "interrupted" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"

@@ -1,0 +1,1 @@
+"""The thread that looks at the stack."""

@@ -1,0 +1,324 @@
+"""Looks at the stack of the training thread, and adds up what it sees."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple, Protocol
+
+from lightning_modelprof.measure.sampling.log_calls import log_call, logger_codes
+from lightning_modelprof.measure.steps.ledger import PROFILER, VALIDATION
+from lightning_modelprof.measure.thread_clocks import ThreadClocks
+from lightning_modelprof.measure.user_code import UserCode, is_loop, library_of, working_folder
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.stacks import (
+    LogCall,
+    OtherThread,
+    SampledStack,
+    StackFrame,
+    StackSamples,
+    logging_begins,
+)
+from lightning_modelprof.run.validation import PARTS
+
+MOST_DEEP: Final = 80
+"""Frames of one stack that are looked at: with more, the thread that trains would wait for the look."""
+MOST_STACKS: Final = 5_000
+MOST_FRAMES: Final = 20_000
+MOST_LOG_CALLS: Final = 200
+
+_USUAL_THREADS: Final = 2
+"""The thread that trains, and the one that looks."""
+_OTHERS_EVERY: Final = 4
+"""Of so many looks one is at all other threads as well."""
+_MOST_OTHERS: Final = 64
+_MOST_STACKS_OF_OTHERS: Final = 500
+
+_HOOK_CALLERS: Final = ("torch.nn.modules.module", "torch.utils.hooks")
+_ENGINE: Final = "torch.autograd.graph"
+"""Python modules of torch in which hooks are called."""
+
+_COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
+"""Whether making any object may collect garbage at once; later Pythons wait until a line of Python ends."""
+
+
+class LedgerState(Protocol):
+    """What is going on now: the part of the phase ledger that a look needs."""
+
+    current: int
+    inspection: Any
+    ranges: Any
+    in_validation: bool
+    validation: Any
+
+
+class _Known(NamedTuple):
+    code: CodeType  # held, so that its id stays its own
+    module: str
+    has_file: bool
+    is_loop: bool
+
+
+class StackLook:
+    """Notes where the thread that made it is, each time that it is called from another thread.
+
+    A stack is followed from the innermost frame outwards until Lightning's loop, which is cut off with all
+    that called it. Steps that are inspected or traced are passed over, and our own work.
+
+    Args:
+        ledger: says which phase is current.
+        user_code: whose code is whose.
+    """
+
+    def __init__(self, ledger: LedgerState, user_code: UserCode) -> None:
+        self._ledger = ledger
+        self._user_code = user_code
+        self._thread = threading.get_ident()
+        self._folder = working_folder()  # what relative file names are relative to
+        self._known: dict[int, _Known] = {}
+        self._lines: set[tuple[int, int]] = set()
+        # (phase, or behind all phases a part of validation; id of code, line, id of code, line, ...),
+        # innermost first → [samples, nanoseconds]
+        self._stacks: dict[tuple[int, ...], list[int]] = {}
+        self._dropped = 0
+        self._too_deep = 0
+        self._num_looks = 0
+        self._others: dict[int, dict[tuple[int, ...], list[int]]] = {}  # thread → as above
+        self.clocks = ThreadClocks(self._thread)
+
+    def look(self, elapsed_ns: int) -> None:
+        """Take a sample that stands for ``elapsed_ns``."""
+        ledger = self._ledger
+        phase = ledger.current
+        if ledger.inspection is not None or ledger.ranges is not None or phase == PROFILER:
+            return
+        if phase == VALIDATION and ledger.in_validation:
+            phase = len(PHASES) + ledger.validation.part
+        self._num_looks += 1
+        with _no_collection():
+            frames = sys._current_frames()
+            frame = frames.get(self._thread)
+            if frame is None:
+                return
+            place, is_too_deep = self._follow(frame, phase)
+            others = self._follow_others(frames, phase) if len(frames) > _USUAL_THREADS else {}
+            del frames, frame
+        if others:
+            self.clocks.learn_names()
+        for thread, its_place in others.items():
+            self._note_other(thread, its_place, elapsed_ns)
+        counts = self._stacks.get(place)
+        if counts is None:
+            counts = self._new_stack(place)
+        if counts is None:
+            self._dropped += 1
+            return
+        counts[0] += 1
+        counts[1] += elapsed_ns
+        self._too_deep += is_too_deep
+
+    def _follow_others(self, frames: Mapping[int, FrameType], phase: int) -> dict[int, tuple[int, ...]]:
+        if self._num_looks % _OTHERS_EVERY:
+            return {}
+        self.clocks.look(frames)
+        skipped = (self._thread, threading.get_ident())
+        return {
+            thread: self._follow(its, phase)[0] for thread, its in frames.items() if thread not in skipped
+        }
+
+    def _note_other(self, thread: int, place: tuple[int, ...], elapsed_ns: int) -> None:
+        known = self._others.setdefault(thread, {})
+        if place not in known and (len(known) >= _MOST_STACKS_OF_OTHERS or len(self._others) > _MOST_OTHERS):
+            return
+        counts = known.setdefault(place, [0, 0])
+        counts[0] += 1
+        counts[1] += elapsed_ns
+
+    def _follow(self, frame: FrameType | None, phase: int) -> tuple[tuple[int, ...], bool]:
+        """The stack as plain numbers, and whether its outer frames were left out.
+
+        The interpreter is ours for the whole walk: that takes some 10 µs, another thread is given it after
+        0.1 ms of waiting at the earliest (see ``sampler.py``), and nothing in here gives it away: no lock, no
+        input or output, no import. So no function on the stack can go on, or end, meanwhile. Should the
+        system halt this thread for that long nevertheless, a frame may outlive its function until the walk
+        is over, but no longer: none is kept.
+        """
+        known = self._known
+        place = [phase]
+        add = place.append
+        while frame is not None:
+            code = frame.f_code
+            seen = known.get(id(code)) or self._learn(frame, code)
+            if seen.is_loop:
+                break
+            if len(place) > 2 * MOST_DEEP:
+                return tuple(place), True
+            add(id(code))
+            add(frame.f_lineno or code.co_firstlineno)  # some instructions have no line
+            frame = frame.f_back
+        return tuple(place), False
+
+    def _learn(self, frame: FrameType, code: CodeType) -> _Known:
+        """First sight of a function. Whose it is, is found out later: that asks the file system."""
+        names = frame.f_globals
+        module = names.get("__name__")
+        module = module if isinstance(module, str) else ""
+        known = _Known(code, module, "__file__" in names, is_loop(module))
+        self._known[id(code)] = known
+        return known
+
+    def _new_stack(self, place: tuple[int, ...]) -> list[int] | None:
+        """Begin to count a stack, unless there are too many."""
+        lines = set(zip(place[1::2], place[2::2], strict=True))
+        if len(self._stacks) >= MOST_STACKS or len(self._lines | lines) > MOST_FRAMES:
+            return None
+        self._lines |= lines
+        counts = self._stacks[place] = [0, 0]
+        return counts
+
+    def samples(
+        self,
+        *,
+        first_interval_ns: int = 0,
+        last_interval_ns: int = 0,
+        cost_ns: int = 0,
+        notes: tuple[str, ...] = (),
+    ) -> StackSamples:
+        """What was seen so far; may be called while looks go on.
+
+        Args:
+            first_interval_ns: for the record.
+            last_interval_ns: for the record.
+            cost_ns: for the record.
+            notes: for the record.
+        """
+        numbers: dict[tuple[int, int], int] = {}
+        stacks = _sampled(self._stacks.copy(), numbers)
+        others, loop_ns = self.clocks.read()
+        other_threads = tuple(
+            OtherThread(
+                name=name, cpu_ns=cpu_ns, stacks=tuple(_sampled(self._others[thread].copy(), numbers))
+            )
+            for thread, (name, cpu_ns) in others.items()
+            if thread in self._others
+        )
+        is_users: dict[int, bool] = {}
+        libraries: dict[int, str] = {}
+        loggers = logger_codes()
+        frames = tuple(
+            self._frame(code, line, is_users, libraries, code in loggers) for code, line in numbers
+        )
+        return StackSamples(
+            frames=frames,
+            stacks=tuple(stacks),
+            others=other_threads,
+            loop_ns=loop_ns,
+            samples=sum(stack.samples for stack in stacks) + self._dropped,
+            first_interval_ns=first_interval_ns,
+            last_interval_ns=last_interval_ns,
+            dropped=self._dropped,
+            cost_ns=cost_ns,
+            log_calls=_log_calls(frames, stacks),
+            hook_calls=tuple(number for number, frame in enumerate(frames) if _calls_hooks(frame)),
+            notes=(*notes, *self._notes()),
+        )
+
+    def _frame(
+        self, key: int, line: int, is_users: dict[int, bool], libraries: dict[int, str], is_loggers: bool
+    ) -> StackFrame:
+        code, module, has_file, _ = self._known[key]
+        file = code.co_filename
+        if not file.startswith("<"):
+            file = os.path.normpath(os.path.join(self._folder, file))  # noqa: PTH118
+        if key not in is_users:
+            is_users[key] = self._user_code.owns(file, module=module, has_file=has_file)
+            libraries[key] = library_of(module, file)
+        return StackFrame(
+            file=file,
+            line=line,
+            function=getattr(code, "co_qualname", code.co_name),
+            function_line=code.co_firstlineno,
+            module=module,
+            is_users=is_users[key],
+            is_loggers=is_loggers,
+            package=libraries[key],
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self._too_deep:
+            notes.append(f"Of {self._too_deep} samples only the innermost {MOST_DEEP} functions were noted.")
+        if self._dropped:
+            notes.append(
+                f"{self._dropped} samples are in no figure: there were too many different stacks to note."
+            )
+        return tuple(notes)
+
+
+def _sampled(
+    stacks: Mapping[tuple[int, ...], list[int]], numbers: dict[tuple[int, int], int]
+) -> list[SampledStack]:
+    """The records of stacks, most time first; ``numbers`` learns the positions of their frames."""
+    found = []
+    for place, (samples, time_ns) in stacks.items():
+        lines = list(zip(place[1::2], place[2::2], strict=True))
+        is_part = place[0] >= len(PHASES)
+        found.append(
+            SampledStack(
+                phase=PHASES[VALIDATION if is_part else place[0]].key,
+                part=PARTS[place[0] - len(PHASES)].key if is_part else "",
+                frames=tuple(numbers.setdefault(line, len(numbers)) for line in reversed(lines)),
+                samples=samples,
+                time_ns=time_ns,
+            )
+        )
+    return sorted(found, key=lambda stack: -stack.time_ns)
+
+
+def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> tuple[LogCall, ...]:
+    """What the source says of each line that logs."""
+    places: dict[tuple[str, int], None] = {}
+    for stack in stacks:
+        on_stack = [frames[number] for number in stack.frames]
+        begins = logging_begins(on_stack)
+        if begins is not None:
+            caller = on_stack[begins[0]]
+            places[caller.file, caller.line] = None
+    calls = (log_call(file, line) for file, line in islice(places, MOST_LOG_CALLS))
+    return tuple(call for call in calls if call is not None)
+
+
+def _calls_hooks(frame: StackFrame) -> bool:
+    """Whether it is torch's own code, at a line that calls a hook which somebody registered."""
+    if frame.module == _ENGINE:  # hooks of tensors: the engine calls them without a frame of its own
+        return frame.function.endswith("_engine_run_backward")
+    return frame.module in _HOOK_CALLERS and "hook(" in linecache.getline(frame.file, frame.line)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile, where that could crash the process.
+
+    In Python 3.11 ``f_back`` makes the caller's frame object when somebody asks for it. If making it collects
+    garbage, and a destructor gives the interpreter away, the other thread returns from that caller, and the
+    frame object points at what is there now. Python 3.10 and 3.11 before 3.11.5 can lock up in
+    ``sys._current_frames`` for the same reason (CPython issue 106883).
+
+    Caveats: the switch is one for all threads. Who turns it off in another thread during the few microseconds
+    of a look, and gets the interpreter for that, finds it on again.
+    """
+    if not (_COLLECTS_ANYWHERE and gc.isenabled()):
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,1 @@
+"""What trains, read once when the loop begins."""

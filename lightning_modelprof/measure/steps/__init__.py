@@ -1,0 +1,1 @@
+"""What every step is measured by."""

@@ -1,0 +1,316 @@
+"""How large each batch is, told by the shapes of its tensors: no value is read, and nothing waits."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Hashable, Iterable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_modelprof.run.batches import BatchSizes, Shapes
+from lightning_modelprof.run.steps import NOT_CLEAN
+
+UNKNOWN: Final = 0
+"""The size of batches that are in no other."""
+
+MAX_EXACT: Final = 1_024
+"""Sizes that are told apart exactly; from then on varying dimensions are rounded."""
+
+MAX_SIZES: Final = 4_096
+
+_FEW: Final = 8
+"""A list of more tensors than these is one of samples that were not stacked: it is summed up."""
+
+_MOST_LOOKED_AT: Final = 64
+"""Elements of a list of objects, dictionaries or lists: of a longer one so many, spread evenly, stand for
+all. A list of nothing but tensors is looked at whole, as their shapes cost next to nothing."""
+
+_MOST_PARTS: Final = 1_024
+_MAX_DEPTH: Final = 8
+_SIGNIFICANT_BITS: Final = 5
+
+_TENSOR: Final = torch.Tensor
+_FOREIGN: Final = frozenset(("torch", "lightning", "pytorch_lightning"))
+"""Packages that a LightningModule's bases are of, and that know how tensors are made."""
+
+_LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, torch.nn.Module)
+
+
+class BatchShapes:
+    """Gives the batches of a loop their size: a small number for each set of shapes.
+
+    A step is told of only where its size differs from the one before, so that a loop whose batches are all
+    alike pays for one comparison.
+
+    Attributes:
+        last: size of the newest batch; ``-1`` makes the next one be looked at whatever its size.
+        odd_class: a class of tensors in the batches that has torch's constructor make them; ``None`` without.
+    """
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.odd_class: type | None = None
+        self._known: dict[Hashable, int] = {}  # what a batch says at once → its size
+        self._shapes: dict[Shapes, int] = {}
+        self._by_size: list[Shapes] = []  # the same, in order
+        self._num_exact = 0
+        self._varying: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # ranks → which dimensions vary
+        self._is_plain = True
+        self._changes: list[tuple[int, int]] = []  # (step, its size), where it differs from the step before
+        self._current = UNKNOWN
+        self._clean_steps = np.zeros(MAX_SIZES + 1, np.int64)
+
+    def __call__(self, batch: Any) -> int:
+        """The size of a batch; never raises."""
+        try:
+            if self._is_plain:
+                kind = batch.__class__
+                if (kind is list or kind is tuple) and len(batch) <= _FEW:
+                    key: Hashable = tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in batch])
+                else:
+                    key = batch.shape if kind is _TENSOR else _key(batch)
+            else:
+                key = shapes_of(batch)
+            size = self._known.get(key)
+            return self._add(batch, key) if size is None else size
+        except Exception:  # anybody's tensors and objects; a batch whose size cannot be told is none
+            return self._add_odd(batch)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def shapes(self, size: int) -> Shapes | None:
+        """What a size stands for; ``None`` if that is not known."""
+        return self._by_size[size - 1] if 0 < size <= len(self._by_size) else None
+
+    def begin(self, step: int, size: int) -> None:
+        """From this step on batches have this size."""
+        self.last = size
+        self._changes.append((step, size))
+
+    def end(self, first_step: int, tags: NDArray[np.int64]) -> None:
+        """Steps have ended; each is told of once, in order."""
+        sizes = np.full(len(tags), self._current, np.int64)
+        behind = first_step + len(tags)
+        for step, size in self._changes:
+            if step < behind:
+                sizes[max(0, step - first_step) :] = size
+        self._changes = [change for change in self._changes if change[0] >= behind]
+        self._current = int(sizes[-1])
+        clean = sizes[(tags & int(NOT_CLEAN)) == 0]
+        self._clean_steps += np.bincount(clean, minlength=MAX_SIZES + 1)
+
+    def clean_steps(self) -> NDArray[np.int64]:
+        """Clean steps by size until now; the first of them are those of unknown size."""
+        steps: NDArray[np.int64] = self._clean_steps[: len(self._shapes) + 1].copy()
+        return steps
+
+    def record(self, seen: NDArray[np.int64] | None = None) -> BatchSizes:
+        """What was seen until now, or since ``clean_steps()`` was ``seen``."""
+        steps = self.clean_steps()
+        if seen is not None:
+            steps[: len(seen)] -= seen
+        other, *clean_steps = steps.tolist()
+        return BatchSizes(
+            shapes=tuple(self._shapes),
+            clean_steps=tuple(clean_steps),
+            num_rounded=len(self._shapes) - (self._num_exact or len(self._shapes)),
+            other_steps=other,
+        )
+
+    def _add(self, batch: Any, key: Hashable) -> int:
+        """A batch of a new size, or one that is only found by a longer look."""
+        exact = shapes_of(batch)
+        self.odd_class = self.odd_class or _odd_class(batch)
+        if self._is_plain and _has_sparse(batch):
+            self._is_plain = False
+            key = exact
+        if len(self._shapes) >= MAX_EXACT and exact not in self._shapes:
+            return self._number_of(self._rounded(exact))
+        size = self._number_of(exact)
+        if len(self._known) < MAX_SIZES:
+            self._known[key] = size
+        return size
+
+    def _add_odd(self, batch: Any) -> int:
+        self._is_plain = False
+        try:
+            self.odd_class = self.odd_class or _odd_class(batch)
+            return self._number_of(shapes_of(batch))
+        except Exception:  # as above
+            return UNKNOWN
+
+    def _number_of(self, shapes: Shapes) -> int:
+        size = self._shapes.get(shapes) if shapes else UNKNOWN
+        if size is None:
+            if len(self._shapes) >= MAX_SIZES:
+                return UNKNOWN
+            size = self._shapes[shapes] = len(self._shapes) + 1
+            self._by_size.append(shapes)
+        return size
+
+    def _rounded(self, shapes: Shapes) -> Shapes:
+        """Dimensions that vary, rounded so that few sizes stand for many."""
+        self._num_exact = self._num_exact or len(self._shapes)
+        ranks = tuple(map(len, shapes))
+        varying = self._varying.get(ranks)
+        if varying is None:
+            alike = [_flat(one) for one in self._shapes if tuple(map(len, one)) == ranks]
+            varying = np.ptp(np.array(alike), axis=0) > 0 if alike else np.ones(sum(ranks), bool)
+            self._varying[ranks] = varying
+        rounded = iter(
+            [_round(value) if varies else value for value, varies in zip(_flat(shapes), varying, strict=True)]
+        )
+        return tuple(tuple(islice(rounded, rank)) for rank in ranks)
+
+
+def shapes_of(batch: Any) -> Shapes:
+    """The shapes of all tensors and arrays in a batch; empty if there are none."""
+    return tuple(_walk(batch, 0, [_MOST_PARTS]))
+
+
+def _walk(part: Any, depth: int, left: list[int]) -> Iterable[tuple[int, ...]]:
+    left[0] -= 1
+    if left[0] < 0 or depth > _MAX_DEPTH:
+        return
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        yield _shape(part)
+        return
+    inner = [list(_walk(one, depth + 1, left)) for one in _children(part)]
+    is_long = len(inner) > _FEW and isinstance(part, (list, tuple))
+    if is_long or _is_list_of_fields(part):
+        yield from _summed(inner, len(part))
+        return
+    for shapes in inner:
+        yield from shapes
+
+
+def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[int, ...]]:
+    """Samples that were not stacked, one entry for each place in a sample.
+
+    Args:
+        inner: shapes of each sample, or of some that stand for all.
+        length: how many samples there are.
+    """
+    share = Fraction(length, max(len(inner), 1))
+    for place in range(max(map(len, inner), default=0)):
+        shapes = [one[place] for one in inner if len(one) > place]
+        rank = max(map(len, shapes))
+        whole = [(*shape, *(1,) * (rank - len(shape))) for shape in shapes]
+        elements = sum(int(np.prod(shape, dtype=object)) for shape in shapes)
+        yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*whole, strict=True)))
+
+
+def _is_list_of_fields(part: Any) -> bool:
+    if not isinstance(part, (list, tuple)) or not part:
+        return False
+    return all(isinstance(one, dict) for one in _some_of(part))
+
+
+def _some_of(part: Sequence[Any]) -> Sequence[Any]:
+    """The elements of a list, or some that stand for them."""
+    if len(part) <= _MOST_LOOKED_AT or all(one.__class__ is _TENSOR for one in part):
+        return part
+    last = len(part) - 1
+    return [part[place * last // (_MOST_LOOKED_AT - 1)] for place in range(_MOST_LOOKED_AT)]
+
+
+def _children(part: Any) -> Iterable[Any]:
+    """What a container or an object holds, without calling anything of it."""
+    if isinstance(part, (list, tuple)):
+        return () if _is_of_numbers(part) else _some_of(part)[:_MOST_PARTS]
+    if isinstance(part, (dict, UserDict)):
+        return list(islice(dict.values(part) if isinstance(part, dict) else part.data.values(), _MOST_PARTS))
+    if isinstance(part, _LEAVES):
+        return ()
+    variables = getattr(part, "__dict__", {})
+    there = [name for name in _slots(part.__class__) if hasattr(part, name)]
+    return [*(getattr(part, name) for name in there), *list(variables.values())[:_MOST_PARTS]]
+
+
+def _is_of_numbers(part: Sequence[Any]) -> bool:
+    """Whether a list is one of numbers or text: token ids that were not stacked are many in every batch."""
+    return len(part) > _FEW and isinstance(part[0], _LEAVES) and isinstance(part[-1], _LEAVES)
+
+
+@lru_cache(maxsize=256)
+def _slots(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for one in kind.__mro__:
+        own = getattr(one, "__slots__", ())
+        names += [own] if isinstance(own, str) else own
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """Of a nested tensor its samples and elements, of a sparse one its values too."""
+    if isinstance(tensor, torch.Tensor):
+        if tensor.is_nested:
+            return (int(tensor.size(0)), int(tensor.values().numel()))
+        if tensor.layout is torch.sparse_coo:
+            return (*tensor.shape, int(tensor._nnz()))
+        if tensor.layout is not torch.strided:
+            return (*tensor.shape, int(tensor.values().numel()))
+    return tuple(map(int, tensor.shape))
+
+
+def _key(part: Any) -> Hashable:
+    """What tells batches of different sizes apart, made quickly for the usual containers."""
+    if part.__class__ is dict:
+        return tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in part.values()])
+    if part.__class__ is list or part.__class__ is tuple:
+        if _is_of_numbers(part):
+            return None
+        some = _some_of(part)
+        shapes = [p.shape if p.__class__ is _TENSOR else _key(p) for p in some]
+        return tuple(shapes) if some is part else (len(part), *shapes)
+    return None if isinstance(part, _LEAVES) else tuple(_walk(part, 1, [_MOST_PARTS]))
+
+
+def _has_sparse(part: Any, depth: int = 0) -> bool:
+    """Whether shapes alone do not say how large the tensors are."""
+    if isinstance(part, torch.Tensor):
+        return part.is_nested or part.layout is not torch.strided
+    return depth <= _MAX_DEPTH and any(_has_sparse(one, depth + 1) for one in _children(part))
+
+
+def _odd_class(part: Any, depth: int = 0) -> type | None:
+    """The class of the first tensor that torch's constructor makes for a class of its own."""
+    if isinstance(part, _TENSOR):
+        return type(part) if _calls_torchs(type(part)) else None
+    found = (_odd_class(one, depth + 1) for one in _children(part)) if depth <= _MAX_DEPTH else ()
+    return next(filter(None, found), None)
+
+
+def own_tensors(owner: type) -> type | None:
+    """Such a class from a package that the module's class, or one of its bases, is of."""
+    packages = {kind.__module__.partition(".")[0] for kind in owner.__mro__} - _FOREIGN
+    waiting: list[type] = [_TENSOR]
+    while waiting:
+        kinds: list[type] = type.__subclasses__(waiting.pop())
+        waiting += kinds
+        for kind in kinds:
+            if kind.__module__.partition(".")[0] in packages and _calls_torchs(kind):
+                return kind
+    return None
+
+
+def _calls_torchs(kind: type) -> bool:
+    """Whether its ``__new__`` calls another one, and not ``_make_subclass`` or ``as_subclass`` as most do."""
+    names = getattr(getattr(kind.__new__, "__code__", None), "co_names", ())
+    return "__new__" in names
+
+
+def _flat(shapes: Shapes) -> list[int]:
+    return [value for shape in shapes for value in shape]
+
+
+def _round(value: int) -> int:
+    step = 1 << max(0, value.bit_length() - _SIGNIFICANT_BITS)
+    return (value + step // 2) // step * step

@@ -1,0 +1,340 @@
+"""The phase ledger: every nanosecond of a loop goes to exactly one phase.
+
+One clock read per event; the time since the last event belongs to the phase that was current. So the
+phases of a step sum to its wall time by construction, and closures, gradient accumulation, LBFGS and
+several optimizers need no special case.
+
+What an event means is decided once, when its name is first seen (``lightning/phases.py``), and kept in an
+``Action`` object: training pays for the clock read and three additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
+from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
+from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWatch
+from lightning_modelprof.measure.validation_parts import ValidationParts
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
+
+CALLBACKS: Final = PHASE_INDEX["callbacks"]
+BACKWARD: Final = PHASE_INDEX["backward"]
+DATALOADER: Final = PHASE_INDEX["dataloader"]
+DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
+EPOCH_TURN: Final = PHASE_INDEX["epoch_turn"]
+LOGGING: Final = PHASE_INDEX["logging"]
+OPTIMIZER: Final = PHASE_INDEX["optimizer"]
+OTHER: Final = PHASE_INDEX["other"]
+PREDICTIONS: Final = PHASE_INDEX["predictions"]
+PROFILER: Final = PHASE_INDEX["profiler"]
+USER_PROFILER: Final = PHASE_INDEX["user_profiler"]
+VALIDATION: Final = PHASE_INDEX["validation"]
+
+_ALWAYS_FIRST: Final = ~int(StepTag.FIRST_OF_EPOCH)
+"""The tags that say something where each step begins an epoch."""
+
+
+class Ranges(Protocol):
+    """Writes the phases as named ranges into a profiler trace."""
+
+    def push(self, phase: int) -> None:
+        """Open the range of a phase inside the open ones."""
+
+    def pop(self) -> None:
+        """Close the innermost open range; does nothing when none is open."""
+
+
+class DeviceMarks(Protocol):
+    """Marks phase boundaries on the device's stream."""
+
+    def mark(self, phase: int) -> None:
+        """From here on the device's time belongs to ``phase``."""
+
+    def close_step(self, step: int) -> None:
+        """Step number ``step`` ends at the last mark."""
+
+    def discard(self) -> None:
+        """Forget the marks since the last step ended, but for the last one."""
+
+
+class StepInspection(Protocol):
+    """Looks into the step that is running; the callback's hooks tell it what comes."""
+
+    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The batch is on the device."""
+
+    def before_backward(self, loss: Any) -> None:
+        """A backward pass begins at ``loss``."""
+
+    def end_batch(self, *, failed: bool = False) -> None:
+        """The batch has done its work, or did not come to its end."""
+
+
+class PhaseLedger:
+    """Self time per phase of the step that is running.
+
+    Args:
+        clock: host clock, integer nanoseconds.
+        on_step: takes a step that ended: (nanoseconds per phase in PHASES order, tags, samples).
+        on_boundary: called at a step boundary when ``next_boundary`` steps have ended; the time it takes
+            goes to the phase ``profiler`` of the step that begins.
+        device: marks phases on the device's stream; ``None`` without one.
+        validation: takes what the validation loops inside a fit consist of.
+        cpu: reads the CPU time of some steps.
+
+    Attributes:
+        self_ns: nanoseconds per phase since the last step ended.
+        outside_ns: nanoseconds per phase that belong to no finished step.
+        steps_ended: number of finished steps in this loop.
+        epochs_begun: in this loop.
+        step_end_ns: when the last of them ended, by the host clock.
+        unfinished_steps: batches that began and did not end.
+        hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
+        inspection: looks into the running step; ``None`` in nearly all steps.
+        on_failure: called when the loop ends with an exception, before any other callback is told of it.
+        on_untold: called when that callback raises itself, so that ours will not be told.
+        repeated: compares samples of some batches with those of earlier epochs; ``None`` without.
+        sizes: gives batches their size; ``None`` if nobody asks for it.
+        samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
+        tags: :class:`StepTag` bits of the running step.
+    """
+
+    __slots__ = (
+        "backward_outer",
+        "batch_began",
+        "batch_ended",
+        "clock",
+        "cpu",
+        "current",
+        "device",
+        "epochs_begun",
+        "gap_range_open",
+        "hooks_ns",
+        "in_validation",
+        "inspection",
+        "last_ns",
+        "next_boundary",
+        "on_boundary",
+        "on_failure",
+        "on_step",
+        "on_untold",
+        "on_validation_change",
+        "outside_ns",
+        "ranges",
+        "repeated",
+        "samples",
+        "self_ns",
+        "sizes",
+        "step_end_ns",
+        "steps_ended",
+        "tags",
+        "unfinished_steps",
+        "validation",
+    )
+
+    def __init__(
+        self,
+        clock: HostClock,
+        on_step: Callable[[tuple[list[int], int, int]], None],
+        on_boundary: Callable[[], None],
+        device: DeviceMarks | None = None,
+        validation: ValidationParts | None = None,
+        *,
+        cpu: CpuOfSteps | None = None,
+    ) -> None:
+        self.clock = clock
+        self.on_step = on_step
+        self.on_boundary = on_boundary
+        self.on_validation_change: Callable[[], None] = _nothing
+        self.on_failure: Callable[[], None] = _nothing
+        self.on_untold: Callable[[], None] = _nothing
+        self.device = device
+        self.validation = validation or ValidationParts()
+        self.cpu = cpu or CpuOfSteps()
+        self.ranges: Ranges | None = None
+        self.inspection: StepInspection | None = None
+        self.sizes: BatchShapes | None = None
+        self.repeated: RepeatedSampleWatch | None = None
+        self.next_boundary = 0
+        self.steps_ended = 0
+        self.epochs_begun = 0
+        self.unfinished_steps = 0
+        self.hooks_ns = 0
+        self.outside_ns = [0] * len(PHASES)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count now; what was counted so far is kept in ``outside_ns``."""
+        self.self_ns = [0] * len(PHASES)
+        self.current = OTHER
+        self.last_ns = self.step_end_ns = self.clock()
+        self.tags = 0
+        self.samples = NOT_MEASURED
+        self.batch_began = self.batch_ended = False
+        self.in_validation = False
+        self.backward_outer: int | None = None
+        self.gap_range_open = False
+
+    def charge(self, phase: int | None = None) -> None:
+        """Give the time since the last event to ``phase``, or to the current one."""
+        now = self.clock()
+        self.self_ns[self.current if phase is None else phase] += now - self.last_ns
+        self.last_ns = now
+
+    # Steps. The caller has charged the time up to now.
+
+    def end_step(self) -> None:
+        """The running step ends and the next one begins, at the last event."""
+        if self.in_validation:
+            self.leave_validation()
+        if self.gap_range_open:
+            self.close_gap_range()
+        if self.device is not None:
+            self.device.mark(DATALOADER)
+            self.device.close_step(self.steps_ended)
+        if self.cpu.is_reading:
+            is_each_an_epoch = self.epochs_begun > self.steps_ended
+            self.cpu.end_step(self.self_ns, self.tags & _ALWAYS_FIRST if is_each_an_epoch else self.tags)
+        self.on_step((self.self_ns, self.tags, self.samples))
+        self.step_end_ns = self.last_ns
+        self.steps_ended += 1
+        self.self_ns = [0] * len(PHASES)
+        self.tags = 0
+        self.samples = NOT_MEASURED
+        self.batch_began = self.batch_ended = False
+        self.current = OTHER
+        if self.steps_ended >= self.next_boundary:
+            self._do_boundary()
+
+    def _do_boundary(self) -> None:
+        """What is done at this boundary is ours, also for who asks meanwhile."""
+        outer, self.current = self.current, PROFILER
+        self.on_boundary()
+        self.current = outer
+        self.charge(PROFILER)
+
+    @property
+    def needs_batch_start(self) -> bool:
+        """Whether a batch starts without a fetch before it: ``training_step`` takes a ``dataloader_iter``."""
+        return self.batch_ended or not self.batch_began
+
+    def begin_batch(self) -> None:
+        """A batch starts without a fetch before it; the step before it ends here."""
+        self.charge()
+        if self.batch_ended:
+            self.end_step()
+        if self.device is not None:
+            self.device.mark(OTHER)  # the fetch comes later, inside training_step
+        self.close_gap_range()
+        self.current = OTHER
+        self.batch_began = True
+
+    def discard(self) -> None:
+        """What was counted since the last step ended belongs to no finished step."""
+        if self.in_validation:
+            self.validation.end_run(self.self_ns[VALIDATION])
+        self.cpu.is_reading = False
+        self.outside_ns = [a + b for a, b in zip(self.outside_ns, self.self_ns, strict=True)]
+        self.self_ns = [0] * len(PHASES)
+        if self.batch_began:
+            self.unfinished_steps += 1
+        self.tags = 0
+        self.batch_began = self.batch_ended = False
+        self.in_validation = False
+        if self.device is not None:
+            self.device.discard()
+
+    def begin_epoch(self) -> None:
+        """``run_training_epoch`` began: until the first fetch the loader's workers are replaced."""
+        self.charge()
+        if self.device is not None:
+            self.device.mark(DATALOADER_INIT)
+        if self.steps_ended == 0:
+            self._start_steps()
+        self.tags |= StepTag.FIRST_OF_EPOCH
+        self.epochs_begun += 1
+        self.open_gap(DATALOADER_INIT)
+
+    def begin_evaluation(self) -> None:
+        """A batch of an evaluation loop begins: if it is the first one, step 0 starts here."""
+        if self.steps_ended or self.batch_began:
+            return
+        self.charge()
+        if self.device is not None:
+            self.device.mark(DATALOADER)
+        self._start_steps()
+        self.tags |= StepTag.FIRST_OF_EPOCH
+
+    def _start_steps(self) -> None:
+        """The first step has no step before it to start at: what was before it is in no step."""
+        self.discard()
+        if self.next_boundary == 0:
+            self._do_boundary()
+
+    def end_epoch(self) -> None:
+        """The loop over batches ended: its last step ends here; a batch that did not end is no step.
+
+        What follows is Lightning's turn of the epoch, until the next one begins.
+        """
+        self.charge()
+        self.close_gap_range()
+        ends_step = self.batch_ended
+        if ends_step:
+            self.end_step()
+        if self.device is not None:
+            self.device.mark(EPOCH_TURN)
+        if self.batch_began and not ends_step:
+            if self.in_validation:
+                self.leave_validation()
+            self.discard()
+        self.current = EPOCH_TURN
+
+    # Gaps: phases that no action brackets.
+
+    def open_gap(self, phase: int) -> None:
+        """From now until the next event at this level the time belongs to ``phase``."""
+        if self.gap_range_open:
+            self.close_gap_range()
+        self.current = phase
+        if self.ranges is not None:
+            self.ranges.push(phase)
+            self.gap_range_open = True
+
+    def close_gap_range(self) -> None:
+        """Close the trace range of an open gap."""
+        if self.gap_range_open and self.ranges is not None:
+            self.ranges.pop()
+        self.gap_range_open = False
+
+    def enter_validation(self, part: int) -> None:
+        """The validation loop begins with this part; callbacks and checkpoints in it are no part of it."""
+        self.in_validation = True
+        self.validation.begin_run(part, self.self_ns[VALIDATION])
+        self.tags |= StepTag.VALIDATION
+        self.open_gap(VALIDATION)
+        if self.device is not None:
+            self.device.mark(VALIDATION)
+        self.on_validation_change()
+
+    def begin_part(self, part: int) -> None:
+        """Another part of the validation loop begins; does nothing where none is running."""
+        if self.in_validation:
+            self.charge()
+            self.validation.begin(part, self.self_ns[VALIDATION])
+
+    def leave_validation(self) -> None:
+        """The validation loop is over; loggers and schedulers follow."""
+        self.in_validation = False
+        self.validation.end_run(self.self_ns[VALIDATION])
+        if self.device is not None:
+            self.device.mark(LOGGING)
+        self.on_validation_change()
+        self.open_gap(LOGGING)
+
+
+def _nothing() -> None:
+    pass

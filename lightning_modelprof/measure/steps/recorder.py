@@ -1,0 +1,246 @@
+"""Keeps what the ledger counts, step by step, in memory that does not grow with the number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.measure.device_phases import MAX_PENDING
+from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
+from lightning_modelprof.run.even_steps import MAX_HALVED, is_kept
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
+
+OPTIMIZER: Final = PHASE_INDEX["optimizer"]
+
+MAX_KEPT: Final = 4_096
+"""Steps that are kept one by one at most, in 0.5 to 0.7 MB; of a longer run at least half as many are."""
+
+_FOLDED: Final = 256
+"""Steps that are summed and thinned at a time."""
+
+_MAX_PARTS: Final = 32
+
+_FIRST, _WHOLE = int(StepTag.FIRST_OF_EPOCH), int(StepTag.WHOLE_EPOCH)
+
+_INTEGERS: Final = (np.int8, np.int16, np.int32, np.int64)
+
+
+class Recorder:
+    """Collects steps cheaply (one tuple each) and makes columns of them when a cut is asked for.
+
+    All steps are summed. One by one they are kept up to ``max_kept``; from then on every other one is dropped
+    whenever there are more. Which ones depends on their number alone, so that all ranks keep the same steps.
+
+    Args:
+        skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
+        max_kept: steps that are kept one by one.
+        sizes: is told which steps have ended, with their tags; ``None`` if nobody asks for sizes of batches.
+
+    Attributes:
+        add: takes one step: (nanoseconds per phase in PHASES order, tags, samples).
+    """
+
+    def __init__(
+        self, skip_first: int = 0, max_kept: int = MAX_KEPT, *, sizes: BatchShapes | None = None
+    ) -> None:
+        self.skip_first = skip_first
+        self._sizes = sizes
+        self._max_kept = max_kept
+        self._rows: list[tuple[list[int], int, int]] = []
+        # A list's own append, so that a step costs no Python frame here.
+        self.add = self._rows.append
+        self._num_cut = 0
+        self._new: list[StepTimings] = []
+        self._fresh: list[StepTimings] = []  # whole, as device times may still come
+        self._num_fresh = 0
+        self._kept: list[StepTimings] = []
+        self._num_kept = 0
+        self._num_halved = 0
+        self._totals = StepTotals.of(StepTimings.empty())  # of all steps but the fresh ones
+        self._device_rows: dict[int, tuple[int, ...]] = {}
+        self._only_firsts = True  # of their epochs, all steps so far
+        self._draining: list[tuple[int, int]] = []  # (first step, step behind the last)
+
+    @property
+    def num_steps(self) -> int:
+        """Finished steps so far."""
+        return self._num_cut + len(self._rows)
+
+    def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
+        """The device's times of a step are known now, a step or more after it ended."""
+        self._device_rows[step] = phases_ns
+
+    def drain(self, step: int, num_prefetched: int) -> None:
+        """The loop stood still when step number ``step`` began.
+
+        Args:
+            step: the running step.
+            num_prefetched: batches that the workers got ready meanwhile; so many steps after it find theirs
+                at once and are tagged.
+        """
+        if num_prefetched > 0:
+            self._draining.append((step + 1, step + 1 + num_prefetched))
+
+    def cut(self) -> None:
+        """Make columns of the steps since the last cut."""
+        rows = self._rows
+        if not rows:
+            return
+        try:
+            phases_ns = np.array([row[0] for row in rows], np.int64)
+        except (
+            ValueError,
+            OverflowError,
+        ):  # the clock has failed; the steps before are measured all the same
+            del rows[_num_good(rows) :]
+            raise
+        step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
+        tags = np.array([row[1] for row in rows], np.int64)
+        tags[step < self.skip_first] |= StepTag.SKIP_FIRST
+        tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
+        for first, behind in self._draining:
+            tags[(step >= first) & (step < behind)] |= StepTag.DRAINING
+        self._tag_whole_epochs(tags)
+        if self._sizes is not None:
+            self._sizes.end(self._num_cut, tags)
+        part = StepTimings(
+            step=step,
+            duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),
+            phases_ns=phases_ns,
+            device_phases_ns=np.full((len(rows), len(PHASES)), NOT_MEASURED, np.int64),
+            samples=np.array([row[2] for row in rows], np.int64),
+            tags=tags,
+        )
+        self._num_cut += len(rows)
+        self._draining = [span for span in self._draining if span[1] > self._num_cut]
+        rows.clear()
+        self._new.append(part)
+        self._fresh.append(part)
+        self._num_fresh += len(part)
+        if self._num_fresh >= _FOLDED + MAX_PENDING:
+            self._fold()
+
+    def _tag_whole_epochs(self, tags: NDArray[np.int64]) -> None:
+        """Where each step so far begins an epoch, that is no reason to leave any of them out.
+
+        A first step alone says nothing, as the next one may be of the same epoch.
+
+        Args:
+            tags: of the new steps; changed in place, as are those of all others once they turn out to differ.
+        """
+        was_whole = self._num_cut > 1 and self._only_firsts
+        self._only_firsts &= bool(((tags & _FIRST) != 0).all())
+        is_whole = self._num_cut + len(tags) > 1 and self._only_firsts
+        if is_whole:
+            _swap(tags, _FIRST, _WHOLE)
+        if is_whole != was_whole:
+            old, new = (_FIRST, _WHOLE) if is_whole else (_WHOLE, _FIRST)
+            for part in {id(one): one for one in (*self._new, *self._fresh, *self._kept)}.values():
+                _swap(part.tags, old, new)
+            _swap(self._totals.tags, old, new)
+            self._totals = StepTotals.merge([self._totals])
+
+    def take_new(self) -> StepTimings:
+        """The steps since this was last called, without device times, which come later.
+
+        To be called now and then: until then they are kept.
+        """
+        self.cut()
+        new, self._new = self._new, []
+        return StepTimings.concatenate(new)
+
+    def steps(self) -> StepTimings:
+        """The steps that are kept, with the device times known so far."""
+        fresh = self._whole_fresh()
+        parts = [*map(_widen, self._kept), fresh.select(self._is_kept(fresh))]
+        return StepTimings.concatenate(parts)
+
+    def totals(self) -> StepTotals | None:
+        """The sums over all steps; ``None`` as long as all of them are kept."""
+        if self._num_halved == 0:
+            return None
+        return StepTotals.merge([self._totals, StepTotals.of(self._whole_fresh())])
+
+    def _whole_fresh(self) -> StepTimings:
+        """The steps that are not folded yet, as one part, with their device times."""
+        self.cut()
+        fresh = StepTimings.concatenate(self._fresh)
+        self._fresh = [fresh]
+        if len(fresh):
+            first = int(fresh.step[0])
+            for step, phases_ns in self._device_rows.items():
+                if step >= first:
+                    fresh.device_phases_ns[step - first] = phases_ns
+        self._device_rows.clear()
+        return fresh
+
+    def _fold(self) -> None:
+        """Sum the oldest fresh steps, whose device times cannot come any more, and thin them."""
+        fresh = self._whole_fresh()
+        is_old = fresh.step < self._num_cut - MAX_PENDING
+        old, young = fresh.select(is_old), fresh.select(~is_old)
+        self._fresh, self._num_fresh = [young], len(young)
+        self._totals = StepTotals.merge([self._totals, StepTotals.of(old)])
+        self._keep(old)
+        while self._num_kept + self._num_fresh > self._max_kept and self._num_halved < MAX_HALVED:
+            self._num_halved += 1
+            kept, self._kept, self._num_kept = self._kept, [], 0
+            for part in kept:
+                self._keep(part)
+
+    def _keep(self, steps: StepTimings) -> None:
+        kept = steps.select(self._is_kept(steps))
+        if not len(kept):
+            return
+        self._kept.append(_narrow(kept))
+        self._num_kept += len(kept)
+        if len(self._kept) > _MAX_PARTS:
+            self._kept = [_narrow(StepTimings.concatenate(self._kept))]
+
+    def _is_kept(self, steps: StepTimings) -> NDArray[np.bool_]:
+        """Which of these steps are kept one by one."""
+        # The modules' times are compared with the steps that they are from; those are few.
+        kept: NDArray[np.bool_] = is_kept(steps.step, self._num_halved) | (
+            (steps.tags & int(StepTag.INSPECTED)) != 0
+        )
+        return kept
+
+
+def _swap(tags: NDArray[np.int64], old: int, new: int) -> None:
+    """One tag in place of another, in place."""
+    has_it = (tags & old) != 0
+    tags[has_it] = tags[has_it] & ~old | new
+
+
+def _narrow(steps: StepTimings) -> StepTimings:
+    """The same values in the smallest integers that hold a whole column of phases."""
+    return _replaced(steps, lambda column: column.astype(_smallest(column)))
+
+
+def _widen(steps: StepTimings) -> StepTimings:
+    return _replaced(steps, lambda column: column.astype(np.int64))
+
+
+def _replaced(steps: StepTimings, change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> StepTimings:
+    columns = steps.columns()
+    for name in ("phases_ns", "device_phases_ns"):
+        columns[name] = change(columns[name])
+    return StepTimings(**columns)
+
+
+def _smallest(column: NDArray[np.int64]) -> np.dtype[Any]:
+    least, most = int(column.min()), int(column.max())
+    fitting = (kind for kind in _INTEGERS if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max)
+    return np.dtype(next(fitting))
+
+
+def _num_good(rows: list[tuple[list[int], int, int]]) -> int:
+    """How many steps come before the first whose times are no integers of 64 bits."""
+    limit = 2**63
+    times_ns = (row[0] for row in rows)
+    return next(n for n, times in enumerate(times_ns) if not all(-limit <= time < limit for time in times))

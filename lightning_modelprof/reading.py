@@ -1,0 +1,103 @@
+"""What is read of saved runs: the report of one, what is compared, the list of those below a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.errors import ArchiveError, given_path
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
+from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.finding import find_run, runs_below, told_choice
+from lightning_modelprof.run.ranks import with_other_ranks
+from lightning_modelprof.run.records import Run
+from lightning_modelprof.show.findings import list_line
+from lightning_modelprof.show.progress import show_waiting, with_progress
+from lightning_modelprof.trace_reading import window_traces
+
+
+def read_report(
+    path: str | os.PathLike[str], choose: Callable[[TableOptions], TableOptions] = lambda saved: saved
+) -> Report:
+    """The report of a saved run, derived anew from what was measured.
+
+    Args:
+        path: the run's folder, its run.json, or the logger's folder, of which the newest run is taken.
+        choose: the options to show it with, from those it was recorded with.
+
+    Raises:
+        ArchiveError: when there is no saved run.
+    """
+    path = given_path(path, ArchiveError)
+    run = load_run_with_ranks(path)
+    try:
+        options = choose(saved_options(run.info.config))
+    except ValueError as error:
+        raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
+    facts, notes = read_windows(run, find_run(path).parent)
+    report = build_report(analyze(run, facts, notes), options)
+    choice = told_choice(path)
+    return replace(report, notes=(choice, *report.notes)) if choice else report
+
+
+def load_run_with_ranks(path: str | Path) -> Run:
+    """A saved run, with the other ranks of its job beside it."""
+    return with_other_ranks(load_run(path), find_run(path))
+
+
+def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:
+    """What the newest windows' traces say, and why of some there is nothing."""
+    facts: dict[int, TraceFacts] = {}
+    notes: dict[int, str] = {}
+    for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
+        if trace is not None:
+            facts[window.index] = analyze_trace(trace)
+        elif note:
+            notes[window.index] = note
+    return facts, notes
+
+
+def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
+    """A saved run, to be compared.
+
+    Args:
+        path: as given.
+        with_traces: read the traces of its windows too.
+
+    Raises:
+        ArchiveError: when there is no saved run.
+    """
+    run = load_run_with_ranks(path)
+    facts, notes = read_windows(run, find_run(path).parent) if with_traces else ({}, {})
+    analysis = analyze(run, facts, notes)
+    return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
+
+
+def list_runs(folder: Path) -> Iterator[str]:
+    """A line for each saved run below a folder, the newest first; the traces are not read.
+
+    Raises:
+        ArchiveError: when there is none, or the folder may not be read.
+    """
+    with show_waiting(f"looking for runs below {folder}"):
+        files = runs_below(folder)
+    if not files:
+        raise ArchiveError(
+            f"{folder}: expected a folder with saved runs below it, got none. Train with"
+            " ModelProfCallback first, or: lightning-modelprof run train.py"
+        )
+    for file in with_progress(files[::-1], "reading runs"):
+        place = os.path.relpath(file.parent, folder)
+        try:
+            report = build_report(analyze(load_run_with_ranks(file), {}, {}), DEFAULT_OPTIONS)
+            yield list_line(report, place)
+        except ArchiveError as error:
+            yield f"{place}: {error}"

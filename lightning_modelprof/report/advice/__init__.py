@@ -1,0 +1,1 @@
+"""What to change, and whose code it is."""

@@ -1,0 +1,269 @@
+"""What to change about a DataLoader that is waited for, and where its batches are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.steps.batches import BatchCpu
+from lightning_modelprof.report.advice.owners import Owner, constructor
+from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio, text
+from lightning_modelprof.run.setup import CodePlace, LoaderSetup
+
+FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."
+"""For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
+
+_NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
+"""Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
+_MOSTLY: Final = 0.5
+
+CHEAP_SAMPLE_NS: Final = 50_000
+"""A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
+
+Source: measured with 20,000 rows of 32 numbers in batches of 64 on one CPU: 6.7 us a sample row by row and
+1.9 us by slices of whole batches; with a worker the training thread took 16 us a sample to get its batches.
+"""
+
+_SLICED: Final = 0.3
+"""What of such a wait slices of whole batches take. Source: the same measurement."""
+
+_HANDOVER_NS: Final = 500_000
+"""What the training thread takes to get a batch from a worker.
+
+Source: less than was measured on a virtual machine with two CPUs, 1.3 ms of CPU time for a batch of one
+tensor, 1.8 for two and 4.6 for eight. No other machine was tried.
+"""
+_WORTH_IT: Final = 0.25
+_MOST_OF_IT: Final = 0.9
+_CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the training, or do less per sample."
+
+
+def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
+    """Where batches are made: in the user's own code, else in a package's, else in torch's."""
+    if not loaders:
+        return []
+    loader = loaders[0]
+    places = [place for place in (loader.dataset, loader.collate) if place is not None]
+    return (
+        [place for place in places if not place.is_library]
+        or [place for place in places if place.package]
+        or places
+    )
+
+
+def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
+    """Whether what a batch takes is indexing and joining rows that are in memory, and no work on samples."""
+    return (
+        loader.num_workers == 0
+        and loader.dataset is not None
+        and loader.dataset.name.endswith(".__getitem__")
+        and loader.batch_size is not None
+        and loader.batch_size > 1
+        and wait_ns < CHEAP_SAMPLE_NS * loader.batch_size
+    )
+
+
+class LoaderAdvice(NamedTuple):
+    """What to change about a loader that is waited for.
+
+    Attributes:
+        action: what to change.
+        evidence: the numbers behind it.
+        saving_ns: how much of the wait would go, at best.
+        num_workers: that are advised; ``None`` where no other number is.
+        is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
+    """
+
+    action: str
+    evidence: list[Evidence]
+    saving_ns: float
+    num_workers: int | None = None
+    is_minor: bool = False
+
+
+def loader_advice(
+    loaders: Sequence[LoaderSetup],
+    cpus: int | None,
+    wait_ns: float,
+    wall_ns: float,
+    cpu: BatchCpu | None = None,
+    *,
+    owner: Owner | None = None,
+) -> LoaderAdvice:
+    """What to change about a loader that is waited for; arguments as of :func:`workers_advice`."""
+    if not loaders or not is_row_by_row(loaders[0], wait_ns):
+        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
+    loader = loaders[0]
+    size = loader.batch_size or 1
+    sample_ns = wait_ns / size
+    if owner is not None:
+        return LoaderAdvice(
+            f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows, in code of"
+            f" {owner.package}'s ({owner.where}). A worker would take longer to hand a batch over."
+            f"{owner.cheaper_batches}",
+            [count("batch_size", size), duration("one sample", sample_ns)],
+            (1 - _SLICED) * wait_ns,
+            is_minor=True,
+        )
+    return LoaderAdvice(
+        f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows. Fetch whole batches:"
+        f" {loader.kind}(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), {size},"
+        " drop_last=False)), where dataset[indices] slices its tensors, or a __getitems__ that does. A worker"
+        " would take longer to hand a batch over.",
+        [count("batch_size", size), duration("one sample", sample_ns)],
+        (1 - _SLICED) * wait_ns,
+        is_minor=True,
+    )
+
+
+def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | None:
+    """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
+    share = 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
+    if share < _MOSTLY:
+        return None
+    return LoaderAdvice(
+        "Make the sampler cheaper: it chooses the indices in the training process, whatever num_workers is."
+        " Compute the order of a whole epoch at once, with operations on arrays, or ahead of the training.",
+        [ratio("of it in the sampler", share)],
+        share * wait_ns,
+    )
+
+
+def workers_advice(
+    loaders: Sequence[LoaderSetup],
+    cpus: int | None,
+    wait_ns: float,
+    wall_ns: float,
+    cpu: BatchCpu | None = None,
+    *,
+    owner: Owner | None = None,
+) -> LoaderAdvice:
+    """What to change about a loader that is waited for, and the numbers behind it.
+
+    Workers are advised where they gain at least a quarter of the wait, by the time that one worker takes for
+    a batch, by the CPUs that are free where batches compute, and by what a batch costs to be handed over.
+
+    Args:
+        loaders: of the loop; the first one is spoken of.
+        cpus: that this process may use; ``None`` if unknown.
+        wait_ns: for one batch.
+        wall_ns: from one batch to the next, with the wait.
+        cpu: what batches and steps take of the CPUs; ``None`` if unknown.
+        owner: the library that makes the loader; ``None`` if the user does.
+    """
+    cheaper = f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
+    loader = loaders[0] if loaders else None
+    if loader is None or loader.num_workers is None:
+        kind = "the loader" if loader is None else loader.kind
+        return LoaderAdvice(
+            f"Make batches faster, or beside the training: {kind} is not torch's DataLoader."
+            f"{'' if owner is None else owner.cheaper_batches}",
+            [],
+            wait_ns,
+        )
+    workers = loader.num_workers
+    if cpu is not None and cpu.workers_keep_up:
+        return _handover_advice(workers, wait_ns, cpu)
+    rest_ns = max(wall_ns - wait_ns, 1.0)
+    batch_ns = wait_ns if workers == 0 else workers * wall_ns
+    least_ns = None if cpu is None else cpu.least_step_ns(rest_ns)
+    floor_ns = rest_ns if least_ns is None else min(max(least_ns, rest_ns), wall_ns)
+    advised = max(1, math.ceil(batch_ns / floor_ns))
+    if least_ns is None and cpus is not None:
+        # One CPU stays for the training process.
+        advised = min(advised, max(cpus - 1, 1))
+    step_ns = max(floor_ns, batch_ns / advised) + (_HANDOVER_NS if workers == 0 else 0.0)
+    saving_ns = wall_ns - step_ns if advised > workers else 0.0
+    evidence = [
+        count("num_workers", workers),
+        duration("one worker's time for a batch at most", batch_ns),
+        duration("rest of the step", rest_ns),
+        *_cpu_evidence(cpu),
+    ]
+    if cpus is not None:
+        evidence.append(count("usable CPUs", cpus))
+    if loader.start_method is not None:
+        evidence.append(text("start method", loader.start_method))
+    if saving_ns < _WORTH_IT * wait_ns:
+        why = _why_no_worker(workers, wait_ns, cpu)
+        return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=_is_short(workers, wait_ns))
+    evidence += [
+        count("num_workers advised", advised),
+        duration("a step with these workers, at best", step_ns),
+    ]
+    parts = [f"{_call(loader, advised, owner)}: num_workers is {workers} now.", _whose_cpu(cpu)]
+    if saving_ns < _MOST_OF_IT * wait_ns:
+        limit = f"this process may use {cpus} CPUs" if least_ns is None else "the workers share the CPUs"
+        parts.append(
+            f"That saves at most {milliseconds(saving_ns)} of the {milliseconds(wait_ns)}, as {limit}."
+            f" For more: {cheaper[:1].lower()}{cheaper[1:]}"
+        )
+    return LoaderAdvice(" ".join(parts), evidence, saving_ns, advised)
+
+
+def _handover_advice(workers: int, wait_ns: float, cpu: BatchCpu) -> LoaderAdvice:
+    """Batches are there before they are fetched: what is waited for is the way from the worker."""
+    return LoaderAdvice(
+        f"More workers would not help: {percent(cpu.ready or 0.0)} of the batches were ready when they were"
+        f" fetched. Taking one from its worker lasts {milliseconds(wait_ns)}: make a batch of fewer, larger"
+        " tensors, or of fewer bytes.",
+        [count("num_workers", workers), ratio("batches ready when fetched", cpu.ready)],
+        max(wait_ns - _HANDOVER_NS, 0.0),
+        is_minor=True,
+    )
+
+
+def _cpu_evidence(cpu: BatchCpu | None) -> list[Evidence]:
+    """What was measured of CPUs."""
+    if cpu is None or cpu.computing is None:
+        return []
+    free = [] if cpu.free_cpus is None else [count("CPUs that others left", round(cpu.free_cpus, 2))]
+    return [
+        ratio("of a batch's time on a CPU", cpu.computing),
+        duration("CPU time of a batch", cpu.batch_ns),
+        *free,
+    ]
+
+
+def _whose_cpu(cpu: BatchCpu | None) -> str:
+    """Whether the workers that are advised need CPUs."""
+    if cpu is None or cpu.is_computing is None or (cpu.is_computing and cpu.free_cpus is None):
+        return "Measure it, as workers need CPUs that are free."
+    if not cpu.is_computing:
+        return "Making a batch mostly waits, so that workers need little CPU."
+    return f"A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
+
+
+def _is_short(workers: int, wait_ns: float) -> bool:
+    """Whether a worker would take about as long to hand a batch over as making it takes."""
+    return workers == 0 and wait_ns * (1 - _WORTH_IT) <= _HANDOVER_NS
+
+
+def _why_no_worker(workers: int, wait_ns: float, cpu: BatchCpu | None) -> str:
+    """Why no worker, or not more of them, are advised."""
+    if _is_short(workers, wait_ns):
+        return " A worker would take about as long to hand a batch over."
+    if cpu is not None and cpu.is_computing:
+        what = "More workers" if workers else "Workers"
+        return (
+            f" {what} would not help: a batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and no"
+            " CPU is free for it."
+        )
+    if cpu is None or cpu.computing is None:
+        return (
+            f" num_workers is {workers} now: more than there are CPUs only help where they wait for a disk or"
+            " a network."
+        )
+    return ""
+
+
+def _call(loader: LoaderSetup, workers: int, owner: Owner | None) -> str:
+    """What to write: the constructor as it should be called, or what the library has for it."""
+    arguments: dict[str, Any] = {"num_workers": workers}
+    if not loader.persistent_workers:
+        arguments["persistent_workers"] = True
+    return constructor(loader.kind, arguments) if owner is None else owner.loader(loader.kind, **arguments)

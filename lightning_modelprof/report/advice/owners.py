@@ -1,0 +1,167 @@
+"""Whose code it is, and what its user writes where a library makes a DataLoader or an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from lightning_modelprof.report.advice.libraries import LibraryWays, as_arguments, reached
+from lightning_modelprof.report.libraries import LIBRARIES
+from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+
+_INSTALLED: Final = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A library that makes what the user would otherwise make.
+
+    Attributes:
+        package: its name.
+        place: its function that does.
+        is_own_way: how the user gets around it where the library has no argument, as the end of a sentence.
+    """
+
+    package: str
+    place: CodePlace
+    is_own_way: str = ""
+
+    @property
+    def _ways(self) -> LibraryWays:
+        return LIBRARIES.get(self.package, LibraryWays(package=self.package))
+
+    def loader(self, kind: str, **arguments: Any) -> str:
+        """What to write for these arguments of a DataLoader."""
+        return self._call(kind, arguments, *reached(self._ways.loader, arguments, kind))
+
+    def optimizer(self, kind: str, **arguments: Any) -> str:
+        """What to write for these arguments of an optimizer."""
+        return self._call(kind, arguments, *reached(self._ways.optimizer, arguments, kind))
+
+    @property
+    def cheaper_batches(self) -> str:
+        """What the library has for cheaper batches, as a sentence that begins with a space, or ``""``."""
+        said, _ = reached(self._ways.batches, {"": None}, "")
+        return f" {self.package} has {said}." if said else ""
+
+    def _call(self, kind: str, arguments: dict[str, Any], said: str, left: dict[str, Any]) -> str:
+        made = f"{self.package} makes the {kind} in {self.where}"
+        if not said:
+            return (
+                f"{as_arguments(arguments)} for the {kind} that {self.package} makes in {self.where}: look"
+                f" for an argument of {self.package}'s{self.is_own_way}"
+            )
+        rest = f", which has no argument for {as_arguments(left)}" if left else ""
+        return f"{said} ({made}{rest})"
+
+    @property
+    def where(self) -> str:
+        """Its function, with file and line."""
+        return named(self.place)
+
+
+def named(place: CodePlace) -> str:
+    """A library's function as a sentence has it."""
+    if place.file is None:
+        return place.name
+    return f"{place.name} ({short_file(place)}:{place.line})"
+
+
+def short_file(place: CodePlace) -> str:
+    """The file of a library from its package on."""
+    parts = PurePath(place.file or "").parts
+    for number in range(len(parts) - 1, 0, -1):
+        if parts[number - 1] in _INSTALLED:
+            return "/".join(parts[number:])
+    if place.package in parts:
+        return "/".join(parts[parts.index(place.package) :])
+    return "/".join(parts[-1:])
+
+
+def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> Owner | None:
+    """The library that makes a loader; ``None`` where the user does.
+
+    It is the library of the hook that gives the loader, or of the call of the Trainer that is given it. Where
+    the user's own code hands it over, it is the user's, but for libraries with a known function for it.
+    """
+    if setup is None or loader is None:
+        return None
+    place = loader.made_by or setup.package_call
+    if place is not None:
+        return Owner(package=place.package, place=place) if place.package else None
+    for part in (loader.dataset, loader.collate):
+        if part is not None and part.package in LIBRARIES and _is_library_of(setup, part.package):
+            return Owner(package=part.package, place=part)
+    return None
+
+
+def owner_of_optimizer(setup: TrainingSetup | None) -> Owner | None:
+    """The library whose ``configure_optimizers`` it is; ``None`` where it is the user's."""
+    place = None if setup is None else setup.module_hooks.get("configure_optimizers")
+    if place is None or not place.package:
+        return None
+    way = ", or override configure_optimizers in a class of your own"
+    return Owner(package=place.package, place=place, is_own_way=way)
+
+
+def loader_call(setup: TrainingSetup | None, loader: LoaderSetup, **arguments: Any) -> str:
+    """What the user writes to give a loader these arguments."""
+    owner = owner_of_loader(setup, loader)
+    return constructor(loader.kind, arguments) if owner is None else owner.loader(loader.kind, **arguments)
+
+
+def constructor(kind: str, arguments: Mapping[str, Any]) -> str:
+    """A class called with these arguments."""
+    return f"{kind}({as_arguments(arguments)})"
+
+
+def _is_library_of(setup: TrainingSetup, package: str) -> bool:
+    return any(one.package == package for one in setup.libraries)
+
+
+def with_owners(finding: Finding, setup: TrainingSetup | None) -> Finding:
+    """The same finding, with each place that is a library's marked so, and the user's call beside it."""
+    if setup is None or not setup.libraries:
+        return finding
+    locations = tuple(_with_owner(one, setup) for one in finding.locations)
+    return replace(finding, locations=locations, action=_with_way(finding.action, locations))
+
+
+def _with_way(action: str, locations: Sequence[Location]) -> str:
+    """What to do, and how to get at it where the first place is a library's."""
+    if not action or not locations or not locations[0].package or locations[0].package in action:
+        return action
+    first = locations[0]
+    what = f"{first.function} is" if first.function else "This is"
+    return (
+        f"{action} {what} {first.package}'s: look for an argument of {first.package}'s that changes it, or"
+        " override it in a class of your own."
+    )
+
+
+def _with_owner(location: Location, setup: TrainingSetup) -> Location:
+    inner = None if location.inner is None else _with_owner(location.inner, setup)
+    library = location.package or _library_at(location.file, setup)
+    call = location.call
+    if library and call is None and setup.user_call is not None and location.file is not None:
+        call = Location(
+            file=setup.user_call.file,
+            line=setup.user_call.line,
+            function=setup.user_call.name,
+            is_exact=True,
+        )
+    return replace(location, package=library, inner=inner, call=call)
+
+
+def _library_at(file: str | None, setup: TrainingSetup) -> str:
+    if file is None:
+        return ""
+    return next((one.package for one in setup.libraries if _is_below(file, one.folders)), "")
+
+
+def _is_below(file: str, folders: Sequence[str]) -> bool:
+    path = PurePath(file)
+    return any(path.is_relative_to(folder) for folder in folders)

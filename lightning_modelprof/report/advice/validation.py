@@ -1,0 +1,290 @@
+"""Which part of the validations inside a fit to look at, where, and what to change about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.hot_lines import HotLine
+from lightning_modelprof.analysis.steps.validation import ValidationSplit
+from lightning_modelprof.report.advice.libraries import as_arguments
+from lightning_modelprof.report.advice.loader import FEWER_ITEMS, loader_advice, places_of_batches
+from lightning_modelprof.report.advice.owners import owner_of_loader
+from lightning_modelprof.report.exact_lines import location_at
+from lightning_modelprof.report.model import Evidence, Location
+from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
+from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+
+_METRICS: Final = "torchmetrics"
+"""Package whose functions update and compute metrics."""
+_MOSTLY: Final = 0.5
+
+_TRANSFER_HOOKS: Final = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_END_HOOK: Final = "on_validation_epoch_end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartAdvice:
+    """What is said of the validations of a fit.
+
+    Attributes:
+        label: of the part that is named.
+        summary: how much of validation it is, and what that is, as a sentence.
+        action: what to change about it.
+        locations: where: the line that takes its time, else the functions that it consists of.
+        evidence: the numbers behind it.
+    """
+
+    label: str
+    summary: str
+    action: str
+    locations: tuple[Location, ...]
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What the advice on a part rests on."""
+
+    line: HotLine | None
+    split: ValidationSplit
+    setup: TrainingSetup
+    loader: LoaderSetup | None
+    cost_ns: float
+    whole_ns: float
+    num_ranks: int
+    is_mostly_metrics: bool
+
+
+def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
+    """On the part of the validations that takes most of them.
+
+    Args:
+        analysis: of a fit.
+        least_share: of the time of the validations, which the part has to take.
+
+    Returns:
+        ``None`` where no part takes so much, or what they consist of is not known.
+    """
+    split, setup, hot = analysis.validation, analysis.setup, analysis.hot_lines
+    if isinstance(split, Absent) or setup is None:
+        return None
+    has_workers = any(one.num_workers for one in setup.val_loaders)
+    costs = split.costs(has_workers=has_workers)
+    whole_ns = sum(costs.values())
+    key = max(costs, key=lambda one: costs[one], default="")
+    if key not in _ADVICE or whole_ns <= 0 or costs[key] < least_share * whole_ns:
+        return None
+    line = None if isinstance(hot, Absent) else hot.in_part(key)
+    if key == "dataloader_init" and _is_mostly_waiting(split, costs[key]):
+        line = None  # what the training thread does there is not what it waits for
+    part = _Part(
+        line=line,
+        split=split,
+        setup=setup,
+        loader=_loader_at(line, setup.val_loaders),
+        cost_ns=costs[key],
+        whole_ns=whole_ns,
+        num_ranks=analysis.info.world_size,
+        is_mostly_metrics=not isinstance(hot, Absent) and hot.share_below(_METRICS, key) >= _MOSTLY,
+    )
+    what, advise, places = _ADVICE[key]
+    label, share = split.labels[key], costs[key] / whole_ns
+    action, evidence = advise(part)
+    return PartAdvice(
+        label=label,
+        summary=f"{percent(share)} of that is {what}.",
+        action=action,
+        locations=(location_at(line),) if line is not None else tuple(map(location_of, places(part))),
+        evidence=(
+            ratio(f"{label} of validation", share),
+            duration(f"{label} per validation", costs[key] / max(split.num_runs, 1)),
+            count("validations", split.num_runs),
+            *evidence,
+        ),
+    )
+
+
+def _is_mostly_waiting(split: ValidationSplit, start_ns: float) -> bool:
+    """Whether most of the start of a validation is the wait for workers that start."""
+    begun = split.part("dataloader_init")
+    return begun is None or 2 * begun.total_ns < start_ns
+
+
+def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSetup | None:
+    """The validation dataloader whose data set a line is in, else the first one."""
+    begins = None if line is None else (line.file, line.function_line)
+    datasets = [None if one.dataset is None else (one.dataset.file, one.dataset.line) for one in loaders]
+    if begins in datasets and begins is not None:
+        return loaders[datasets.index(begins)]
+    return loaders[0] if loaders else None
+
+
+# What to change, part by part
+
+
+def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
+    split, loader = part.split, part.loader
+    each = max(split.num_batches, 1)
+    advice = loader_advice(
+        () if loader is None else (loader,),
+        part.setup.usable_cpus,
+        part.cost_ns / each,
+        part.whole_ns / each,
+        owner=owner_of_loader(part.setup, loader),
+    )
+    return (
+        f"Of the validation dataloader: {advice.action} Samples that are the same in every validation can be"
+        " made once and kept.",
+        advice.evidence,
+    )
+
+
+def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
+    hooks = ", ".join(one.name for one in _hooks(part.setup, *_TRANSFER_HOOKS))
+    parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
+    if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
+        parts.append(
+            f"Of the validation dataloader: {_arguments(part, pin_memory=True)}, False now; copies from"
+            " pageable memory block the host."
+        )
+    return " ".join(parts) or FEWER_ITEMS, []
+
+
+def _of_step(part: _Part) -> tuple[str, list[Evidence]]:
+    size = None if part.loader is None else part.loader.batch_size
+    evidence = [count("batch_size of validation", size)] if size is not None else []
+    if part.is_mostly_metrics:
+        return (
+            "Update fewer or cheaper metrics in each batch; a MetricCollection updates once what several of"
+            " them share.",
+            evidence,
+        )
+    larger = f"a batch_size of more than {size}" if size is not None else "larger batches"
+    return (
+        f"Do less at this line of validation_step, or use {larger} for validation: no gradients are kept"
+        " there.",
+        evidence,
+    )
+
+
+def _of_hooks(part: _Part) -> tuple[str, list[Evidence]]:
+    names = ", ".join(one.name for one in _own_hooks(part)) or "the hooks of validation"
+    return f"Do less in {names}; what comes with each batch can often wait for the end of the validation.", []
+
+
+def _of_epoch_end(part: _Part) -> tuple[str, list[Evidence]]:
+    hook = ", ".join(one.name for one in _hooks(part.setup, _END_HOOK))
+    where = f"in {hook}" if hook else "there"
+    ranks = (
+        " The ranks wait for each other where a metric is put together, so one that is late shows here too."
+        if part.num_ranks > 1
+        else ""
+    )
+    return (
+        f"Compute fewer or cheaper metrics {where}: Lightning computes each metric that was logged once a"
+        " validation. Metrics that keep all predictions (curves, exact AUROC) take thresholds=... to keep"
+        f" counts instead; plots and files can be made every few validations.{ranks}",
+        [],
+    )
+
+
+def _of_logging(_: _Part) -> tuple[str, list[Evidence]]:
+    return (
+        "Log less in validation_step: self.log(..., on_step=False) sends nothing after a batch, and one"
+        " log_dict is less than many calls. Then look at what the logger does with each point.",
+        [],
+    )
+
+
+def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
+    loader = part.loader
+    if part.line is not None:  # the training thread's own work, and no worker's
+        return (
+            f"Do less in {part.line.function}, or do it once and keep what it makes: it runs in every"
+            " validation (val_dataloader does with reload_dataloaders_every_n_epochs).",
+            [],
+        )
+    if loader is None or not loader.num_workers:
+        return (
+            "Do less where the validation dataloader begins (val_dataloader with"
+            " reload_dataloaders_every_n_epochs, the sampler, an __iter__): it does so in every validation.",
+            [],
+        )
+    evidence = [count("num_workers of validation", loader.num_workers)]
+    if loader.persistent_workers:
+        return (
+            f"Of the validation dataloader: fewer workers than {loader.num_workers}, or less in what a worker"
+            " does first; its workers are kept between validations already.",
+            evidence,
+        )
+    workers = "a worker is" if loader.num_workers == 1 else f"{loader.num_workers} workers are"
+    return (
+        f"Of the validation dataloader: {_arguments(part, persistent_workers=True)}, False now: {workers}"
+        " started in each validation.",
+        evidence,
+    )
+
+
+def _arguments(part: _Part, **arguments: Any) -> str:
+    """Arguments of the validation dataloader, as its user writes them."""
+    owner = owner_of_loader(part.setup, part.loader)
+    if owner is None or part.loader is None:
+        return as_arguments(arguments)
+    return owner.loader(part.loader.kind, **arguments)
+
+
+# Where to look, if samples do not tell the line
+
+
+def _hooks(setup: TrainingSetup, *names: str) -> list[CodePlace]:
+    return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
+
+
+def _own_hooks(part: _Part) -> list[CodePlace]:
+    """Hooks of the module that a validation runs."""
+    hooks = part.setup.module_hooks
+    names = [name for name in hooks if name.startswith("on_validation_") and name != _END_HOOK]
+    return [place for place in _hooks(part.setup, *names) if not place.is_library]
+
+
+def _places_of_start(part: _Part) -> list[CodePlace]:
+    loader = part.loader
+    places = [] if loader is None else [loader.worker_init, loader.dataset]
+    return [place for place in places if place is not None][:1]
+
+
+_Advise = Callable[[_Part], tuple[str, list[Evidence]]]
+_Places = Callable[[_Part], list[CodePlace]]
+
+_ADVICE: Final[dict[str, tuple[str, _Advise, _Places]]] = {
+    "dataloader": (
+        "waiting for its batches",
+        _of_fetches,
+        lambda part: places_of_batches(() if part.loader is None else (part.loader,)),
+    ),
+    "transfer": (
+        "moving its batches to the device",
+        _of_transfer,
+        lambda part: _hooks(part.setup, *_TRANSFER_HOOKS),
+    ),
+    "forward": ("validation_step", _of_step, lambda part: _hooks(part.setup, "validation_step")),
+    "module_hooks": ("hooks of the module", _of_hooks, _own_hooks),
+    "epoch_end": (
+        "computing metrics and what else is done at its end",
+        _of_epoch_end,
+        lambda part: _hooks(part.setup, _END_HOOK) or _hooks(part.setup, "validation_step"),
+    ),
+    "logging": (
+        "logging",
+        _of_logging,
+        lambda part: (
+            [one for one in part.setup.loggers if not one.is_library] or _hooks(part.setup, "validation_step")
+        ),
+    ),
+    "dataloader_init": ("starting its dataloader", _of_start, _places_of_start),
+}
+"""Part → what its time is, what to change, and where it is if no line stands out."""

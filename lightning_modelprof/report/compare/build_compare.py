@@ -1,0 +1,278 @@
+"""Two sides of runs become one report: the decision first, then figures, phases and what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any, Final
+
+from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD
+from lightning_modelprof.analysis.compare import (
+    DEFAULT_TOLERANCE,
+    Comparison,
+    Outcome,
+    compare,
+)
+from lightning_modelprof.analysis.run_settings import UNKNOWN, setting_differences
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.report.compare.compared_run import ComparedRun
+from lightning_modelprof.report.compare.tables import (
+    changed_tables,
+    figures_table,
+    findings_table,
+    phases_table,
+    settings_table,
+)
+from lightning_modelprof.report.duration_unit import duration_unit
+from lightning_modelprof.report.model import Report, Status
+from lightning_modelprof.report.rules.busy_cpus import BusyCpus
+from lightning_modelprof.run.loops import loop_of
+
+EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
+"""What the command ends with; 1 is an error, as of every command."""
+
+_Runs = Sequence[ComparedRun]
+
+
+def build_comparison(
+    before: _Runs, after: _Runs, tolerance: float = DEFAULT_TOLERANCE
+) -> tuple[Report, Comparison]:
+    """The report of a comparison, and the comparison itself.
+
+    Args:
+        before: one or more runs of one loop.
+        after: the same.
+        tolerance: change of the time, as a fraction, that does not matter.
+
+    Raises:
+        ArchiveError: when the runs are of different loops.
+    """
+    _check_loops((*before, *after))
+    result = compare(
+        [run.steps for run in before],
+        [run.steps for run in after],
+        tolerance=tolerance,
+        ranks=(before[0].world_size, after[0].world_size),
+        per_sample=_has_other_batches(before, after),
+        paired=_takes_turns(before, after),
+    )
+    busy = [run for run in (*before, *after) if _busy_summary(run)]
+    if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
+        reason = (
+            f"{' and '.join(run.source for run in busy)} ran on a busy machine, which makes single runs"
+            " differ by more than their steps tell; give several runs a side that took turns"
+        )
+        result = replace(result, outcome=Outcome.CANNOT_TELL, reason=reason)
+    loop = loop_of(before[0].loop)
+    differences = setting_differences([run.settings for run in before], [run.settings for run in after])
+    report = Report(
+        title=_first_line(result, before, after),
+        facts=_facts(result, before, after),
+        tables=(
+            figures_table(result, loop, before[0].sample_unit),
+            phases_table(result),
+            settings_table(differences),
+            findings_table(before[0].report, after[0].report),
+            changed_tables(before[0].report, after[0].report),
+        ),
+        notes=_notes(result, before, after),
+        sections={
+            "comparison": _section(result),
+            "runs": {
+                "before": [_run_section(run) for run in before],
+                "after": [_run_section(run) for run in after],
+            },
+        },
+    )
+    return report, result
+
+
+def _busy_summary(run: ComparedRun) -> str:
+    """What is said of a busy machine; ``""`` where it was not."""
+    found = (one for one in run.report.findings if one.kind == BusyCpus.kind and one.status is Status.FOUND)
+    return next((one.summary for one in found), "")
+
+
+def _check_loops(runs: _Runs) -> None:
+    first = runs[0]
+    for run in runs[1:]:
+        if run.loop != first.loop:
+            raise ArchiveError(
+                f"{run.source}: expected a run of trainer.{first.loop} as {first.source} is,"
+                f" got one of trainer.{run.loop}. Their steps are different things: compare"
+                " runs of one loop."
+            )
+
+
+def _has_other_batches(before: _Runs, after: _Runs) -> bool:
+    """Whether the sides' steps hold different numbers of samples, by more than a few odd batches explain."""
+    sizes = [run.global_batch_size for run in (*before, *after)]
+    units = {run.sample_unit for run in (*before, *after)}
+    known = [size for size in sizes if size]
+    return len(known) == len(sizes) and len(units) == 1 and max(known) > 1.01 * min(known)
+
+
+def _takes_turns(before: _Runs, after: _Runs) -> bool:
+    """Whether the runs, in the order they were given and by when they started, make pairs of neighbours."""
+    if len(before) != len(after) or len(before) < 2:
+        return False
+    pairs = [tuple(sorted((old.created, new.created))) for old, new in zip(before, after, strict=True)]
+    return all(first[1] < second[0] for first, second in pairwise(pairs))
+
+
+def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
+    names = {
+        Outcome.FASTER: "FASTER",
+        Outcome.SLOWER: "SLOWER",
+        Outcome.SAME: f"SAME within {_percent(result.tolerance)}",
+        Outcome.CANNOT_TELL: "CANNOT TELL",
+    }
+    name = names[result.outcome]
+    if result.times_as_fast is None:
+        return f"{name}: {result.reason}"
+    line = f"{name}: {_times(result, result.times_as_fast)}x as fast: {_cost(result, before, after)}"
+    if result.low is None or result.high is None:
+        return f"{line} (too few steps for an interval)"
+    return f"{line} (95 % interval {_times(result, result.low)} to {_times(result, result.high)})"
+
+
+def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
+    """What the decision is about, before and after: ``28.4 → 21.6 ms per step``."""
+    loop = loop_of(before[0].loop)
+    if result.per_sample:
+        rate = next(figure for figure in result.figures if figure.key == "samples_per_s")
+        if rate.before is not None and rate.after is not None:
+            worlds = (before[0].world_size, after[0].world_size)
+            unit = before[0].sample_unit
+            ranks = ", all ranks" if max(worlds) > 1 else ""
+            rates = (_three_digits(rate.before * worlds[0]), _three_digits(rate.after * worlds[1]))
+            return f"{rates[0]} → {rates[1]} {unit}/s{ranks}"
+    step = next(figure for figure in result.figures if figure.key == "batch_cost")
+    assert step.before is not None
+    assert step.after is not None
+    scale, unit = duration_unit(max(step.before, step.after))
+    return (
+        f"{_three_digits(step.before / scale)} → {_three_digits(step.after / scale)} {unit} per {loop.step}"
+    )
+
+
+def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, str], ...]:
+    facts = []
+    if result.reason:
+        facts.append(("Why", f"{result.reason}."))
+    if result.times_as_fast is not None:
+        figure = "time per sample" if result.per_sample else "time per step"
+        facts.append(
+            (
+                "Change",
+                f"{_signed(result.times_as_fast - 1)} speed,"
+                f" {_signed(1 / result.times_as_fast - 1)} {figure}; tolerance {_percent(result.tolerance)}",
+            )
+        )
+    if result.detectable is not None:
+        facts.append(
+            (
+                "Could show",
+                f"a change of {_percent(result.detectable)} or more, in four of five such comparisons",
+            )
+        )
+    facts += [
+        ("Busy machine", f"{run.source}: {busy}") for run in (*before, *after) if (busy := _busy_summary(run))
+    ]
+    for label, runs, steps in zip(("Before", "After"), (before, after), result.num_steps, strict=True):
+        number = f"{len(runs)} runs, " if len(runs) > 1 else ""
+        facts.append((label, f"{', '.join(run.source for run in runs)} ({number}{steps:,} clean steps)"))
+    return tuple(facts)
+
+
+def _notes(result: Comparison, before: _Runs, after: _Runs) -> tuple[str, ...]:
+    notes = []
+    if result.low is not None:
+        notes.append(_interval_note(result))
+    if result.per_sample:
+        notes.append(
+            "Steps hold different numbers of samples, so the time per sample decides"
+            + (", over all ranks." if any(run.world_size > 1 for run in (*before, *after)) else ".")
+        )
+    notes += _other_things(before, after)
+    for run in (*before, *after):
+        if run.status != "finished":
+            notes.append(f"{run.source}: the run is {run.status}, not finished.")
+    if any(run.world_size > 1 for run in (*before, *after)):
+        notes.append("All figures and phases are those of the first rank.")
+    return tuple(notes)
+
+
+def _interval_note(result: Comparison) -> str:
+    method = "The interval is from blocks of consecutive clean steps, drawn again and again"
+    if result.num_runs == (1, 1):
+        return (
+            f"{method}, and from what single runs of the same thing are assumed to differ:"
+            f" {_percent(ASSUMED_RUN_SPREAD)}, and as much as the speed drifts within them. A machine that"
+            " was slower during one run looks like slower code. To be surer give several runs a side that"
+            " took turns: compare --before A1 A2 A3 --after B1 B2 B3."
+        )
+    if result.paired:
+        pairs = f"how the {result.num_runs[0]} pairs of runs differ"
+        return f"{method}, or from {pairs}, whichever is wider: the runs took turns."
+    turns = (
+        "" if min(result.num_runs) < 2 else " Runs that take turns (before, after, before, after) tell more."
+    )
+    return f"{method}, or from how the runs of a side differ, whichever is wider.{turns}"
+
+
+def _other_things(before: _Runs, after: _Runs) -> list[str]:
+    """What makes the sides different things, besides what was changed on purpose."""
+    notes = []
+    for label, key in (("models", "model"), ("devices", "device"), ("world sizes", "world size")):
+        sides = [
+            " | ".join(dict.fromkeys(run.settings.get(key, UNKNOWN) for run in runs))
+            for runs in (before, after)
+        ]
+        if sides[0] != sides[1]:
+            notes.append(
+                f"Different {label}: {sides[0]} before, {sides[1]} after. The change holds for both together."
+            )
+    for label, runs in (("before", before), ("after", after)):
+        mixed = [
+            name
+            for name, value in runs[0].settings.items()
+            if any(run.settings.get(name) != value for run in runs)
+        ]
+        if mixed:
+            notes.append(f"The runs {label} are not repeats of one thing: they differ in {', '.join(mixed)}.")
+    return notes
+
+
+def _section(result: Comparison) -> dict[str, Any]:
+    section = asdict(result)
+    return {**section, "outcome": result.outcome.value, "exit_code": EXIT_CODES[result.outcome]}
+
+
+def _run_section(run: ComparedRun) -> dict[str, Any]:
+    return {
+        "source": run.source,
+        "created": run.created,
+        "clean_steps": run.num_clean_steps,
+        "batch_cost_ns": run.batch_cost_ns,
+        "settings": run.settings,
+    }
+
+
+def _times(result: Comparison, value: float) -> str:
+    """Two decimals, three where the interval is so narrow that two would hide it."""
+    is_narrow = result.low is not None and result.high is not None and result.high - result.low < 0.02
+    return f"{value:.{3 if is_narrow else 2}f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:#.3g}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.3g} %"
+
+
+def _signed(ratio: float) -> str:
+    return f"{100 * ratio:+.1f} %" if abs(ratio) < 0.1 else f"{100 * ratio:+.0f} %"

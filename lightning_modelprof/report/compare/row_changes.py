@@ -1,0 +1,210 @@
+"""Two tables of the same kind, row by row: what each row was before and is after."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from lightning_modelprof.report.compare.changed_figures import (
+    Figure,
+    calls_column,
+    column_position,
+    comparable,
+    figure_of,
+    heading_of,
+    is_number,
+    num_steps,
+)
+from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+from lightning_modelprof.report.row_pairs import RowPair, TableSide, name_positions, pair_rows, position_of
+from lightning_modelprof.report.row_paths import RowPath
+
+_STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
+
+
+def changed_rows(before: Report, after: Report) -> tuple[Table, ...]:
+    """The row changes of every table that has rows in both reports, if any of them changed.
+
+    Args:
+        before: of a run, of a window or of traces.
+        after: the same.
+    """
+    others = {table.id: table for table in after.tables}
+    found = []
+    for table in before.tables:
+        other = others.get(table.id)
+        if other is None or not table.rows or not other.rows:
+            continue
+        steps = (num_steps(before, table), num_steps(after, other))
+        changes = row_changes(comparable(table), comparable(other), steps)
+        if _has_changed(changes):
+            found.append(changes)
+    return tuple(found)
+
+
+def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None] = (None, None)) -> Table:
+    """What each row was before and is after, the largest difference first, below the same row as before.
+
+    Definition: rows are the same when their names are, and those of the rows that they are in. Which figure
+    is compared is in ``changed_figures.FIGURES``; a sum is divided by the number of steps. ``ratio`` is the
+    difference as a share of before. A row of one side alone has ``None`` on the other and no difference; it
+    stands where a difference of its size would. Rows without the figure on either side are left out. Where
+    units change by row, rows of one unit stand together.
+
+    Args:
+        before: a table.
+        after: the table with the same id of the other side.
+        steps: over how many steps the figures are sums on each side; only looked at where they are sums.
+
+    Returns:
+        A table without rows where nothing can be compared, with the reason.
+    """
+    figure = figure_of(before)
+    key = next((key for key in figure.keys if all(_has_numbers(side, key) for side in (before, after))), None)
+    reason = _why_not(key, figure, steps)
+    if key is None or reason is not None:
+        return _table(before, after, key, figure, rows=(), absent_reason=reason)
+    divisors = steps if figure.sum_over is not None else (None, None)
+    sides = (TableSide(before, key, figure, divisors[0]), TableSide(after, key, figure, divisors[1]))
+    ordered = list(_in_order(pair_rows(*sides)))
+    is_by_row = any(side.unit is Unit.BY_ROW for side in sides)
+    return _table(
+        before,
+        after,
+        key,
+        figure,
+        rows=tuple(_cells(row, has_calls=any(side.calls for side in sides)) for _, row in ordered),
+        depths=tuple(depth for depth, _ in ordered),
+        row_units=tuple(row.unit for _, row in ordered) if is_by_row else (),
+        notes=_notes(figure, steps, [row for _, row in ordered]),
+    )
+
+
+def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[tuple[int, RowPair]]:
+    """Depth and row: those in the same row by unit and weight, each followed by those in it.
+
+    A row without a figure on either side is left out, unless one in it has one.
+    """
+    parents = {
+        path: next((path[:end] for end in range(len(path) - 1, 0, -1) if path[:end] in rows), ())
+        for path in rows
+    }
+    kept = _with_those_above((path for path, row in rows.items() if row.weight >= 0), parents)
+    children: defaultdict[RowPath, list[RowPath]] = defaultdict(list)
+    for path in rows:
+        if path in kept:
+            children[parents[path]].append(path)
+    units = list(dict.fromkeys(row.unit for row in rows.values()))
+
+    def ordered(paths: Sequence[RowPath]) -> list[RowPath]:
+        """Times and bytes cannot be told apart by size, so units come first."""
+        return sorted(paths, key=lambda path: (units.index(rows[path].unit), -rows[path].weight))
+
+    waiting: list[tuple[int, RowPath]] = [(0, path) for path in reversed(ordered(children[()]))]
+    while waiting:
+        depth, path = waiting.pop()
+        yield depth, rows[path]
+        waiting += [(depth + 1, child) for child in reversed(ordered(children[path]))]
+
+
+def _with_those_above(paths: Iterable[RowPath], parents: Mapping[RowPath, RowPath]) -> set[RowPath]:
+    """Some rows and the rows that they are in, up to the top, whose path is empty."""
+    found: set[RowPath] = set()
+    for path in paths:
+        above = path
+        while above and above not in found:
+            found.add(above)
+            above = parents[above]
+    return found
+
+
+def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
+    ratio = row.difference / row.before if row.difference is not None and row.before else None
+    calls = row.calls if has_calls else ()
+    return (*row.names, row.before, row.after, row.difference, ratio, *calls, row.state)
+
+
+def _table(
+    before: Table,
+    after: Table,
+    key: str | None,
+    figure: Figure,
+    *,
+    rows: tuple[tuple[Cell, ...], ...],
+    depths: tuple[int, ...] = (),
+    row_units: tuple[Unit, ...] = (),
+    notes: tuple[str, ...] = (),
+    absent_reason: str | None = None,
+) -> Table:
+    names = [before.columns[position] for position in name_positions(before, figure)]
+    column = None if key is None else before.columns[position_of(before, key)]
+    unit = Unit.TEXT if column is None else column.unit
+    per_step = " per step" if figure.sum_over is not None else ""
+    counted = calls_column(before) or calls_column(after)
+    counts = [
+        Column(f"calls_{side}", f"{counted.label.lower()}{per_step} {side}", Unit.COUNT)
+        for side in ("before", "after")
+        if counted is not None
+    ]
+    title = before.title if before.title == after.title else _STEPS_IN_TITLE.sub("", before.title)
+    return Table(
+        id=f"{before.id}_changes",
+        title=f"{title}: {heading_of(column)}{per_step}" if column and column.label else title,
+        columns=(
+            *names,
+            Column("before", "before", unit),
+            Column("after", "after", unit),
+            Column("difference", "difference", unit),
+            Column("ratio", "change", Unit.RATIO),
+            *counts,
+            Column("state", "state"),
+        ),
+        rows=rows,
+        depths=depths if any(depths) else (),
+        row_units=row_units,
+        notes=notes,
+        absent_reason=absent_reason,
+        time_unit=before.time_unit,
+        row_limit=before.row_limit,
+        is_detail=before.is_detail,
+    )
+
+
+def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[RowPair]) -> tuple[str, ...]:
+    notes = []
+    if figure.sum_over == "window":
+        notes.append(
+            f"Per step: sums over the window divided by its steps, {steps[0]:,} before and {steps[1]:,} after"
+            " (of all ranks). Where a table covers the whole file, what is outside of its steps counts, too."
+        )
+    elif figure.sum_over == "run":
+        notes.append(
+            f"Per step: sums over the run divided by its steps, {steps[0]:,} before and {steps[1]:,} after."
+        )
+    if any(row.unit is Unit.RATIO for row in rows):
+        notes.append("Differences of percentages are in percentage points.")
+    if any(row.state for row in rows):
+        notes.append("New and gone rows are on one side alone, so they have no difference.")
+    return tuple(notes)
+
+
+def _why_not(key: str | None, figure: Figure, steps: tuple[int | None, int | None]) -> str | None:
+    if key is None:
+        return "the sides have no figure in common"
+    if figure.sum_over is None or None not in steps:
+        return None
+    unknown = [label for label, number in zip(("before", "after"), steps, strict=True) if number is None]
+    return f"it is not known {' and '.join(unknown)} over how many steps the figures are sums"
+
+
+def _has_numbers(table: Table, key: str) -> bool:
+    position = column_position(table, key)
+    return position is not None and any(is_number(row[position]) for row in table.rows)
+
+
+def _has_changed(changes: Table) -> bool:
+    """Whether a row is new or gone, or has a difference."""
+    at, state = position_of(changes, "difference"), position_of(changes, "state")
+    return any(row[at] or row[state] for row in changes.rows)

@@ -1,0 +1,239 @@
+"""The tables of a comparison of runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from lightning_modelprof.analysis.change import Change
+from lightning_modelprof.analysis.compare import Comparison
+from lightning_modelprof.report.compare.changed_figures import first_figure, heading_of
+from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
+from lightning_modelprof.report.row_paths import row_paths
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.phases import PHASES
+
+_INTERVAL: Final = "95 % interval"
+
+_LABELS: Final = {phase.key: phase.label for phase in PHASES}
+
+
+def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table:
+    """How fast both sides were.
+
+    Definition: the figures of the Perf Summary; of several runs a side from the mean of the runs' means.
+    """
+    named = {
+        "batch_cost": ("batch_cost", Unit.DURATION_NS),
+        "reader_cost": ("reader_cost", Unit.DURATION_NS),
+        "steps_per_s": (f"ips ({loop.steps}/s)", Unit.RATE),
+        "samples_per_s": (f"ips ({sample_unit}/s)", Unit.RATE),
+        "reader_ratio": ("Reader Ratio", Unit.RATIO),
+    }
+    shown = [figure for figure in comparison.figures if figure.before is not None or figure.after is not None]
+    return Table(
+        id="comparison_figures",
+        title="Speed",
+        columns=(
+            Column("figure", ""),
+            Column("before", "before", Unit.BY_ROW),
+            Column("after", "after", Unit.BY_ROW),
+            Column("change", "change", Unit.RATIO),
+            Column("low", "from", Unit.RATIO, _INTERVAL),
+            Column("high", "to", Unit.RATIO, _INTERVAL),
+        ),
+        rows=tuple((named[figure.key][0], *_cells(figure)) for figure in shown),
+        row_units=tuple(named[figure.key][1] for figure in shown),
+        notes=("The change of Reader Ratio is in percentage points, all others in % of before.",)
+        if any(figure.key == "reader_ratio" for figure in shown)
+        else (),
+        absent_reason=None if shown else "a side has no clean step",
+    )
+
+
+def phases_table(comparison: Comparison) -> Table:
+    """Where the difference lies: time per clean step in each phase, the largest difference first.
+
+    Definition: means over the clean steps; the differences sum to that of the step. A phase is *less* or
+    *more* when its interval excludes no change.
+    """
+    step = next(figure for figure in comparison.figures if figure.key == "batch_cost")
+    phases = sorted(comparison.phases, key=lambda phase: -abs(phase.change or 0.0))
+    rows = [(_LABELS[phase.key], *_cells(phase), _direction(phase)) for phase in phases]
+    if rows and step.before is not None and step.after is not None:
+        whole = Change(
+            key="step",
+            before=step.before,
+            after=step.after,
+            change=step.after - step.before,
+            low=None if step.low is None else step.low * step.before,
+            high=None if step.high is None else step.high * step.before,
+        )
+        rows.insert(0, ("Step", *_cells(whole), _direction(whole)))
+    return Table(
+        id="comparison_phases",
+        title="Phase by phase, per step",
+        columns=(
+            Column("phase", ""),
+            Column("before", "before", Unit.DURATION_NS),
+            Column("after", "after", Unit.DURATION_NS),
+            Column("change", "difference", Unit.DURATION_NS),
+            Column("low", "from", Unit.DURATION_NS, _INTERVAL),
+            Column("high", "to", Unit.DURATION_NS, _INTERVAL),
+            Column("direction", "changed"),
+        ),
+        rows=tuple(rows),
+        depths=tuple(min(index, 1) for index in range(len(rows))),
+        notes=(
+            "Each interval stands for itself: of 20 phases that did not change, one is called changed by"
+            " chance.",
+        )
+        if rows
+        else (),
+        absent_reason=None if rows else "a side has no clean step",
+    )
+
+
+def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
+    """What else differs: configuration, environment, model."""
+    return Table(
+        id="comparison_settings",
+        title="Different settings",
+        columns=(Column("setting", ""), Column("before", "before"), Column("after", "after")),
+        rows=tuple(differences),
+        absent_reason=None if differences else "none that were recorded",
+    )
+
+
+def findings_table(before: Report, after: Report) -> Table:
+    """Which findings are gone, which are new and which are still there.
+
+    Definition: of the first run of each side; a finding is the same when its kind is, and of several
+    of a kind its function and module.
+    """
+    counts = [Counter(finding.kind for finding in _all_found(report)) for report in (before, after)]
+    several = frozenset(kind for one in counts for kind, number in one.items() if number > 1)
+    found = [_found(report, several) for report in (before, after)]
+    is_known = [bool(report.findings) for report in (before, after)]
+    rows: list[tuple[Cell, ...]] = []
+    for label, keys in (
+        ("gone", [key for key in found[0] if key not in found[1]]),
+        ("new", [key for key in found[1] if key not in found[0]]),
+        ("still there", [key for key in found[0] if key in found[1]]),
+    ):
+        for key in keys if all(is_known) else ():
+            old, new = found[0].get(key), found[1].get(key)
+            shown = old if new is None else new
+            assert shown is not None
+            rows.append(
+                (shown.title, label, *(None if f is None else f.saving_ns_per_step for f in (old, new)))
+            )
+    reason = None
+    if not rows:
+        reason = "none on either side" if all(is_known) else "a side has no findings that were looked for"
+    return Table(
+        id="comparison_findings",
+        title="Findings",
+        columns=(
+            Column("finding", ""),
+            Column("state", "state"),
+            Column("before", "at stake before", Unit.DURATION_NS),
+            Column("after", "at stake after", Unit.DURATION_NS),
+        ),
+        rows=tuple(rows),
+        notes=("Time at stake is per step.",) if rows else (),
+        absent_reason=reason,
+    )
+
+
+def changed_tables(before: Report, after: Report) -> Table:
+    """Which tables changed: of each table that both reports have, the row that changed most.
+
+    Definition: of the first run of each side. Rows are the same when their texts, and those of the rows that
+    they are in, are the same. What changed most is the largest difference in one column: the first average if
+    there is one, else the first time, else the first number. Where units change by row only times count.
+    """
+    rows = []
+    others = {table.id: table for table in after.tables}
+    for table in before.tables:
+        other = others.get(table.id)
+        if other is not None and table.rows and other.rows:
+            row = _changed(table, other)
+            if row is not None:
+                rows.append(row)
+    return Table(
+        id="comparison_tables",
+        title="Table by table",
+        columns=(
+            Column("table", ""),
+            Column("gone", "rows gone", Unit.COUNT),
+            Column("new", "rows new", Unit.COUNT),
+            Column("row", "changed most"),
+            Column("column", "in"),
+            Column("before", "before", Unit.BY_ROW),
+            Column("after", "after", Unit.BY_ROW),
+        ),
+        rows=tuple(row for row, _ in rows),
+        row_units=tuple(unit for _, unit in rows),
+        notes=(
+            "From the first run of each side and without an interval: a hint where to look, no proof."
+            " `report` shows the tables themselves.",
+        )
+        if rows
+        else (),
+        absent_reason=None if rows else "the reports have no table in common that changed",
+        is_detail=True,
+    )
+
+
+def _cells(change: Change) -> tuple[Cell, ...]:
+    return change.before, change.after, change.change, change.low, change.high
+
+
+def _direction(change: Change) -> str | None:
+    if change.low is None or change.high is None:
+        return None
+    return "more" if change.low > 0 else "less" if change.high < 0 else "not sure"
+
+
+def _found(report: Report, several: frozenset[str]) -> dict[tuple[str, ...], Finding]:
+    """The findings that were found; places move with the code, so they only tell several of a kind apart."""
+    found: dict[tuple[str, ...], Finding] = {}
+    for finding in _all_found(report):
+        place = finding.locations[0] if finding.locations else None
+        function, module = (place.function, place.module) if place else (None, None)
+        where = (function or "", module or "") if finding.kind in several else ()
+        found.setdefault((finding.kind, *where), finding)
+    return found
+
+
+def _all_found(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.status is Status.FOUND]
+
+
+def _changed(table: Table, other: Table) -> tuple[tuple[Cell, ...], Unit] | None:
+    """The row of :func:`changed_tables`, and its unit; ``None`` when nothing in the column changed."""
+    position = first_figure(table)
+    if position is None:
+        return None
+    key = table.columns[position].key
+    elsewhere = next((i for i, column in enumerate(other.columns) if column.key == key), None)
+    if elsewhere is None:
+        return None
+    before, after = row_paths(table), row_paths(other)
+    largest: tuple[float, tuple[str, ...]] | None = None
+    for name in before.keys() & after.keys():
+        old, new = table.rows[before[name]][position], other.rows[after[name]][elsewhere]
+        is_comparable = not table.row_units or table.row_units[before[name]] is Unit.DURATION_NS
+        if is_comparable and isinstance(old, int | float) and isinstance(new, int | float) and old != new:
+            largest = max(largest or (0.0, ()), (abs(new - old), name))
+    gone, new_rows = len(before.keys() - after.keys()), len(after.keys() - before.keys())
+    if largest is None:
+        return (
+            ((table.title, gone, new_rows, None, None, None, None), Unit.TEXT) if gone or new_rows else None
+        )
+    name, column = largest[1], table.columns[position]
+    cells = (table.rows[before[name]][position], other.rows[after[name]][elsewhere])
+    unit = table.row_units[before[name]] if column.unit is Unit.BY_ROW else column.unit
+    return (table.title, gone, new_rows, name[-1], heading_of(column), *cells), unit

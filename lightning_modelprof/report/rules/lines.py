@@ -1,0 +1,240 @@
+"""Does a line in a module's forward take long for many small operators or tensors made on the host?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
+from lightning_modelprof.analysis.source.source_lines import SourceLine
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.report.advice.lines import MANY_OPERATORS
+from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.rules.base import (
+    THE_LOOP,
+    ShareRule,
+    Whole,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+)
+
+_LEAST_OWN: Final = 0.25
+_MANY_TIMES: Final = 16
+"""Operators at a line, or calls of a module, in one call of the forward around it: so many are a loop.
+
+A stack of layers calls each of them once."""
+_SMALL_NS: Final = 100_000.0
+"""What an operator takes at most that is mostly overhead.
+
+Torch takes 5 to 10 us for one, Python around it as much; the rest is for slow and busy machines."""
+_MOST_LINES: Final = 3
+_STEP: Final = "training_step"
+"""In the place of a path: ``training_step``, in which modules are called."""
+
+
+class _Loop(NamedTuple):
+    """Lines of one forward that run operators again and again.
+
+    Attributes:
+        module: path of the module; ``""`` for the model.
+        lines: most time first.
+        operators: that they run in a step, with those of modules that they call again and again.
+        calls_modules: whether there are such.
+    """
+
+    module: str
+    lines: list[SourceLine]
+    operators: int
+    calls_modules: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLineInModule(ShareRule):
+    """Lines in the ``forward`` of a module with parameters, by their share of the samples.
+
+    Only lines that make tensors on the host or copy them in every step; and all lines together that run at
+    least 64 small operators in a loop: each at least 16 for a call of the forward, themselves or in modules
+    that they call at least 16 times, which are at least a quarter of all at the line. What
+    ``training_step`` runs itself, and modules without parameters, other rules are about.
+
+    Attributes:
+        least_samples: on the lines.
+
+    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+
+    Caveats:
+        The time at stake is that of the host at these lines; what they compute has to be computed still.
+        The share less two standard errors must be worth a finding.
+    """
+
+    kind: ClassVar[str] = "slow_line_in_module"
+    title: ClassVar[str] = "A line in a module's forward takes long"
+    phases: ClassVar[tuple[str, ...]] = ("forward",)
+    bound: ClassVar[str | None] = "host_bound"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.10
+    critical: float = 0.20
+    least_samples: int = 10
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop, as samples are of all of it."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """One finding for each line or loop, clean, or not evaluated without samples or an inspected step."""
+        costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(hot, Absent):
+            return self.not_evaluated(hot.reason)
+        if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
+            note = "" if analysis.cost is None else analysis.cost.sites_note
+            return self.not_evaluated(note or "no step was inspected (flops=True does)")
+        found = []
+        for place, paths in _forwards(analysis, lines).items():
+            of_it = [one for one in lines if (one.file, one.function_line) == place]
+            makers = [one for one in of_it if one.own_tensors and _path_at(one, paths) is not None]
+            candidates = [_Loop(_path_at(one, paths) or "", [one], 0, False) for one in makers]
+            loop = _loop(analysis, [one for one in of_it if one not in makers], paths)
+            candidates += [] if loop is None else [loop]
+            found += [one for one in (self._judge(one, costs, hot) for one in candidates) if one is not None]
+        return tuple(found) or self.clean("No line of a module's forward stands out.")
+
+    def _judge(self, loop: _Loop, costs: StepCosts, hot: HotLines) -> Finding | None:
+        samples = sum((one.samples or 0) - one.logging_samples for one in loop.lines)
+        share = sum((one.share or 0.0) - one.logging_share for one in loop.lines)
+        whole = None if loop.operators else _with_calls(loop.lines[0], hot)
+        if whole is not None and whole.samples > samples:
+            samples, share = whole.samples, whole.time_ns / hot.time_ns
+        least = share - 2 * math.sqrt(max(0.0, share * (1 - share)) / hot.num_samples)
+        took_ns = share * costs.loop.wall_ns
+        if samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
+            return None
+        if loop.operators and took_ns > _SMALL_NS * loop.operators:
+            return None
+        first, numbers = (
+            loop.lines[0],
+            [str(one.line) for one in sorted(loop.lines, key=lambda one: one.line)],
+        )
+        is_one = len(numbers) == 1
+        where = f"Line {numbers[0]}" if is_one else f"Lines {', '.join(numbers[:-1])} and {numbers[-1]}"
+        does = (
+            f"run{'s' if is_one else ''} {loop.operators} operators in a step"
+            if loop.operators
+            else f"makes or copies {first.own_tensors} tensors of Python numbers in a step"
+        )
+        sequences = " A recurrent cell has a layer for whole sequences: nn.LSTM, nn.GRU, nn.RNN."
+        return self.found(
+            f"{where} of {first.function} in {loop.module or 'the model'} {does}, and {percent(share)} of the"
+            f" samples are there: {milliseconds(took_ns)} a step.",
+            "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
+            f" are mostly overhead.{sequences if loop.calls_modules else ''}"
+            if loop.operators
+            else "Make such tensors once, in __init__ with register_buffer, or on the device (torch.arange,"
+            " torch.full).",
+            self.severity(share),
+            saving_ns=took_ns,
+            places=[
+                Location(
+                    file=one.file,
+                    line=one.line,
+                    function=one.function,
+                    module=loop.module or None,
+                    is_exact=True,
+                )
+                for one in loop.lines[:_MOST_LINES]
+            ],
+            evidence=[
+                duration("at the line per step" if is_one else "at the lines per step", took_ns),
+                ratio("share of the samples", share),
+                count("samples", samples),
+                count("operators", sum(one.own_operators for one in loop.lines)),
+            ],
+        )
+
+
+def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:
+    """A line with the functions of the user's that it calls, which make what it makes; not with modules.
+
+    ``None`` where another line of the function takes more.
+    """
+    if line.function_line is None:
+        return None
+    hottest = hot.inside(line.file, line.function_line, outside_modules=True)
+    return hottest if hottest is not None and hottest.line == line.line else None
+
+
+def _forwards(analysis: Analysis, lines: Iterable[SourceLine]) -> dict[tuple[str, int], list[str]]:
+    """Where forwards of modules with a parameter are written, and ``training_step``: place → paths.
+
+    A function that only one of these modules runs, as a method that its forward calls, is as good as that.
+    """
+    if analysis.cost is None or isinstance(analysis.modules, Absent):
+        return {}
+    with_parameters = {module.path for module in analysis.modules.modules if module.parameters}
+    found: dict[tuple[str, int], list[str]] = {}
+    for one in analysis.cost.modules:
+        place = one.forward
+        if one.path in with_parameters and place is not None and place.file and place.line:
+            found.setdefault((place.file, place.line), []).append(one.path)
+    step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
+    if step is not None and step.file and step.line:
+        found.setdefault((step.file, step.line), [_STEP])
+    forwards = {
+        (one.forward.file, one.forward.line) for one in analysis.cost.modules if one.forward is not None
+    }
+    for line in lines:
+        paths = [path for path, _ in line.by_module]
+        if line.function_line is None or "forward" not in line.phases or "" in paths:
+            continue
+        function = (line.file, line.function_line)
+        if function not in found and function not in forwards and with_parameters.issuperset(paths):
+            found[function] = paths
+    return found
+
+
+def _path_at(line: SourceLine, paths: list[str]) -> str | None:
+    """The first of these modules that ran something at a line itself."""
+    return next((path for path, _ in line.by_module if path in paths), None)
+
+
+def _loop(analysis: Analysis, lines: list[SourceLine], paths: list[str]) -> _Loop | None:
+    """The lines of one forward that run operators again and again, if these are many."""
+    times = None if analysis.cost is None else analysis.cost.times
+    calls = {} if times is None else {one.path: one.calls / max(times.steps, 1) for one in times.times}
+    looped, operators, calls_modules, owner = [], 0, False, ""
+    for line in lines:
+        own = inside = 0
+        for path, number in line.by_module:
+            around = _owner(path, paths)
+            if around is None:
+                continue
+            is_itself = path == around
+            often = calls.get(path, 0.0) >= _MANY_TIMES * max(1.0, calls.get(around, 1.0))
+            if (is_itself and number >= _MANY_TIMES * max(1.0, calls.get(around, 1.0))) or often:
+                own, inside = own + number * is_itself, inside + number * (not is_itself)
+                owner = owner or around
+        if own + inside and own + inside >= _LEAST_OWN * line.own_operators:
+            looped.append(line)
+            operators += own + inside
+            calls_modules = calls_modules or inside > 0
+    if operators < MANY_OPERATORS:
+        return None
+    looped.sort(key=lambda one: -(one.share or 0.0))
+    return _Loop("" if owner == _STEP else owner, looped, operators, calls_modules)
+
+
+def _owner(path: str, paths: list[str]) -> str | None:
+    """The innermost of these modules that a module is or is in; all but the model itself are in the step."""
+    if paths == [_STEP]:
+        return _STEP if path else None
+    around = [one for one in paths if one in ("", path) or path.startswith(f"{one}.")]
+    return max(around, key=len, default=None)

@@ -1,0 +1,116 @@
+"""Does the optimizer step its parameters one by one?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.report.advice.owners import owner_of_optimizer
+from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    NOT_A_FIT,
+    ShareRule,
+    Whole,
+    count,
+    duration,
+    milliseconds,
+    percent,
+    ratio,
+    usual_step,
+)
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.setup import OptimizerSetup, TrainingSetup
+
+_FUSED_ON_CPU: Final = 0.25
+"""What is left of the step of an optimizer on the CPU when it is fused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerNotFused(ShareRule):
+    """The phase Optimization is more than a share of the step, and an optimizer that could be fused is not.
+
+    On the CPU three quarters of the phase are at stake, and severity is by that; below 10 % of the step it is
+    a hint. What fusing would save on another device is not known before it is tried, so nothing is at stake.
+
+    Attributes:
+        least_tensors: parameters from which on it is worth a word.
+        cpu_warning, cpu_critical: shares of the step that fusing saves on the CPU.
+
+    Source: 3 % and 15 % as for all overheads. On one CPU, ``fused=True`` took 13 to 43 % of the time of Adam
+    and AdamW, and 19 to 63 % of that of SGD with momentum, for 40 to 480 tensors of 16 to 262,144 numbers.
+    """
+
+    kind: ClassVar[str] = "optimizer_not_fused"
+    title: ClassVar[str] = "The optimizer steps its parameters one by one"
+    phases: ClassVar[tuple[str, ...]] = ("optimizer",)
+    bound: ClassVar[str | None] = "optimizer_bound"
+    takes_time_there: ClassVar[bool] = False
+
+    least_tensors: int = 32
+    cpu_warning: float = 0.10
+    cpu_critical: float = 0.20
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of a usual clean step."""
+        return usual_step(costs, costs.typical)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without a fit."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "optimizer"), self.whole(analysis, costs)
+        if cost_ns is None or not wall_ns:
+            return self.not_evaluated("the time of the optimizer was not seen")
+        on_cpu = analysis.info.device_type == "cpu"
+        slow = [
+            one
+            for one in setup.optimizers
+            if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cpu)
+        ]
+        share = cost_ns / wall_ns
+        evidence = [duration("optimizer per step", cost_ns), ratio(f"share of {whole}", share)]
+        if not slow or not self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "optimizer")):
+            return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
+        one = slow[0]
+        saving_ns = (1 - _FUSED_ON_CPU) * cost_ns if on_cpu else None
+        return (
+            self.found(
+                f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)}"
+                f" ({percent(share)} of {whole}).",
+                f"{_call(setup, one)}: foreach is {one.foreach}, fused is {one.fused} now. Measure it.",
+                self._severity_on_cpu((1 - _FUSED_ON_CPU) * share) if on_cpu else self.severity(share),
+                saving_ns=saving_ns,
+                places=[setup.module_hooks.get("configure_optimizers")],
+                evidence=[*evidence, count("parameters", one.num_tensors)],
+            ),
+        )
+
+    def _severity_on_cpu(self, saved: float) -> Severity:
+        if saved >= self.cpu_critical:
+            return Severity.CRITICAL
+        return Severity.WARNING if saved >= self.cpu_warning else Severity.INFO
+
+
+def _is_one_by_one(one: OptimizerSetup, on_cpu: bool) -> bool:
+    """On the CPU torch never takes foreach by itself; elsewhere it may, unless it is told not to."""
+    if one.fused:
+        return False
+    return one.has_fused if on_cpu else one.has_foreach and one.foreach is False
+
+
+def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
+    """What to write."""
+    argument = "fused" if one.has_fused else "foreach"
+    owner = owner_of_optimizer(setup)
+    if owner is None:
+        return f"{one.kind}(..., {argument}=True)"
+    return owner.optimizer(one.kind, **{argument: True})

@@ -1,0 +1,79 @@
+"""How much of the training goes into validation?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
+from lightning_modelprof.report.model import Evidence, Finding, Status
+from lightning_modelprof.report.rules.base import count
+from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationShare(PhaseShareRule):
+    """The phase Validation over the whole loop, and which part of it takes most.
+
+    Validation is work that somebody wants, so its bands are wider than those of overhead: 15 % and 50 % are
+    this package's own choice, and so are the 40 % from which on a part is named.
+
+    Attributes:
+        part: share of the validations from which on their largest part is named, with its line and its fix;
+            where it takes less, validating less often is all that can be said.
+    """
+
+    kind: ClassVar[str] = "validation_share"
+    title: ClassVar[str] = "Validation takes much of the training"
+    phase: ClassVar[str] = "validation"
+    what: ClassVar[str] = "Validation"
+    is_in_every_step: ClassVar[bool] = False
+
+    warning: float = 0.15
+    critical: float = 0.50
+    part: float = 0.40
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated; what is found names the part that takes most."""
+        [finding] = super().evaluate(analysis)
+        if finding.status is not Status.FOUND or isinstance(analysis.validation, Absent):
+            return (finding,)
+        advice = part_advice(analysis, self.part)
+        if advice is not None:
+            return (_of_part(finding, advice),)
+        summary = f"{finding.summary} No part of it stands out: see the table Validation."
+        return (replace(finding, summary=summary),)
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Validate less often, or on less."""
+        batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
+        return (
+            "Trainer(val_check_interval=..., check_val_every_n_epoch=...) to validate less often, or"
+            f" limit_val_batches=... to validate on less: val_check_interval is {setup.val_check_interval:g},"
+            f" check_val_every_n_epoch is {setup.check_every_n_epochs}, with {batches} now."
+            if setup.val_check_interval is not None
+            else f"Validate less often, or on less: it is {batches} now."
+        )
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's ``validation_step``."""
+        return hooks_named(setup, "validation_step")
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:
+        """How much of it there is."""
+        return [count("batches of a validation", setup.num_val_batches)]
+
+
+def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
+    """The same finding about one part of the validations; less of all comes after what mends the part."""
+    return replace(
+        finding,
+        title=f"{finding.title}, most of it in {advice.label}",
+        summary=f"{finding.summary} {advice.summary}",
+        action=f"{advice.action} If that is not enough: {finding.action}",
+        locations=advice.locations or finding.locations,
+        evidence=(*finding.evidence, *advice.evidence),
+    )

@@ -1,0 +1,1 @@
+"""Tables about a run, one file each."""

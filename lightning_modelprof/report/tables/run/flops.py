@@ -1,0 +1,273 @@
+"""FLOPs: what a step computes, how fast, and which operators it is made of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.modules.model_flops import (
+    MODEL_PHASES,
+    ModelFlops,
+    UncountedOperator,
+    Utilization,
+    phases_of,
+)
+from lightning_modelprof.analysis.size_flops import MeanStep
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.run.batches import Shapes
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.model_cost import FLOP_PHASES
+
+_LABELS: Final = {
+    "forward": "Forward",
+    "backward": "Backward",
+    "recompute": "Recompute",
+    "optimizer": "Optimizer",
+}
+_MAX_NAMED: Final = 5
+_MAX_SIZES: Final = 20
+_MAX_SHAPES: Final = 4
+_DEFINITION: Final = (
+    "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs. Model is"
+    " forward and backward, Hardware all that ran."
+)
+_NOTHING: Final = "no operator with FLOPs ran in the counted step"
+_RATIO: Final = "Ratio: of all that the hardware computes."
+_NO_FORMULA: Final = "A dash in FLOPs: no formula knows the operator."
+
+
+def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """FLOPs of a step by what they are for, and by operator.
+
+    Definition: counted on one real step while it ran; where batches vary in size, those of the mean clean
+    step, from counts of several sizes. FLOP/s are FLOPs of the clean steps over their time; MFU and HFU the
+    share of the device's dense peak in the dtypes that were used.
+    """
+    if analysis.cost is None:
+        return ()
+    return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)
+
+
+def _phases(analysis: Analysis) -> Table:
+    facts, unit = analysis.flops, analysis.info.sample_unit
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    depths: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    if not isinstance(facts, Absent) and facts.count.operators:
+        figures = analysis.benchmark
+        rows, depths = _phase_rows(facts, None if figures is None else figures.samples_per_step)
+        notes = _phase_notes(facts)
+        if facts.count.samples is None and analysis.samples_note:
+            notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are not known: {analysis.samples_note}.")
+    return Table(
+        id="flops",
+        title="FLOPs",
+        columns=(
+            Column("part", "Part of a step"),
+            Column("flops", "FLOPs", Unit.FLOPS),
+            Column("macs", "MACs", Unit.MACS),
+            Column("ratio", "Ratio(%)", Unit.RATIO),
+            Column("flops_per_sample", f"Per {unit.removesuffix('s')}", Unit.FLOPS),
+            Column("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S),
+            Column("share_of_peak", "MFU / HFU", Unit.RATIO),
+        ),
+        rows=rows,
+        depths=depths,
+        notes=notes,
+        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else _NOTHING,
+    )
+
+
+def _phase_rows(
+    facts: ModelFlops, samples_per_step: float | None
+) -> tuple[tuple[tuple[Cell, ...], ...], tuple[int, ...]]:
+    phases: dict[str, float] = dict(facts.phases)
+    model: float | None = facts.model_flops
+    hardware: float | None = facts.hardware_flops
+    samples: float | None = facts.count.samples
+    # Of the optimizer's FLOPs a mean step has a part only, where gradients are accumulated.
+    not_in_mean_step = phases.get("optimizer", 0) * (1 - facts.optimizer_share)
+    if isinstance(facts.mean, MeanStep):
+        optimizer_flops = {phase: flops for phase, flops in phases.items() if phase == "optimizer"}
+        phases = phases_of(facts.mean.flops) | optimizer_flops
+        model = sum(phases.get(phase, 0) for phase in MODEL_PHASES)
+        hardware = sum(phases.values())
+    if facts.mean is not None:
+        samples = samples_per_step if isinstance(facts.mean, MeanStep) else None
+
+    def row(
+        label: str, flops: float | None, utilization: Utilization | None = None, left_out: float = 0
+    ) -> tuple[Cell, ...]:
+        whole = None if flops is None else round(flops)
+        return (
+            label,
+            whole,
+            None if whole is None else whole // 2,
+            flops / hardware if hardware and flops is not None else None,
+            (flops - left_out) / samples if samples and flops is not None else None,
+            utilization.flops_per_s if utilization else None,
+            utilization.share_of_peak if utilization else None,
+        )
+
+    rows = [(0, row("Model", model, facts.model))]
+    rows += [(1, row(_LABELS[phase], phases[phase])) for phase in FLOP_PHASES[:2] if phase in phases]
+    rows.append((0, row("Hardware", hardware, facts.hardware, not_in_mean_step)))
+    if "recompute" in phases:
+        rows.append((1, row(_LABELS["recompute"], phases["recompute"])))
+    if "optimizer" in phases:
+        optimizer = row(_LABELS["optimizer"], phases["optimizer"], left_out=not_in_mean_step)
+        rows.append((1, optimizer))
+    return tuple(cells for _, cells in rows), tuple(depth for depth, _ in rows)
+
+
+def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
+    count = facts.count
+    if count.on_fake_tensors:
+        why = f", as {count.copy_reason}" if count.copy_reason else ""
+        where = f"Counted on a copy of the model without data, without the optimizer{why}."
+    else:
+        where = (
+            "Counted while the model ran." if count.step is None else f"Counted while step {count.step} ran."
+        )
+    notes = [f"{where} {_DEFINITION}", *_size_notes(facts)]
+    if facts.uncounted:
+        notes.append(
+            f"Not in these figures, which are too low by as much: {_names(facts.uncounted)}."
+            " Give inspect={'flop_formulas': {operator: formula}} to count them."
+        )
+    if facts.fourier:
+        total = sum(facts.fourier.values())
+        notes.append(f"Fourier transforms, 5 N log2 N, are {total:,} FLOPs more, in no figure here.")
+    notes += [f"A formula failed: {error}." for error in count.errors]
+    if facts.phases.get("optimizer") and facts.optimizer_share < 1:
+        notes.append(
+            f"The optimizer stepped in {100 * facts.optimizer_share:.3g} % of the clean steps: so much of its"
+            " FLOPs is in Per sample, FLOP/s and HFU."
+        )
+    if facts.hardware.flops and facts.hardware.flops_per_s is None:
+        notes.append("No step was clean, so there is no time for FLOP/s and for a share of the peak.")
+    notes += _peak_notes(facts)
+    return tuple(notes)
+
+
+def _size_notes(facts: ModelFlops) -> list[str]:
+    mean = facts.mean
+    if mean is None and not facts.are_sizes_known and facts.model.flops_per_s is not None:
+        return ["Sizes of batches are not known: each step is taken to cost as much as the counted one."]
+    if mean is None:
+        return []
+    if isinstance(mean, Absent):
+        return [
+            f"No FLOP/s and no shares: {mean.reason}. FLOPs and MACs are those of the counted step.",
+        ]
+    fitted = "each size was counted"
+    if mean.num_fitted:
+        fitted = (
+            f"{mean.num_counted} sizes were counted, those of {mean.num_fitted} others are from a fit"
+            f" through these, with a standard error of {_percent(mean.error)} in all"
+        )
+    return [f"Batches vary in size: all figures are of the mean clean step; {fitted}."]
+
+
+def _percent(share: float) -> str:
+    return "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
+    """FLOPs of a step by the size of its batch, where batches vary in size."""
+    if isinstance(facts, Absent) or not isinstance(facts.mean, MeanStep):
+        return ()
+    shown = facts.mean.rows[:_MAX_SIZES]
+    step = loop_of(loop).step
+    left_out = len(facts.mean.rows) - len(shown)
+    notes = ["Shapes of the tensors in a batch, the most frequent first. FLOPs are without the optimizer's."]
+    if left_out:
+        steps = sum(row.clean_steps for row in facts.mean.rows[_MAX_SIZES:])
+        notes.append(f"{left_out:,} more sizes ({steps:,} clean steps) are not shown.")
+    return (
+        Table(
+            id="flops_by_size",
+            title="FLOPs by batch size",
+            columns=(
+                Column("batch", "Batch"),
+                Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True),
+                Column("flops", "FLOPs", Unit.FLOPS),
+                Column("source", "From"),
+            ),
+            rows=tuple(
+                (
+                    size_text(row.shapes),
+                    row.clean_steps,
+                    None if row.flops is None else round(row.flops),
+                    "the fit" if row.counted_step is None else f"{step} {row.counted_step}, counted",
+                )
+                for row in shown
+            ),
+            notes=tuple(notes),
+            is_detail=True,
+        ),
+    )
+
+
+def size_text(shapes: Shapes) -> str:
+    """The shapes of a batch as a reader writes them."""
+    text = [" x ".join(map(str, shape)) or "a number" for shape in shapes[:_MAX_SHAPES]]
+    more = len(shapes) - len(text)
+    return ", ".join(text) + (f" and {more} more" if more else "")
+
+
+def _peak_notes(facts: ModelFlops) -> list[str]:
+    notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
+    if facts.without_peak:
+        notes.append(f"MFU and HFU are not known without a peak of {', '.join(facts.without_peak)}.")
+    if facts.note:
+        notes.append(f"{facts.note[0].upper()}{facts.note[1:].removesuffix('.')}.")
+    return notes
+
+
+def _tera(flops_per_s: float) -> str:
+    """A rate in the unit of data sheets."""
+    scale, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{flops_per_s / scale:.4g} {unit}"
+
+
+def _names(uncounted: tuple[UncountedOperator, ...]) -> str:
+    named = [f"{entry.operator} ({entry.calls} calls)" for entry in uncounted[:_MAX_NAMED]]
+    more = len(uncounted) - len(named)
+    return ", ".join(named) + (f" and {more} more operators" if more else "")
+
+
+def _operators(facts: ModelFlops | Absent) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    notes: tuple[str, ...] = ()
+    phases: tuple[str, ...] = FLOP_PHASES
+    if not isinstance(facts, Absent):
+        hardware = facts.hardware_flops
+        found = {phase for entry in facts.operators for phase in entry.flops}
+        phases = tuple(phase for phase in FLOP_PHASES if phase in found)
+        for entry in facts.operators:
+            total = sum(entry.flops.values())
+            ratio = total / hardware if hardware and not entry.is_fourier else None
+            in_phases = (entry.flops.get(phase) for phase in phases)
+            rows.append((entry.operator, entry.calls, total, ratio, *in_phases))
+        rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in facts.uncounted]
+        notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
+        if facts.mean is not None:
+            notes += (f"Steps differ in their FLOPs: these are of step {facts.count.step} alone.",)
+    return Table(
+        id="flops_by_operator",
+        title="FLOPs by operator",
+        columns=(
+            Column("operator", "Operator"),
+            Column("calls", "Calls", Unit.COUNT, adds_up=True),
+            Column("flops", "FLOPs", Unit.FLOPS, adds_up=True),
+            Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True),
+            *(Column(f"{phase}_flops", _LABELS[phase], Unit.FLOPS, adds_up=True) for phase in phases),
+        ),
+        rows=tuple(rows),
+        notes=notes,
+        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else _NOTHING,
+        is_detail=True,
+    )

@@ -1,0 +1,145 @@
+"""Forward tables: parameters, multiply-adds and activations of one forward pass, as fvcore counts them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, ForwardModule
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+
+_MODEL: Final = "(model)"
+_MOST_NAMED: Final = 8
+"""More disagreements or modules than this are counted, not named."""
+
+_COLUMNS: Final = (
+    Column("module", "Module"),
+    Column("type", "Class"),
+    Column("parameters", "Parameters", Unit.COUNT),
+    Column("macs", "MACs", Unit.MACS),
+    Column("share", "MACs(%)", Unit.RATIO),
+    Column("activations", "Activations", Unit.COUNT),
+)
+_OPERATOR_COLUMNS: Final = (
+    Column("operator", "Operator"),
+    Column("macs", "MACs", Unit.MACS, adds_up=True),
+    Column("share", "MACs(%)", Unit.RATIO, adds_up=True),
+)
+_UNIT_NOTE: Final = (
+    "fvcore, one forward pass on one batch. A MAC is one multiply-add: two FLOPs, and what fvcore calls a"
+    " flop. Only contractions count: matrix products, convolutions, attention, recurrent layers."
+)
+_OPERATOR_NOTE: Final = "fvcore, one forward pass on one batch, by fvcore's names of operators."
+_ROWS_NOTE: Final = (
+    "A row holds all modules inside of it. Activations are the elements of the outputs of contractions; tied"
+    " parameters count where they come first. Modules without parameters, MACs and activations are left out."
+)
+
+
+def run_forward_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
+    """Show fvcore's count of a run's model; no table when it was not inspected."""
+    if analysis.cost is None:
+        return ()
+    tables = forward_tables(analysis.forward, module_depth=options.module_depth)
+    return tuple(replace(table, is_detail=True) for table in tables)
+
+
+def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) -> tuple[Table, ...]:
+    """How parameters, multiply-adds and activations spread over the modules and operators of a forward pass.
+
+    Definition: see the notes and ``ForwardTable``. They also say whether the count of the real step agrees.
+
+    Args:
+        facts: of one process.
+        module_depth: the deepest level of modules that has rows; the model itself is level 0. ``None``: all.
+    """
+    if isinstance(facts, Absent):
+        return (
+            Table(
+                id="forward_modules",
+                title="Forward pass by module (fvcore)",
+                columns=_COLUMNS,
+                rows=(),
+                absent_reason=facts.reason,
+            ),
+        )
+    shown = [module for module in facts.modules if _is_shown(module, module_depth)]
+    return (
+        Table(
+            id="forward_modules",
+            title="Forward pass by module (fvcore)",
+            columns=_COLUMNS,
+            rows=tuple(
+                (
+                    module.path.rpartition(".")[2] or _MODEL,
+                    module.type_name,
+                    module.parameters,
+                    module.macs,
+                    module.share,
+                    module.activations,
+                )
+                for module in shown
+            ),
+            depths=tuple(_depth(module) for module in shown),
+            notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(facts), *_coverage_notes(facts), *facts.notes),
+        ),
+        Table(
+            id="forward_operators",
+            title="Forward pass by operator (fvcore)",
+            columns=_OPERATOR_COLUMNS,
+            rows=tuple((one.operator, one.macs, one.share) for one in facts.operators),
+            notes=(_OPERATOR_NOTE,) if facts.operators else (),
+            absent_reason=None if facts.operators else "fvcore counted no multiply-adds",
+        ),
+    )
+
+
+def _depth(module: ForwardModule) -> int:
+    return len(module.path.split(".")) if module.path else 0
+
+
+def _is_shown(module: ForwardModule, module_depth: int | None) -> bool:
+    if module_depth is not None and _depth(module) > module_depth:
+        return False
+    return bool(not module.path or module.parameters or module.macs or module.activations)
+
+
+def _check_notes(facts: ForwardFacts) -> tuple[str, ...]:
+    """Whether the count of the step agrees, and where it does not."""
+    if facts.agrees is None:
+        return (f"Not checked against the count of a step: {facts.check_note}.",)
+    notes = [
+        f"{found.module or _MODEL}: the counted step has {found.ours_macs} MACs, fvcore {found.fvcore_macs}."
+        f" Reason: {found.reason}."
+        for found in facts.disagreements[:_MOST_NAMED]
+    ]
+    if facts.agrees:
+        notes.append("The FLOPs counted in the forward of a real step agree: within 0.1 % in every module.")
+    more = len(facts.disagreements) - _MOST_NAMED
+    if more > 0:
+        notes.append(f"{more} more modules differ.")
+    if facts.placed_differently:
+        places = _some(tuple(path or _MODEL for path in facts.placed_differently))
+        notes.append(f"Both counts place the same work in different modules inside of {places}.")
+    return tuple(notes)
+
+
+def _coverage_notes(facts: ForwardFacts) -> tuple[str, ...]:
+    notes = []
+    if facts.unsupported:
+        calls = ", ".join(f"{name} ({number})" for name, number in facts.unsupported.items())
+        notes.append(f"fvcore has no formula for these operators (calls), which may add MACs: {calls}.")
+    if facts.uncalled:
+        notes.append(
+            f"Not called: {_some(facts.uncalled)}. What is done with their weights counts at their parents."
+        )
+    return tuple(notes)
+
+
+def _some(paths: tuple[str, ...]) -> str:
+    """Paths for a sentence, not more than a reader wants."""
+    more = len(paths) - _MOST_NAMED
+    return ", ".join(paths[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,141 @@
+"""Perf Summary: Paddle's benchmark box, over one and the same set of steps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.benchmark import Statistics
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.run.loops import loop_of
+
+_STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
+_COLUMNS: Final = (
+    Column("name", ""),
+    *(Column(key, "std. error" if key == "standard_error" else key, Unit.BY_ROW) for key in _STATISTICS),
+)
+
+_FEW: Final = 10
+"""With fewer clean steps a single slow one decides the figures."""
+
+_ADVICE: Final = {
+    "skip_first": "{more}, or lower skip_first",
+    "first of an epoch": "give an epoch more batches",
+    "recorded by torch.profiler": "{more}, or record fewer {steps} (active, repeat)",
+    "profiler warm-up": "{more}, or lower warmup or repeat",
+    "window closed or archive saved": "{more}, or open fewer windows (repeat)",
+    "FLOPs counted or modules timed": "{more}",
+    "prefetched while the profiler worked": "{more}, or open fewer windows (repeat)",
+    "validation inside": "validate less often (the Trainer's val_check_interval)",
+}
+"""Reason to leave a step out → how to get more clean steps, in the words of the loop."""
+
+
+def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """How fast the run was without profiling, and how much of a step waited for data.
+
+    Definition: statistics of the clean steps. avg of ips and Reader Ratio is total over total; max, min and
+    percentiles are of the per-step values, so the ips column max belongs to the fastest step.
+    """
+    figures, loop = analysis.benchmark, loop_of(analysis.info.loop)
+    if figures is None:
+        return (_table((), (), notes=_left_out(analysis), reason=_no_clean_steps(analysis)),)
+    unit = analysis.info.sample_unit
+    named: tuple[tuple[str, Statistics | None, Unit], ...] = (
+        ("reader_cost", figures.reader_cost_ns, Unit.DURATION_NS),
+        ("batch_cost", figures.batch_cost_ns, Unit.DURATION_NS),
+        (f"ips ({loop.steps}/s)", figures.steps_per_s, Unit.RATE),
+        (f"ips ({unit}/s)", figures.samples_per_s, Unit.RATE),
+        ("Reader Ratio", figures.reader_ratio, Unit.RATIO),
+    )
+    rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
+    steps = loop.step if figures.num_steps == 1 else loop.steps
+    notes = [f"Over {figures.num_steps} clean {steps} of {analysis.num_steps}.", *_left_out(analysis)]
+    if figures.num_steps < _FEW:
+        notes.append(
+            f"Fewer than {_FEW} clean {loop.steps}: these figures are of little worth. To get more,"
+            f" {_advice(analysis)}."
+        )
+    note = analysis.samples_note
+    if figures.samples_per_s is None:
+        reason = note or f"the number of {unit} in a batch could not be counted (samples_fn can)"
+        notes.append(f"{unit}/s is not known: {reason}.")
+    elif note:
+        notes.append(f"{unit}/s: {note}.")
+    num_loaders = 0 if analysis.setup is None or not loop.is_fit else len(analysis.setup.loaders)
+    is_ours = not analysis.info.config.get("samples_fn")
+    if figures.samples_per_s is not None and num_loaders > 1 and is_ours:
+        notes.append(
+            f"{unit}/s: a step has a batch of each of {num_loaders} dataloaders and counts as one of them;"
+            " pass samples_fn to count them all."
+        )
+    if analysis.num_not_stepping and loop.is_fit:
+        why = " (gradient accumulation)" if (analysis.info.accumulate_grad_batches or 1) > 1 else ""
+        notes.append(
+            f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step{why};"
+            " a step is one batch."
+        )
+    cost = analysis.own_cost
+    if not isinstance(cost, Absent) and cost.share is not None:
+        notes.append(
+            f"This profiler took {_seconds(cost.total_ns)} s of the loop's {_seconds(cost.loop_ns)} s"
+            f" ({100 * cost.share:.2g} %); none of it is in these figures."
+        )
+    return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
+
+
+def _table(
+    rows: tuple[tuple[Cell, ...], ...], units: tuple[Unit, ...], *, notes: tuple[str, ...], reason: str | None
+) -> Table:
+    return Table(
+        id="perf_summary",
+        title="Perf Summary",
+        columns=_COLUMNS,
+        rows=rows,
+        row_units=units,
+        notes=notes,
+        absent_reason=reason,
+    )
+
+
+def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
+    if statistics is None:
+        return (None,) * len(_STATISTICS)
+    return tuple(getattr(statistics, key) for key in _STATISTICS)
+
+
+def _left_out(analysis: Analysis) -> tuple[str, ...]:
+    if not analysis.exclusions:
+        return ()
+    loop = loop_of(analysis.info.loop)
+    reasons = ", ".join(f"{e.reason} {e.num_steps}" for e in analysis.exclusions)
+    has_several = len(analysis.exclusions) > 1
+    once = f"; a {loop.step} with several reasons counts once, at the first of them" * has_several
+    return (f"{loop.steps.capitalize()} left out: {reasons}{once}.",)
+
+
+def _no_clean_steps(analysis: Analysis) -> str:
+    loop = loop_of(analysis.info.loop)
+    if analysis.num_steps == 0:
+        return f"no {loop.name} {loop.step} ran to its end"
+    return f"none of the {analysis.num_steps} {loop.steps} is clean; {_advice(analysis)}"
+
+
+def _advice(analysis: Analysis) -> str:
+    """How to get more clean steps: against what took most of them, and all else that took a third."""
+    by_size = sorted(analysis.exclusions, key=lambda exclusion: -exclusion.num_steps)
+    large = [e for e in by_size if e is by_size[0] or 3 * e.num_steps >= analysis.num_steps]
+    loop = loop_of(analysis.info.loop)
+    advice = [
+        _ADVICE.get(exclusion.reason, "{more}").format(more=loop.more, steps=loop.steps)
+        for exclusion in large
+    ]
+    return "; ".join(dict.fromkeys(advice)) or loop.more
+
+
+def _seconds(time_ns: float) -> str:
+    """To two digits, or to the second."""
+    seconds = time_ns / 1e9
+    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

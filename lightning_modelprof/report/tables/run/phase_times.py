@@ -1,0 +1,62 @@
+"""Phases: where the wall time of all steps went, to the nanosecond."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.words import other_shares
+from lightning_modelprof.run.loops import loop_of
+
+_COLUMNS: Final = (
+    Column("total_ns", "Total", Unit.DURATION_NS, "CPU", adds_up=True),
+    Column("avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    Column("max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    Column("min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True),
+)
+_DEVICE_COLUMN: Final = Column("device_total_ns", "Device total", Unit.DURATION_NS)
+
+
+def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """Which phases the loop spent its time in, over every finished step.
+
+    Definition: self time on the thread of the loop; the phases tile each step, so the totals sum to the
+    steps' wall time exactly. Avg is per finished step, Max and Min are of one step.
+    """
+    loop = loop_of(analysis.info.loop)
+    has_device = any(phase.device_total_ns is not None for phase in analysis.phases)
+    names = (Column("label", "Phase"), Column("num_steps", loop.steps.capitalize(), Unit.COUNT))
+    columns = (*names, *_COLUMNS, _DEVICE_COLUMN) if has_device else (*names, *_COLUMNS)
+    rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in analysis.phases)
+    thread = "training thread" if loop.is_fit else "thread of the loop"
+    notes = [
+        f"Self time on the {thread} over all finished {loop.steps}, clean or not; it sums to their wall"
+        " time.",
+        *other_shares(analysis),
+    ]
+    if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
+        notes.append(
+            "Profiler is this package's own work, such as opening and closing a window; no benchmark figure"
+            " holds any of it."
+        )
+    if has_device:
+        covered = max(phase.device_num_steps for phase in analysis.phases)
+        notes.append(
+            "Device total is elapsed time on the device's stream between the phase's boundaries, waiting"
+            f" included, over the {covered} of {analysis.num_steps} {loop.steps} for which it is known."
+        )
+    elif analysis.info.device_type == "cpu":
+        notes.append("The run is on the CPU: there is no device time.")
+    return (
+        Table(
+            id="phases",
+            title="Phases",
+            columns=columns,
+            rows=rows,
+            notes=tuple(notes) if rows else (),
+            absent_reason=None if rows else f"no {loop.name} {loop.step} ran to its end",
+        ),
+    )

@@ -1,0 +1,126 @@
+"""Ranks: what a step of each rank consists of, which one is late, and how far the phases lie apart."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.ranks import RankPace, RankSkew
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+
+_CORE: Final = tuple(phase for phase in PHASES if phase.is_core)
+_IN_ORDER: Final = 16
+"""With more ranks than these the latest come first."""
+
+
+def rank_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """Which rank makes the others wait, and by what; no table when there is one rank.
+
+    Definition: means over each rank's own clean steps. Own, Later by and Slowest are over the steps that are
+    clean on all ranks, of which all ranks keep the same ones.
+    """
+    skew = analysis.rank_skew
+    if isinstance(skew, Absent):
+        if analysis.info.world_size < 2:
+            return ()
+        absent = _absent(analysis)
+        note = f"{skew.reason[0].upper()}{skew.reason[1:]}."
+        ranks = _ranks(absent, None, (note,)) if absent else _ranks((), skew.reason)
+        return (ranks, _spread((), skew.reason))
+    return (_rank_table(skew, _absent(analysis)), _spread_table(skew))
+
+
+def _absent(analysis: Analysis) -> tuple[tuple[Cell, ...], ...]:
+    """A row for each rank of which nothing is known; the reason stands in the place of its name."""
+    cells = len(_CORE) + 6
+    return tuple((f"rank {one.rank}: {one.reason}", *[None] * cells) for one in analysis.absent_ranks)
+
+
+def _rank_table(skew: RankSkew, absent: tuple[tuple[Cell, ...], ...]) -> Table:
+    ranks = list(skew.ranks)
+    if len(ranks) > _IN_ORDER:
+        ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
+    return _ranks((*map(_row, ranks), *absent), None, _notes(skew, len(absent)))
+
+
+def _row(pace: RankPace) -> tuple[Cell, ...]:
+    return (
+        f"rank {pace.rank}",
+        pace.host or None,
+        pace.num_clean,
+        pace.step_ns,
+        *(pace.phases_ns[phase.key] for phase in _CORE),
+        pace.own_ns,
+        pace.late_ns,
+        pace.slowest_share,
+    )
+
+
+def _ranks(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
+    return Table(
+        id="rank_phases",
+        title="Ranks",
+        columns=(
+            Column("rank", "Rank"),
+            Column("host", "Host"),
+            Column("num_steps", "Clean steps", Unit.COUNT),
+            Column("step_ns", "Step", Unit.DURATION_NS),
+            *(Column(f"{phase.key}_ns", phase.label, Unit.DURATION_NS) for phase in _CORE),
+            Column("own_ns", "Own", Unit.DURATION_NS),
+            Column("late_ns", "Later by", Unit.DURATION_NS),
+            Column("slowest", "Slowest(%)", Unit.RATIO),
+        ),
+        rows=rows,
+        notes=notes,
+        absent_reason=reason,
+    )
+
+
+def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
+    missing = skew.world_size - len(skew.ranks) - num_explained
+    notes = []
+    if missing:
+        notes.append(
+            f"{missing} of {skew.world_size} ranks are missing: they wrote nothing, or had no clean step."
+        )
+    if skew.imbalance_ns is None:
+        return (*notes, f"Only {skew.num_common} steps are clean on all ranks: who is late cannot be said.")
+    own = ", ".join(PHASES[PHASE_INDEX[key]].label for key in skew.own_phases)
+    notes.append(
+        f"Own: what a rank does until ranks meet ({own}); Later by: than the mean of the others in the same"
+        f" step. Both over {skew.num_common:,} steps that are clean on all ranks."
+    )
+    return tuple(notes)
+
+
+def _spread_table(skew: RankSkew) -> Table:
+    rows = []
+    for phase in PHASES:
+        known = [(ns, pace.rank) for pace in skew.ranks if (ns := pace.phases_ns[phase.key]) is not None]
+        if not known or not any(ns for ns, _ in known):
+            continue
+        (least_ns, least), (most_ns, most) = min(known), max(known)
+        mean_ns = sum(ns for ns, _ in known) / len(known)
+        rows.append((phase.label, mean_ns, least_ns, least, most_ns, most, most_ns - least_ns))
+    return _spread(tuple(rows), None)
+
+
+def _spread(rows: tuple[tuple[Cell, ...], ...], reason: str | None) -> Table:
+    return Table(
+        id="rank_spread",
+        title="Phases over the ranks",
+        columns=(
+            Column("label", "Phase"),
+            Column("mean_ns", "Mean", Unit.DURATION_NS),
+            Column("least_ns", "Least", Unit.DURATION_NS),
+            Column("least_rank", "of rank", Unit.COUNT),
+            Column("most_ns", "Most", Unit.DURATION_NS),
+            Column("most_rank", "of rank", Unit.COUNT),
+            Column("spread_ns", "Apart", Unit.DURATION_NS),
+        ),
+        rows=rows,
+        absent_reason=reason,
+    )

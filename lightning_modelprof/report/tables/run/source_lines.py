@@ -1,0 +1,86 @@
+"""Source lines: which lines of the user's code take the time, run operators, wait and copy."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.source_lines import SourceLine
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.run.loops import loop_of
+
+_COLUMNS: Final = (
+    Column("place", "Line"),
+    Column("function", "Function"),
+    Column("module", "Module"),
+    Column("share", "Time(%)", Unit.RATIO, adds_up=True),
+    Column("samples", "Samples", Unit.COUNT, adds_up=True),
+    Column("operators", "Operators", Unit.COUNT, adds_up=True),
+    Column("backward_operators", "in backward", Unit.COUNT, adds_up=True),
+    Column("waits", "Values read", Unit.COUNT, adds_up=True),
+    Column("copies", "Copies", Unit.COUNT, adds_up=True),
+    Column("host_tensors", "Host tensors", Unit.COUNT, adds_up=True),
+    Column("num_bytes", "Bytes", Unit.BYTES, adds_up=True),
+)
+
+_SAMPLED: Final = (
+    "Time: share of all samples of the training thread whose innermost line of yours it is, with all that"
+    " libraries do for it. The more samples, the more exact it is."
+)
+_RUN: Final = (
+    "Operators, values read (.item(), if tensor, masks), copies and host tensors (made of Python numbers or"
+    " NumPy) are those of one {step}. On a device the host waits for each value that is read."
+)
+
+
+def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """Which lines to look at.
+
+    Definition: a row for each line of the user's that ran an operator in the inspected step or was seen by
+    the sampler; most time first, then most values read, copies and host tensors, then most operators.
+    """
+    lines = analysis.source_lines
+    if isinstance(lines, Absent) and analysis.cost is None and isinstance(analysis.hot_lines, Absent):
+        return ()  # nobody asked for it
+    absent_reason = lines.reason if isinstance(lines, Absent) else None
+    found = () if isinstance(lines, Absent) else lines
+    if absent_reason is None and not found:
+        absent_reason = "no line of yours was seen"
+    folder = _common_folder({line.file for line in found})
+    notes = [f"Files are in {folder}."] if folder else []
+    if any(line.share is not None for line in found):
+        notes.append(_SAMPLED)
+    if any(line.operators is not None for line in found):
+        notes.append(_RUN.format(step=loop_of(analysis.info.loop).step))
+    elif found and analysis.cost is not None and analysis.cost.sites_note:
+        notes.append(f"What lines run is not known: {analysis.cost.sites_note}.")
+    return (
+        Table(
+            id="source_lines",
+            title="Source lines",
+            columns=_COLUMNS,
+            rows=tuple(_row(line, folder) for line in found),
+            notes=tuple(notes),
+            absent_reason=absent_reason,
+            row_limit=20,
+        ),
+    )
+
+
+def _row(line: SourceLine, folder: str) -> tuple[str | int | float | None, ...]:
+    file = line.file[len(folder) :].lstrip("/\\") if folder else line.file
+    return (f"{file}:{line.line}", *(getattr(line, column.key) for column in _COLUMNS[1:]))
+
+
+def _common_folder(files: set[str]) -> str:
+    """That all files are in; ``""`` if there is none, as for what was typed into a notebook."""
+    if not files or any(file.startswith("<") for file in files):
+        return ""
+    try:
+        folder = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
+    except ValueError:  # of several drives, or relative and absolute
+        return ""
+    return folder if len(folder) > 1 else ""

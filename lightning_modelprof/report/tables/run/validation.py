@@ -1,0 +1,85 @@
+"""Validation: what the validation loops inside a fit consist of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.rules.base import milliseconds
+from lightning_modelprof.run.loops import loop_of
+
+_COLUMNS: Final = (
+    Column("label", "Part"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
+    Column("per_batch_ns", "Per batch", Unit.DURATION_NS, adds_up=True),
+    Column("per_run_ns", "Per validation", Unit.DURATION_NS, adds_up=True),
+    Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True),
+)
+_DEVICE_COLUMN: Final = Column("device_ns", "Device total", Unit.DURATION_NS, adds_up=True)
+
+
+def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """What the validations inside a fit spent their time on.
+
+    Definition: self time on the training thread over all validations of the fit, without callbacks and
+    checkpoints; the parts sum to the phase Validation.
+    """
+    split = analysis.validation
+    if split is NO_VALIDATION or not loop_of(analysis.info.loop).is_fit:
+        return ()  # of an evaluation loop its own phases say it
+    if isinstance(split, Absent):
+        return (_table((), absent_reason=split.reason),)
+    has_device = any(part.device_ns is not None for part in split.parts)
+    columns = (*_COLUMNS, _DEVICE_COLUMN) if has_device else _COLUMNS
+    rows = tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts)
+    reason = None if rows else "the validations took no time that could be measured"
+    return (
+        _table(rows, columns, notes=_notes(analysis, split, has_device=has_device), absent_reason=reason),
+    )
+
+
+def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
+    runs = "1 validation" if split.num_runs == 1 else f"{split.num_runs:,} validations"
+    batches = "1 batch" if split.num_batches == 1 else f"{split.num_batches:,} batches"
+    notes = [
+        f"{runs} with {batches} in all. Self time on the training thread; it sums to the phase Validation of"
+        " the whole fit."
+    ]
+    if split.first_wait_ns:
+        loaders = () if analysis.setup is None else analysis.setup.val_loaders
+        why = ", mostly for workers that start" if any(one.num_workers for one in loaders) else ""
+        notes.append(
+            f"In Dataloader, {milliseconds(split.first_wait_ns)} are what first batches were waited for"
+            f" longer than others{why}."
+        )
+    if split.callbacks_ns:
+        notes.append(
+            f"Callbacks took {milliseconds(split.callbacks_ns)} in validations, which is in no part: see the"
+            " table Callbacks."
+        )
+    if has_device:
+        notes.append("Device total is elapsed time on the device's stream, waiting included.")
+    return tuple(notes)
+
+
+def _table(
+    rows: tuple[tuple[str | int | float | None, ...], ...],
+    columns: tuple[Column, ...] = _COLUMNS,
+    *,
+    notes: tuple[str, ...] = (),
+    absent_reason: str | None,
+) -> Table:
+    return Table(
+        id="validation",
+        title="Validation",
+        columns=columns,
+        rows=rows,
+        notes=notes,
+        absent_reason=absent_reason,
+        is_detail=not rows,
+    )

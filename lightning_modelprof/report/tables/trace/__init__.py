@@ -1,0 +1,1 @@
+"""Tables about a trace, one file each."""

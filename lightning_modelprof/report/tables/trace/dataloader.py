@@ -1,0 +1,135 @@
+"""Dataloader: where the time to fetch a batch goes, and how much of it the device hides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.tally import Tally, share
+from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import split_ranks
+
+_TITLE: Final = "Dataloader"
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("calls", "Calls", Unit.COUNT),
+    Column("total", "Total", Unit.BY_ROW),
+    Column("avg", "Avg", Unit.BY_ROW),
+    Column("max", "Max", Unit.BY_ROW),
+    Column("min", "Min", Unit.BY_ROW),
+    Column("ratio", "Ratio(%)", Unit.RATIO),
+)
+
+_MOST_OPERATORS: Final = 5
+
+_NOTE: Final = (
+    "Fetch is the time in the steps in which the training thread waits for its next batch or makes it. Ratio"
+    " is the share of the steps' time."
+)
+_HIDDEN_NOTE: Final = (
+    "Hidden is the part of each fetch in which a device worked, exposed the part in which none did: the most"
+    " that faster loading can save."
+)
+_NO_DEVICE_NOTE: Final = "Hidden and exposed time are not known: the trace has no device events."
+_LOADING_NOTES: Final = {
+    ("workers",): "Worker processes make the batches; more of them may shorten the wait.",
+    ("main thread",): (
+        "The training thread makes the batches itself (num_workers=0); workers could make them meanwhile."
+    ),
+    ("workers", "main thread"): "Some batches are made by worker processes, some by the training thread.",
+}
+_OPERATOR_NOTE: Final = (
+    "The operators are those of the training thread in a fetch, without those inside another operator."
+)
+_COPY_NOTE: Final = (
+    "The copies are all from the host to a device that were launched in the steps, in the device's time."
+)
+_PAGEABLE_NOTE: Final = (
+    "Copies from pageable memory hold up the host; DataLoader(pin_memory=True) lets them run beside it."
+)
+
+_Line = tuple[int, Unit, tuple[Cell, ...]]
+"""Depth, unit and cells of a row."""
+
+
+def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+    """Where the fetch time goes, the ranks together and the fetches also by rank.
+
+    Definition: statistics of the fetches and of the steps' fetch time, the part that the device hides, the
+    operators inside, and the copies of data to the device.
+
+    Args:
+        by_rank: the fetches of each rank.
+        options: not used; the rows have one order.
+    """
+    ranks = split_ranks(by_rank)
+    if not ranks.found:
+        return Table(
+            id="dataloader", title=_TITLE, columns=_COLUMNS, rows=(), absent_reason=ranks.absent_reason
+        )
+    pooled = pool_dataloader(list(ranks.found.values()))
+    lines = [_time_line(0, "Fetch", pooled.fetches, pooled.steps_ns)]
+    if ranks.are_several:
+        lines += [
+            _time_line(1, f"rank {rank}", fact.fetches, fact.steps_ns) for rank, fact in ranks.found.items()
+        ]
+    lines += [*_fetch_lines(pooled), *(line for copy in pooled.copies for line in _copy_lines(copy))]
+    return Table(
+        id="dataloader",
+        title=_TITLE,
+        columns=_COLUMNS,
+        rows=tuple(cells for _, _, cells in lines),
+        depths=tuple(depth for depth, _, _ in lines),
+        row_units=tuple(unit for _, unit, _ in lines),
+        notes=(*_notes(pooled), *ranks.notes),
+    )
+
+
+def _time_line(depth: int, name: str, tally: Tally, steps_ns: int, *, has_calls: bool = True) -> _Line:
+    calls = tally.calls if has_calls else None
+    times = (tally.total_ns, tally.avg_ns, tally.max_ns, tally.min_ns)
+    return depth, Unit.DURATION_NS, (name, calls, *times, share(tally.total_ns, steps_ns))
+
+
+def _fetch_lines(fact: DataloaderTime) -> list[_Line]:
+    """What the fetches consist of, in three ways: by step, by what the device does, by what the host does."""
+    steps_ns = fact.steps_ns
+    lines = [_time_line(1, "per step", fact.per_step, steps_ns)]
+    for name, tally in (("hidden by the device", fact.hidden), ("exposed", fact.exposed)):
+        if tally is not None:
+            lines.append(_time_line(1, name, tally, steps_ns, has_calls=False))
+    shown, rest = fact.operators[:_MOST_OPERATORS], fact.operators[_MOST_OPERATORS:]
+    lines += [_time_line(1, f"in {name}", tally, steps_ns) for name, tally in shown]
+    for name, total_ns in (
+        ("in other operators", sum(tally.total_ns for _, tally in rest) if rest else None),
+        ("outside operators", fact.outside_operators_ns),
+    ):
+        if total_ns is not None:
+            ratio = share(total_ns, steps_ns)
+            lines.append((1, Unit.DURATION_NS, (name, None, total_ns, None, None, None, ratio)))
+    return lines
+
+
+def _copy_lines(copy: HostToDevice) -> list[_Line]:
+    """Time and bytes of one kind of copies."""
+    tally, size = copy.tally, copy.size_bytes
+    times = (copy.name, tally.calls, tally.total_ns, tally.avg_ns, tally.max_ns, tally.min_ns, None)
+    mean_size = None if size is None else size / tally.calls
+    return [
+        (0, Unit.DURATION_NS, times),
+        (1, Unit.BYTES, ("size", None, size, mean_size, None, None, None)),
+    ]
+
+
+def _notes(fact: DataloaderTime) -> tuple[str, ...]:
+    return (
+        _NOTE,
+        *([_LOADING_NOTES[fact.loading]] if fact.loading else []),
+        _NO_DEVICE_NOTE if fact.hidden is None else _HIDDEN_NOTE,
+        *([_OPERATOR_NOTE] if fact.operators else []),
+        *([_COPY_NOTE] if fact.copies else []),
+        *([_PAGEABLE_NOTE] if any("pageable" in copy.name.lower() for copy in fact.copies) else []),
+    )

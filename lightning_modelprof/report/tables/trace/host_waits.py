@@ -1,0 +1,93 @@
+"""Host Wait Summary: what keeps the device idle in a step, and which waits of the host are behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, pool_host_waits
+from lightning_modelprof.analysis.wait_places import WaitPlace
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import split_ranks
+
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("waits_for", "Waits for"),
+    Column("where", "Where"),
+    Column("calls", "Calls", Unit.COUNT, "Per step"),
+    Column("wait_ns", "Host waits", Unit.DURATION_NS, "Per step"),
+    Column("idle_ns", "Device idle", Unit.DURATION_NS, "Per step"),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "Per step"),
+)
+_WAITS_FOR: Final = {
+    "sync": "the device",
+    "device_to_host": "copy to host",
+    "host_to_device": "copy to device",
+}
+IN_ALL_STEPS: Final = "Idle in all steps"
+"""The first one too."""
+
+_NOTES: Final = (
+    "Device idle is the mean time per step without any event of the busiest device, Ratio its share of the"
+    " step. Of several steps in a row the first does not count; Idle in all steps has it, as Device Summary.",
+    "After waits: what would be saved if no call waited for the device. The device would be done earlier by"
+    " the idle time after a wait in which nothing was queued, but by no more than the host waited.",
+    "Host late is what is left of the time in which nothing was queued. Other: work was queued and yet"
+    " waited, its launch is not known, or it is before the device's first event or after its last.",
+)
+
+
+def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+    """Idle time per step by its cause, and under After waits each place that waits, over all ranks."""
+    ranks = split_ranks(by_rank)
+    rows: list[tuple[Cell, ...]] = []
+    depths: list[int] = []
+    if ranks.found:
+        fact = pool_host_waits(list(ranks.found.values()))
+        known_ns = fact.fetch_ns + fact.stake_ns + fact.late_ns
+        rows.append(_cause("Idle", fact.idle_ns, fact))
+        rows.append(_cause("Dataloader", fact.fetch_ns, fact))
+        rows.append(_cause("After waits", fact.stake_ns, fact))
+        rows += [_wait(wait, fact) for wait in fact.waits]
+        rows.append(_cause("Host late", fact.late_ns, fact))
+        rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
+        depths = [0, 1, 1, *[2] * len(fact.waits), 1, 1]
+        if fact.covered_ns != fact.steps_ns:
+            ratio = share(fact.covered_idle_ns, fact.covered_ns)
+            rows.append((IN_ALL_STEPS, None, None, None, None, None, ratio))
+            depths.append(0)
+    return Table(
+        id="host_waits",
+        title="Host Wait Summary",
+        columns=_COLUMNS,
+        rows=tuple(rows),
+        depths=tuple(depths),
+        notes=(*(_NOTES if ranks.found else ()), *ranks.notes),
+        absent_reason=ranks.absent_reason,
+    )
+
+
+def _cause(name: str, idle_ns: int, fact: HostWaits) -> tuple[Cell, ...]:
+    return (name, None, None, None, None, idle_ns / fact.num_steps, share(idle_ns, fact.steps_ns))
+
+
+def _wait(wait: HostWait, fact: HostWaits) -> tuple[Cell, ...]:
+    place = wait.place
+    memory = f", {place.memory}" if place.memory else ""
+    return (
+        place.operators[-1] if place.operators else place.call,
+        _WAITS_FOR[place.kind] + memory,
+        _where(place),
+        wait.calls / fact.num_steps,
+        wait.wait_ns / fact.num_steps,
+        wait.stake_ns / fact.num_steps,
+        share(wait.stake_ns, fact.steps_ns),
+    )
+
+
+def _where(place: WaitPlace) -> str | None:
+    """Phase, range and function, as far as they are known."""
+    return ", ".join(part for part in (place.phase, place.annotation, place.function) if part) or None

@@ -1,0 +1,102 @@
+"""Kernel Summary: which kernels take the device's time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.row_order import row_order
+from lightning_modelprof.report.tables.rows import split_ranks
+
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", adds_up=True),
+    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
+    Column("operator", "Operator"),
+    Column("num_operators", "Operators", Unit.COUNT),
+    Column("blocks_per_sm", "Blocks per SM", Unit.COUNT),
+    Column("occupancy", "Occupancy (%)", Unit.RATIO),
+    Column("tensor_cores", "Tensor Cores"),
+)
+
+_NOTE: Final = (
+    "All kernels of the file, also outside the steps. Those that overlap on different streams count in full,"
+    " so Ratio is the share of the kernels' summed time."
+)
+_OPERATOR_NOTE: Final = (
+    "Operator launched most of the kernel's time, Operators is how many different ones launched any. Tensor"
+    " Cores goes by the kernel's name; a dash where the name does not tell, and on devices without them."
+)
+_OCCUPANCY_NOTE: Final = (
+    "Blocks per SM and Occupancy are means weighted by time. Occupancy is the profiler's estimate; for some"
+    " busy kernels it writes 0."
+)
+_NO_OCCUPANCY_NOTE: Final = (
+    "Blocks per SM and Occupancy were not recorded: the profiler estimates them on NVIDIA's devices only."
+)
+
+
+def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: TableOptions) -> Table:
+    """One row per kernel name, the ranks together.
+
+    Args:
+        by_rank: the kernels of each rank.
+        options: ``sorted_by`` orders the rows; kernels have no CPU time, so a CPU key counts as the GPU's.
+    """
+    ranks = split_ranks(by_rank)
+    pooled = pool_kernels(ranks.found.values())
+    return Table(
+        id="kernels",
+        title="Kernel Summary",
+        columns=_COLUMNS,
+        rows=tuple(_row(pooled, kernel) for kernel in _sorted(pooled, options)),
+        notes=(*_notes(pooled), *ranks.notes),
+        absent_reason=ranks.absent_reason,
+    )
+
+
+def _notes(kernels: Kernels) -> list[str]:
+    """What the columns mean."""
+    if not kernels.by_name:
+        return []
+    has_occupancy = any(
+        kernel.occupancy.mean is not None or kernel.blocks_per_sm.mean is not None
+        for kernel in kernels.by_name
+    )
+    return [_NOTE, _OPERATOR_NOTE, _OCCUPANCY_NOTE if has_occupancy else _NO_OCCUPANCY_NOTE]
+
+
+def _sorted(kernels: Kernels, options: TableOptions) -> list[KernelUse]:
+    """The rows in the order that was asked for; by total time where that leaves it open."""
+
+    def key(kernel: KernelUse) -> tuple[bool, float]:
+        tally = kernel.tally
+        return row_order(options.sorted_by, calls=tally.calls, host=None, device=tally, has_device=True)
+
+    return sorted(kernels.by_name, key=key)
+
+
+def _row(kernels: Kernels, kernel: KernelUse) -> tuple[Cell, ...]:
+    """One kernel's cells."""
+    return (
+        kernel.name,
+        kernel.tally.calls,
+        kernel.tally.total_ns,
+        kernel.tally.avg_ns,
+        kernel.tally.max_ns,
+        kernel.tally.min_ns,
+        kernels.ratio(kernel),
+        kernel.operators.main,
+        kernel.operators.count,
+        kernel.blocks_per_sm.mean,
+        kernel.occupancy.mean,
+        None if kernel.uses_tensor_cores is None else "yes" if kernel.uses_tensor_cores else "no",
+    )

@@ -1,0 +1,139 @@
+"""Launch Summary: what it costs to start kernels, how long they are queued, and every runtime call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.analysis.trace.launches import (
+    SHORT_NS,
+    KernelLaunches,
+    RuntimeCalls,
+    Spread,
+    pool_runtime_calls,
+)
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import split_ranks
+
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("count", "Count", Unit.COUNT),
+    Column("ratio", "Ratio(%)", Unit.RATIO),
+    Column("total_ns", "Total", Unit.DURATION_NS, "Time"),
+    Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
+    Column("median_ns", "Median", Unit.DURATION_NS, "Time"),
+    Column("p90_ns", "p90", Unit.DURATION_NS, "Time"),
+    Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
+    Column("min_ns", "Min", Unit.DURATION_NS, "Time"),
+)
+_STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
+
+_NOTES: Final = (
+    "Kernel time is the device's; the rows below it overlap. Ratio is the share of all kernels, for Shorter"
+    " than their launch and Negative of the kernels with a known launch.",
+    "Launch call is the time on the host of the calls that launched kernels. If many kernels are shorter than"
+    " their launch, the host cannot keep the device busy: fuse kernels{advice}.",
+    "Queue delay is from the end of the launch call to the start of the kernel: small where the device waits"
+    " for the host, large where the host is ahead. It is negative where the kernel started before the call"
+    " returned, or where the clocks of host and device differ.",
+)
+
+_CALL_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("calls", "Calls", Unit.COUNT),
+    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
+    Column("wait_ns", "Waits for GPU", Unit.DURATION_NS),
+)
+_CALL_NOTES: Final = (
+    "Ratio is the share of the time in all runtime calls, summed over threads.",
+    "Waits for GPU is the time in calls that by their names return only when the device is done: those that"
+    " synchronize, and copies without Async. Others wait at times: cudaMalloc, cudaFree, copies of memory"
+    " that is not pinned, launches into a full queue.",
+)
+
+
+def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+    """What the kernels of each rank cost the host, and whether it keeps ahead of the device."""
+    ranks = split_ranks(by_rank)
+    rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
+    num_graph_calls = sum(fact.num_graph_calls for fact in ranks.found.values())
+    return Table(
+        id="launches",
+        title="Launch Summary",
+        columns=_COLUMNS,
+        rows=tuple(cells for _, cells in rows),
+        depths=tuple(depth for depth, _ in rows),
+        notes=(*(_notes(num_graph_calls) if rows else ()), *_graph_note(num_graph_calls), *ranks.notes),
+        absent_reason=ranks.absent_reason,
+    )
+
+
+def runtime_calls_table(by_rank: Mapping[int, RuntimeCalls | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+    """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
+    ranks = split_ranks(by_rank)
+    pooled = pool_runtime_calls(ranks.found.values())
+    whole_ns = pooled.total.total_ns
+    rows: list[tuple[Cell, ...]] = []
+    if ranks.found:
+        named = (
+            ("All calls", pooled.total, pooled.waiting.total_ns),
+            *((call.name, call.host, call.host.total_ns if call.waits else None) for call in pooled.calls),
+        )
+        for name, host, wait_ns in named:
+            times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)
+            rows.append((name, host.calls, *times, share(host.total_ns, whole_ns), wait_ns))
+    return Table(
+        id="runtime_calls",
+        title="Runtime Calls",
+        columns=_CALL_COLUMNS,
+        rows=tuple(rows),
+        depths=(0, *[1] * (len(rows) - 1)) if rows else (),
+        notes=(*(_CALL_NOTES if rows else ()), *ranks.notes),
+        absent_reason=ranks.absent_reason,
+    )
+
+
+def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]]]:
+    """Depth and cells of the rows of one rank, whose names start with ``prefix``."""
+    num_kernels, num_linked = fact.kernels.count, fact.linked.count
+    short = zip(SHORT_NS, fact.short, strict=True)
+    # The sum of delays that pass at the same time is no time.
+    delay, negative = (replace(spread, total_ns=None) for spread in (fact.delay, fact.negative_delay))
+    named: list[tuple[int, str, Spread, int | None]] = [
+        (0, "Kernel time", fact.kernels, num_kernels),
+        *((1, f"At most {limit_ns // 1000} us", spread, num_kernels) for limit_ns, spread in short),
+        (1, "Known launch", fact.linked, num_kernels),
+        (2, "Shorter than their launch", fact.shorter, num_linked),
+        (1, "Unknown launch", fact.unlinked, num_kernels),
+        (0, "Launch call", fact.calls, None),
+        (0, "Queue delay", delay, None),
+        (1, "Negative", negative, num_linked),
+    ]
+    rows: list[tuple[int, tuple[Cell, ...]]] = []
+    for depth, label, spread, whole in named:
+        times = (getattr(spread, key) for key in _STATISTICS)
+        rows.append((depth, (prefix + label, spread.count, share(spread.count, whole), *times)))
+    return rows
+
+
+def _notes(num_graph_calls: int) -> tuple[str, ...]:
+    """What the figures mean; graphs are no advice to who has them."""
+    advice = " or enlarge batches" if num_graph_calls else ", enlarge batches or use graphs"
+    return tuple(note.format(advice=advice) for note in _NOTES)
+
+
+def _graph_note(num_graph_calls: int) -> tuple[str, ...]:
+    if not num_graph_calls:
+        return ()
+    return (
+        f"Calls that launched several kernels at once, such as a CUDA graph: {num_graph_calls}. Queue delay"
+        " and Shorter than their launch say little about these.",
+    )

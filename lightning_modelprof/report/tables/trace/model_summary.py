@@ -1,0 +1,125 @@
+"""Model Summary of one profiler window: Paddle's table, with what Others consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.model_summary_pool import pool_model_summaries
+from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.run.records import Window, WindowStatus
+
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("calls", "Calls", Unit.COUNT),
+    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
+    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
+    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU"),
+)
+
+_CPU_NOTE: Final = (
+    "CPU time of a phase is the time in which it is the innermost one, so the phases and Others sum to"
+    " ProfileStep; Avg, Max and Min are of one call's own time."
+)
+_GPU_NOTES: Final = (
+    "GPU time is the sum of all device events (kernels, copies, sets) launched in the phase by any thread,"
+    " whenever they ran; its ratio is the share of the GPU time launched in the steps.",
+    "If two device events overlap on different streams, both are counted in full.",
+)
+
+
+_TITLE: Final = "Model Summary"
+
+
+def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+    """Where the time of the profiled steps went, phase by phase.
+
+    Definition: see the notes; over several ranks calls and totals are summed.
+    """
+    ranks = split_ranks(by_rank)
+    if ranks.absent_reason is not None:
+        return _absent_table("model_summary", "", ranks.absent_reason)
+    return _table(pool_model_summaries(list(ranks.found.values())), "model_summary", ranks.notes)
+
+
+def window_model_summary(window: Window, summary: ModelSummary | Absent | None, reason: str = "") -> Table:
+    """The Model Summary of one window of a run.
+
+    Args:
+        window: what was asked for and what became of it.
+        summary: ``None`` when the window has no trace that could be read.
+        reason: why there is none, ``""`` to take it from the window; a note when there is one.
+    """
+    table_id = "model_summary" if window.index == 0 else f"model_summary_{window.index}"
+    if isinstance(summary, ModelSummary):
+        return _table(summary, table_id, (*_window_notes(window), *([reason] if reason else [])))
+    if isinstance(summary, Absent):
+        reason = summary.reason
+    requested = _steps_text(range(window.first_step, window.last_step + 1))
+    return _absent_table(table_id, f" ({requested})", reason or _why_absent(window))
+
+
+def _absent_table(table_id: str, title_suffix: str, reason: str) -> Table:
+    return Table(id=table_id, title=_TITLE + title_suffix, columns=_COLUMNS, rows=(), absent_reason=reason)
+
+
+def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Table:
+    """A Model Summary as a table, with more notes after those on what the figures mean."""
+    steps = _steps_text(summary.step_numbers)
+    return Table(
+        id=table_id,
+        title=f"{_TITLE} ({steps})",
+        columns=_COLUMNS,
+        rows=tuple(
+            (row.label, *(getattr(row, column.key) for column in _COLUMNS[1:])) for row in summary.rows
+        ),
+        depths=tuple(row.depth for row in summary.rows),
+        notes=(
+            f"The rows cover {steps} ({summary.num_steps} in total).",
+            _CPU_NOTE,
+            *(_GPU_NOTES if summary.has_device else ()),
+            *summary.notes,
+            *notes,
+        ),
+    )
+
+
+def _why_absent(window: Window) -> str:
+    """In words, from what became of the window."""
+    event = window.note.removesuffix(" first")
+    if event == window.note:
+        return event or NO_STEPS.reason
+    if window.status is WindowStatus.NOT_REACHED:
+        return f"not recorded: {event} before step {window.first_step}"
+    if window.status is WindowStatus.EMPTY:
+        return f"not recorded: {event} before the end of step {window.first_step}"
+    return window.note
+
+
+def _window_notes(window: Window) -> tuple[str, ...]:
+    """What to keep in mind about this window."""
+    if window.status is not WindowStatus.PARTIAL:
+        return ()
+    requested = _steps_text(range(window.first_step, window.last_step + 1))
+    because = f": {window.note}" if window.note else "."
+    return (f"The window is partial, {requested} were requested{because}",)
+
+
+def _steps_text(numbers: Sequence[int]) -> str:
+    """Steps in words: ``step 7``, ``steps 3 to 5`` or ``steps 3, 4, 8``."""
+    if len(numbers) == 1:
+        return f"step {numbers[0]}"
+    if numbers[-1] - numbers[0] + 1 == len(numbers):  # they are in order, and none comes twice
+        return f"steps {numbers[0]} to {numbers[-1]}"
+    return "steps " + ", ".join(map(str, numbers))

@@ -1,0 +1,316 @@
+"""Operator Summary: which operators take the time, on the host and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Final, NamedTuple
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.operator_tally import Child, MemoryChange, Operator, pool_operators
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
+from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.row_order import is_of_memory, row_order
+from lightning_modelprof.report.tables.rows import split_ranks
+
+_NAME: Final = Column("name", "Name")
+_SHAPE: Final = Column("input_shapes", "Input Shapes")
+_FIGURES: Final = (
+    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    Column("host_self_ns", "Self", Unit.DURATION_NS, "CPU", adds_up=True),
+    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True),
+    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
+    Column("device_self_ns", "Self", Unit.DURATION_NS, "GPU", adds_up=True),
+    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
+    Column("flops", "FLOPs", Unit.FLOPS, adds_up=True),
+)
+_MEMORY: Final = (
+    Column("host_bytes", "Total", Unit.BYTES, "CPU memory"),
+    Column("host_self_bytes", "Self", Unit.BYTES, "CPU memory", adds_up=True),
+    Column("device_bytes", "Total", Unit.BYTES, "GPU memory"),
+    Column("device_self_bytes", "Self", Unit.BYTES, "GPU memory", adds_up=True),
+)
+_MODULE: Final = Column("module", "Module")
+_CALLER: Final = Column("called_from", "Called from")
+
+NO_OPERATOR: Final = "(no operator)"
+"""Name of the row with the device events that no operator launched."""
+
+_NO_SHAPES: Final = Absent("no input shapes of operators were recorded (record_shapes=True records them)")
+
+_TIMES_NOTE: Final = (
+    "CPU Total is the time of an operator with all that it calls; a call inside one of the same name counts"
+    " in Calls and Self only. Self is without the operators and the runtime calls (cudaLaunchKernel, ...)"
+    " inside. Ratio is the share of all operators' Self."
+)
+_DEVICE_NOTE: Final = (
+    "GPU Self is the time of the device events (kernels, copies, sets) that an operator launched itself,"
+    " whenever they ran; where they overlap they count in full. Total is with those of the operators that it"
+    " calls. Ratio is the share of Self in the time of all device events."
+)
+_FLOPS_NOTE: Final = (
+    "FLOPs follow from the recorded input shapes, a multiplication with its addition as two: for mm, addmm,"
+    " bmm, baddbmm, convolution and convolution_backward, counted in the outermost of them."
+)
+_NO_FLOPS_NOTE: Final = "FLOPs need the shapes of the inputs (record_shapes=True)."
+_MEMORY_NOTE: Final = (
+    "Memory is what was allocated less what was released while an operator ran on its thread, Self without"
+    " the operators inside: negative where more was released."
+)
+_NO_MEMORY_NOTE: Final = (
+    "No memory was measured (profile_memory=True records it), so the rows keep their usual order."
+)
+_DETAIL_NOTE: Final = (
+    "Below an operator: the operators that it calls directly and the device events that it launched itself,"
+    " with their share of its Total."
+)
+
+
+class _Row(NamedTuple):
+    depth: int
+    cells: tuple[Cell, ...]
+
+
+def operators_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
+    """One row per operator name, the threads and ranks together.
+
+    Args:
+        by_rank: the operators of each rank.
+        options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section,
+            ``op_detail`` adds rows below each operator.
+    """
+    return _Writer(by_rank, options, "operators", "Operator Summary", with_shapes=False).table()
+
+
+def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
+    """One row per operator name and shapes of inputs, the threads and ranks together.
+
+    Args:
+        by_rank: the operators of each rank.
+        options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
+    """
+    title = "Operator Summary by input shapes"
+    return _Writer(by_rank, options, "operators_by_shape", title, with_shapes=True).table()
+
+
+class _Writer:
+    """Turns the operators of the ranks into rows."""
+
+    def __init__(
+        self,
+        by_rank: Mapping[int, Operators | Absent],
+        options: TableOptions,
+        table_id: str,
+        title: str,
+        *,
+        with_shapes: bool,
+    ) -> None:
+        self.options = options
+        self.table_id = table_id
+        self.title = title
+        self.with_shapes = with_shapes
+        self.ranks = split_ranks(_with_shapes(by_rank) if with_shapes else by_rank)
+        facts = self.ranks.found.values()
+        self.host_self_ns = sum(fact.host_self_ns for fact in facts)
+        device_ns = [fact.device_ns for fact in facts if fact.device_ns is not None]
+        self.device_ns = sum(device_ns) if device_ns else None
+        self.has_modules = any(fact.has_modules for fact in facts)
+        self.has_callers = any(fact.has_callers for fact in facts)
+        self.asks_memory = is_of_memory(options.sorted_by)
+        self.shows_memory = self.asks_memory and any(fact.has_memory for fact in facts)
+
+    def table(self) -> Table:
+        columns = (
+            _NAME,
+            *([_SHAPE] if self.with_shapes else []),
+            *_FIGURES,
+            *(_MEMORY if self.shows_memory else ()),
+            *([_MODULE] if self.has_modules else []),
+            *([_CALLER] if self.has_callers else []),
+        )
+        rows = [*self._rows(), *self._not_launched()]
+        return Table(
+            id=self.table_id,
+            title=self.title,
+            columns=columns,
+            rows=tuple(row.cells for row in rows),
+            depths=tuple(row.depth for row in rows) if any(row.depth for row in rows) else (),
+            notes=(*self._notes(), *self.ranks.notes),
+            absent_reason=self.ranks.absent_reason,
+        )
+
+    def _notes(self) -> list[str]:
+        """What the columns mean."""
+        facts = self.ranks.found.values()
+        if not facts:
+            return []
+        return [
+            _TIMES_NOTE,
+            *([_DEVICE_NOTE] if self.device_ns is not None else []),
+            _FLOPS_NOTE if any(fact.has_shapes for fact in facts) else _NO_FLOPS_NOTE,
+            *([_MEMORY_NOTE if self.shows_memory else _NO_MEMORY_NOTE] if self.asks_memory else []),
+            *([_DETAIL_NOTE] if self._shows_details else []),
+        ]
+
+    @property
+    def _shows_details(self) -> bool:
+        return self.options.op_detail and not self.with_shapes
+
+    def _operators(self, thread: OperatorThread) -> tuple[Operator, ...]:
+        return thread.by_shape if self.with_shapes else thread.operators
+
+    def _rows(self) -> Iterator[_Row]:
+        if not self.options.thread_sep:
+            threads = [thread for fact in self.ranks.found.values() for thread in fact.threads]
+            yield from self._section_rows(chain.from_iterable(map(self._operators, threads)), 0)
+            return
+        sections = [
+            (self.ranks.prefix(rank) + thread.name, thread)
+            for rank, fact in self.ranks.found.items()
+            for thread in fact.threads
+        ]
+        sections.sort(key=lambda section: -sum(one.host_self_ns for one in self._operators(section[1])))
+        for name, thread in sections:
+            yield self._header(name, thread)
+            yield from self._section_rows(self._operators(thread), 1)
+
+    def _section_rows(self, operators: Iterable[Operator], depth: int) -> Iterator[_Row]:
+        for operator in sorted(pool_operators(operators), key=self._order):
+            yield self._row(
+                depth,
+                operator.name,
+                operator.calls,
+                _host(operator.host, operator.host_self_ns, self.host_self_ns),
+                _device(operator.device, operator.device_self_ns, self.device_ns),
+                shape=operator.shape,
+                flops=operator.flops,
+                memory=operator.memory,
+                module=_main_module(operator.modules),
+                caller=max(operator.callers.items(), key=lambda item: item[::-1], default=(None, 0))[0],
+            )
+            if self._shows_details:
+                yield from self._details(operator, depth + 1)
+
+    def _order(self, row: Operator | Child) -> tuple[object, ...]:
+        """By what was asked for, then by total time on the host."""
+        by_figure = row_order(
+            self.options.sorted_by,
+            calls=row.calls,
+            host=row.host,
+            device=row.device,
+            has_device=self.device_ns is not None,
+            self_ns=(row.host_self_ns, row.device_self_ns) if isinstance(row, Operator) else None,
+            memory=row.memory if isinstance(row, Operator) else None,
+        )
+        shape = row.shape if isinstance(row, Operator) else None
+        return by_figure, -row.host.total_ns, row.name, shape or ""
+
+    def _details(self, operator: Operator, depth: int) -> Iterator[_Row]:
+        for child in sorted(operator.children.values(), key=self._order):
+            yield self._row(
+                depth,
+                child.name,
+                child.calls,
+                _parts(child.host, operator.host.total_ns),
+                _parts(child.device, None if operator.device is None else operator.device.total_ns),
+            )
+            yield from self._kernels(child.kernels, child, depth + 1)
+        yield from self._kernels(operator.kernels, operator, depth)
+
+    def _kernels(
+        self, kernels: Mapping[str, Tally], launcher: Operator | Child, depth: int
+    ) -> Iterator[_Row]:
+        """What an operator launched itself, the longest first."""
+        whole_ns = None if launcher.device is None else launcher.device.total_ns
+        for name, tally in sorted(kernels.items(), key=lambda item: (-item[1].total_ns, item[0])):
+            yield self._row(depth, name, tally.calls, _UNKNOWN, _parts(tally, whole_ns))
+
+    def _header(self, name: str, thread: OperatorThread) -> _Row:
+        """The sums of one thread."""
+        operators = self._operators(thread)
+        self_ns = sum(operator.host_self_ns for operator in operators)
+        device_self_ns = [one.device_self_ns for one in operators if one.device_self_ns is not None]
+        device_ns = sum(device_self_ns) if device_self_ns else None
+        flops = [operator.flops for operator in operators if operator.flops is not None]
+        return self._row(
+            0,
+            name,
+            sum(operator.calls for operator in operators),
+            (thread.host_ns, self_ns, None, None, None, share(self_ns, self.host_self_ns)),
+            (device_ns, device_ns, None, None, None, share(device_ns, self.device_ns)),
+            flops=sum(flops) if flops else None,
+        )
+
+    def _not_launched(self) -> Iterator[_Row]:
+        tally = add_up(fact.not_launched for fact in self.ranks.found.values())
+        if tally.calls:
+            ratio = share(tally.total_ns, self.device_ns)
+            device = (tally.total_ns, tally.total_ns, None, None, None, ratio)
+            yield self._row(0, NO_OPERATOR, None, _UNKNOWN, device)
+
+    def _row(
+        self,
+        depth: int,
+        name: str,
+        calls: int | None,
+        host: tuple[Cell, ...],
+        device: tuple[Cell, ...],
+        *,
+        shape: str | None = None,
+        flops: int | None = None,
+        memory: MemoryChange | None = None,
+        module: str | None = None,
+        caller: str | None = None,
+    ) -> _Row:
+        shapes = [shape] if self.with_shapes else []
+        modules = [module] if self.has_modules else []
+        callers = [caller] if self.has_callers else []
+        sizes: tuple[Cell, ...] = (memory or (None,) * len(_MEMORY)) if self.shows_memory else ()
+        return _Row(depth, (name, *shapes, calls, *host, *device, flops, *sizes, *modules, *callers))
+
+
+def _with_shapes(by_rank: Mapping[int, Operators | Absent]) -> dict[int, Operators | Absent]:
+    """A rank that recorded no shapes has nothing to show by them."""
+    return {
+        rank: fact if isinstance(fact, Absent) or fact.has_shapes else _NO_SHAPES
+        for rank, fact in by_rank.items()
+    }
+
+
+_UNKNOWN: Final[tuple[Cell, ...]] = (None,) * 6
+
+
+def _host(tally: Tally, self_ns: int, whole_ns: int) -> tuple[Cell, ...]:
+    return tally.total_ns, self_ns, tally.avg_ns, tally.max_ns, tally.min_ns, share(self_ns, whole_ns)
+
+
+def _device(tally: Tally | None, self_ns: int | None, whole_ns: int | None) -> tuple[Cell, ...]:
+    if tally is None:
+        return _UNKNOWN
+    return tally.total_ns, self_ns, tally.avg_ns, tally.max_ns, tally.min_ns, share(self_ns, whole_ns)
+
+
+def _parts(tally: Tally | None, whole_ns: int | None) -> tuple[Cell, ...]:
+    """Cells of a row below an operator: its ratio is the share of that operator's total."""
+    if tally is None:
+        return _UNKNOWN
+    ratio = share(tally.total_ns, whole_ns)
+    return tally.total_ns, None, tally.avg_ns, tally.max_ns, tally.min_ns, ratio
+
+
+def _main_module(modules: Mapping[str, int]) -> str | None:
+    """The module in which most of the time was spent, and how many others there are."""
+    if not modules:
+        return None
+    name, _ = max(modules.items(), key=lambda item: (item[1], item[0]))
+    others = len(modules) - 1
+    return name if not others else f"{name} and {others} more"

@@ -1,0 +1,90 @@
+"""The tables of traces, in reading order. A new table is one file beside this one and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.model import Table, apply_options
+from lightning_modelprof.report.options import TableOptions, View
+from lightning_modelprof.report.tables.trace.copies import copies_table
+from lightning_modelprof.report.tables.trace.dataloader import dataloader_table
+from lightning_modelprof.report.tables.trace.device_usage import device_usage_table
+from lightning_modelprof.report.tables.trace.distributed import collectives_table, distributed_table
+from lightning_modelprof.report.tables.trace.host_waits import host_waits_table
+from lightning_modelprof.report.tables.trace.idle import idle_table
+from lightning_modelprof.report.tables.trace.kernels import kernels_table
+from lightning_modelprof.report.tables.trace.launches import launches_table, runtime_calls_table
+from lightning_modelprof.report.tables.trace.memory import memory_table
+from lightning_modelprof.report.tables.trace.model_summary import model_summary_table
+from lightning_modelprof.report.tables.trace.operators import operator_by_shape_table, operators_table
+from lightning_modelprof.report.tables.trace.overview import overview_table
+from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
+from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
+from lightning_modelprof.report.tables.trace.user_ranges import user_ranges_table
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTable:
+    """One table of a trace.
+
+    Attributes:
+        view: the name by which a reader asks for it.
+        fact: attribute of :class:`TraceFacts` that it shows.
+        build: makes it of that fact of every rank.
+    """
+
+    view: View
+    fact: str
+    build: Callable[[Mapping[int, Any], TableOptions], Table]
+
+
+TRACE_TABLES: Final[tuple[TraceTable, ...]] = (
+    TraceTable("device", "device_usage", device_usage_table),
+    TraceTable("overview", "overview", overview_table),
+    TraceTable("model", "model_summary", model_summary_table),
+    TraceTable("distributed", "distributed", distributed_table),
+    TraceTable("distributed", "distributed", collectives_table),
+    TraceTable("distributed", "communication_calls", rank_waits_table),
+    TraceTable("operator", "operators", operators_table),
+    TraceTable("operator", "operators", operator_by_shape_table),
+    TraceTable("kernel", "kernels", kernels_table),
+    TraceTable("memory_manipulation", "copies", copies_table),
+    TraceTable("userdefined", "user_ranges", user_ranges_table),
+    TraceTable("memory", "memory", memory_table),
+    TraceTable("step_breakdown", "step_breakdown", step_breakdown_table),
+    TraceTable("idle", "idle", idle_table),
+    TraceTable("launch", "host_waits", host_waits_table),
+    TraceTable("launch", "kernel_launches", launches_table),
+    TraceTable("launch", "runtime_calls", runtime_calls_table),
+    TraceTable("dataloader", "dataloader", dataloader_table),
+)
+
+
+def trace_tables(
+    by_rank: Mapping[int, TraceFacts],
+    options: TableOptions,
+    *,
+    id_suffix: str = "",
+    title_suffix: str = "",
+    without: frozenset[View] = frozenset(),
+) -> tuple[Table, ...]:
+    """The tables that are asked for.
+
+    Args:
+        by_rank: rank → facts of its trace; of the same time.
+        options: how they are cut and sorted.
+        id_suffix: what follows each table's id.
+        title_suffix: what follows each table's title.
+        without: views to leave out though they are asked for.
+    """
+    tables = []
+    for kind in TRACE_TABLES:
+        if kind.view in without or (options.views is not None and kind.view not in options.views):
+            continue
+        facts = {rank: getattr(facts, kind.fact) for rank, facts in by_rank.items()}
+        table = apply_options(kind.build(facts, options), options)
+        tables.append(replace(table, id=table.id + id_suffix, title=table.title + title_suffix))
+    return tuple(tables)

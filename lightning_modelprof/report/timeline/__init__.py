@@ -1,0 +1,1 @@
+"""A trace as a timeline that can be drawn."""

@@ -1,0 +1,100 @@
+"""What a trace says of single events beyond name and time, as texts for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.grouping import distinct
+from lightning_modelprof.trace.model import Collective, InputShapes, Trace
+
+_Column = tuple[list[str], NDArray[np.int64]]
+"""Texts, and for each event the position of its text, -1 without one."""
+
+
+def find_details(trace: Trace) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The distinct texts, one line for each thing that is known, and which event has which.
+
+    They tell the shapes and values of an operator's inputs, a collective, the bytes of a copy or set, a
+    kernel's blocks and estimated occupancy, and the call stack, as far as they were recorded.
+
+    Returns:
+        The texts, and shape (n,): position of each event's text, -1 without one.
+    """
+    columns: list[_Column] = [
+        ([_shapes_text(shapes) for shapes in trace.shapes], trace.shape.astype(np.int64)),
+        ([_collective_text(one) for one in trace.collectives], trace.collective.astype(np.int64)),
+        *_device_columns(trace),
+        ([_stack_text(stack) for stack in trace.stacks], trace.stack.astype(np.int64)),
+    ]
+    texts, place = columns[0]
+    for column in columns[1:]:
+        texts, place = _joined((texts, place), column)
+    number_of: dict[str, int] = {}
+    number = [number_of.setdefault(text, len(number_of)) if text else -1 for text in texts]
+    return tuple(number_of), np.array([*number, -1], np.int64)[place]
+
+
+def _joined(first: _Column, second: _Column) -> _Column:
+    """Both texts of each event, on lines of their own; only pairs that occur are made."""
+    (texts, place), (more_texts, more_place) = first, second
+    if not more_texts:
+        return first
+    width = len(more_texts) + 1
+    pairs, pair_of = distinct((place + 1) * width + more_place + 1, (len(texts) + 1) * width)
+    joined = []
+    for pair in pairs.tolist():
+        one, other = divmod(pair, width)
+        joined.append("\n".join(filter(None, (["", *texts][one], ["", *more_texts][other]))))
+    return joined, pair_of
+
+
+def _device_columns(trace: Trace) -> Iterator[_Column]:
+    work = trace.device
+    yield _device_column(trace, work.size_bytes, work.size_bytes >= 0, "{:,} bytes")
+    yield _device_column(trace, work.blocks_per_sm, np.isfinite(work.blocks_per_sm), "blocks per SM: {}")
+    occupancy = np.isfinite(work.occupancy)
+    yield _device_column(trace, work.occupancy, occupancy, "estimated occupancy: {} of 1")
+
+
+def _device_column(
+    trace: Trace,
+    values: NDArray[np.int64] | NDArray[np.float64],
+    is_known: NDArray[np.bool_],
+    text: str,
+) -> _Column:
+    """One figure of the m device events as a column of all n events."""
+    distinct_values, place_of = np.unique(values[is_known], return_inverse=True)
+    place = np.full(len(trace), -1, np.int64)
+    place[trace.device.event[is_known]] = place_of
+    return [text.format(value) for value in distinct_values.tolist()], place
+
+
+def _shapes_text(shapes: InputShapes) -> str:
+    dims = f"input shapes: {shapes.dims}"
+    has_values = bool(shapes.concrete.strip('[]", '))  # tensors have no value, only ""
+    return f"{dims}\ninput values: {shapes.concrete}" if has_values else dims
+
+
+def _stack_text(stack: str) -> str:
+    return "\n".join(("call stack, innermost first:", *_frames(stack))) if stack else ""
+
+
+def _frames(stack: str) -> Sequence[str]:
+    return [frame.strip() for frame in stack.split(";") if frame.strip()]
+
+
+def _collective_text(collective: Collective) -> str:
+    group = None
+    if collective.group is not None or collective.group_size is not None:
+        size = None if collective.group_size is None else f"of {collective.group_size:,} ranks"
+        group = " ".join(filter(None, ("group", collective.group, size)))
+    elements = [
+        f"{number:,} {'elements' if collective.dtype is None else collective.dtype} {way}"
+        for number, way in ((collective.in_elements, "in"), (collective.out_elements, "out"))
+        if number is not None
+    ]
+    known = [part for part in (collective.name, group, *elements) if part]
+    return f"collective: {', '.join(known)}" if known else ""

@@ -1,0 +1,150 @@
+"""The report as one page for a browser: a single file that needs no network and asks nothing of one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.show.grid import part_absent
+from lightning_modelprof.show.html.chart import chart_view
+from lightning_modelprof.show.html.flame import flame_view
+from lightning_modelprof.show.html.head import (
+    absent_lines,
+    fact_lines,
+    file_lines,
+    found_views,
+    key_figures,
+    note_lines,
+    other_rules,
+    setting_lines,
+    verdict_view,
+)
+from lightning_modelprof.show.html.table import table_view
+from lightning_modelprof.show.step_card import card_svg
+
+SHARED_FOLDER: Final = Path(__file__).parent
+
+_MODULES: Final = ("tables.js", "copying.js", "charts.js", "flame.js", "step_card.js", "parts.js")
+
+SHARED_FILES: Final = ("parts.css", *_MODULES)
+"""What a page that shows parts needs: styles, and modules of which ``parts.js`` calls the others."""
+
+_ONLY_BETWEEN_FILES: Final = re.compile(r"^import .*\n|^export (?=class|function)", re.MULTILINE)
+
+
+def render_html(report: Report) -> bytes:
+    """The whole report as one HTML file.
+
+    The page holds its styles, its script and its data, and a policy that keeps the browser from loading,
+    sending or running anything else. Every text of the report is escaped. Without the script it is
+    complete, only nothing sorts, searches, folds or is copied.
+
+    Args:
+        report: what to write.
+
+    Returns:
+        UTF-8, the same bytes for the same report.
+    """
+    shown = [table for table in part_absent(report.tables)[0] if table.rows]
+    script = _script()
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=one_line(report.title),
+            policy=_policy(script),
+            style=_text("parts.css") + _text("report.css"),
+            script=script,
+            verdict=verdict_view(report.verdict),
+            findings=found_views(report.findings),
+            others=other_rules(report.findings),
+            card=card_svg(report),
+            figures=key_figures(report.sections),
+            facts=fact_lines(report),
+            settings=setting_lines(report),
+            charts=[view for chart in report.charts if (view := chart_view(chart)) is not None],
+            flames=[drawn for flame in report.flames if (drawn := flame_view(flame)) is not None],
+            tables=[(table_view(table), table.is_detail) for table in shown],
+            absent=absent_lines(report.tables),
+            notes=note_lines(report.notes),
+            files=file_lines(report.sections),
+        )
+    )
+    # Half a surrogate pair, as in some file names, has no UTF-8.
+    return page.encode("utf-8", "backslashreplace")
+
+
+def part_macros() -> Any:
+    """The macros of ``parts.html.j2`` as functions, which escape every text that they are given."""
+    return _environment().get_template("parts.html.j2").module
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(SHARED_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        bytecode_cache=_compiled(),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _compiled() -> FileSystemBytecodeCache | None:
+    """Where compiled templates are kept: compiling them takes a tenth of a second; ``None`` if nowhere."""
+    try:
+        return _Compiled()
+    except (OSError, RuntimeError):  # no folder for it
+        return None
+
+
+class _Compiled(FileSystemBytecodeCache):
+    """Templates that cannot be kept are compiled again."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Whatever is there."""
+        with suppress(Exception):  # a damaged file
+            super().load_bytecode(bucket)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """For the next process."""
+        with suppress(Exception):  # a full disk
+            super().dump_bytecode(bucket)
+
+
+@cache
+def _text(name: str) -> str:
+    return (SHARED_FOLDER / name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    """All modules as one, since a page in a single file has nowhere to import from.
+
+    One after the other they share all names, so the lines that import and the word ``export`` are left out.
+    No two modules may give the same name to different things; the browser refuses such a script.
+    """
+    return _ONLY_BETWEEN_FILES.sub("", "".join(map(_text, (*_MODULES, "report.js"))))
+
+
+def _policy(script: str) -> str:
+    """Nothing is loaded from anywhere, and only the page's own script runs: it is named by its hash.
+
+    Source: Content Security Policy Level 3, W3C.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline';"
+        " img-src data:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,121 @@
+"""Parts of a report as pieces of HTML, for pages that show some of them: the same as in report.html.
+
+Every text is escaped, and each function gives ``""`` where there is nothing to show. A page needs
+``parts.css`` for their looks and ``connectParts`` of ``parts.js`` for what can be pressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
+from lightning_modelprof.show.html.chart import chart_view
+from lightning_modelprof.show.html.flame import flame_view
+from lightning_modelprof.show.html.head import (
+    absent_lines,
+    absent_sentence,
+    fact_lines,
+    found_views,
+    key_figures,
+    note_lines,
+    other_rules,
+    setting_lines,
+    verdict_view,
+)
+from lightning_modelprof.show.html.page import part_macros
+from lightning_modelprof.show.html.table import table_view
+from lightning_modelprof.show.step_card import card_svg
+
+
+def verdict_html(report: Report) -> str:
+    """The line on what limits the speed."""
+    return str(part_macros().verdict(verdict_view(report.verdict)))
+
+
+def step_card_html(report: Report) -> str:
+    """The mean step to scale."""
+    return str(part_macros().step_card(card_svg(report)))
+
+
+def findings_html(report: Report, *, id_prefix: str = "") -> str:
+    """What was found and, folded, the rules that found nothing or could not say.
+
+    Args:
+        report: whose findings.
+        id_prefix: put before the ids of elements, so that a page can show two reports.
+    """
+    macros = part_macros()
+    found = macros.findings(found_views(report.findings), id_prefix)
+    return str(found + macros.other_rules(other_rules(report.findings)))
+
+
+def figures_html(report: Report) -> str:
+    """The key figures of the run."""
+    return str(part_macros().figures(key_figures(report.sections)))
+
+
+def facts_html(report: Report) -> str:
+    """What ran, where and how."""
+    return str(part_macros().facts(fact_lines(report)))
+
+
+def settings_html(report: Report) -> str:
+    """What the run was set to, folded."""
+    return str(part_macros().settings(setting_lines(report)))
+
+
+def chart_html(chart: Chart, *, id_prefix: str = "") -> str:
+    """A chart; ``""`` when it has no point.
+
+    Args:
+        chart: what to draw.
+        id_prefix: as in ``findings_html``.
+    """
+    view = chart_view(chart)
+    return "" if view is None else str(part_macros().chart(view, id_prefix))
+
+
+def flame_html(flame: FlameGraph, *, id_prefix: str = "") -> str:
+    """A flame graph; ``""`` when no box has a width.
+
+    Args:
+        flame: what to draw.
+        id_prefix: as in ``findings_html``.
+    """
+    view = flame_view(flame)
+    return "" if view is None else str(part_macros().flame(view, id_prefix))
+
+
+def table_html(table: Table, *, is_open: bool = True, id_prefix: str = "") -> str:
+    """A table with what searches, groups and copies it; its heading and its reason when it has no rows.
+
+    Args:
+        table: what to show.
+        is_open: whether it is seen at once; otherwise it is folded below its heading.
+        id_prefix: as in ``findings_html``.
+    """
+    macros = part_macros()
+    if not table.rows:
+        return str(macros.empty_table(table.id, one_line(table.title), absent_sentence(table), id_prefix))
+    return str(macros.table(table_view(table), is_open, id_prefix))
+
+
+def absent_html(tables: Sequence[Table], *, id_prefix: str = "") -> str:
+    """Which of the tables have no rows, and why.
+
+    Args:
+        tables: any tables; those with rows are not named.
+        id_prefix: as in ``findings_html``.
+    """
+    return str(part_macros().absent(absent_lines(tables), id_prefix))
+
+
+def notes_html(report: Report, *, id_prefix: str = "") -> str:
+    """What was not measured and why; what was left out.
+
+    Args:
+        report: whose notes.
+        id_prefix: as in ``findings_html``.
+    """
+    return str(part_macros().notes(note_lines(report.notes), id_prefix))

@@ -1,0 +1,1 @@
+"""What goes into TensorBoard's event files."""

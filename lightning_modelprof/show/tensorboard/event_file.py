@@ -1,0 +1,96 @@
+"""Profiles in TensorBoard's event files, where the dashboard finds them.
+
+TensorBoard turns the dashboard on by itself when a run has a summary of this plugin, and its own loaders
+bring the blobs, from wherever the log directory is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
+
+PLUGIN_NAME: Final = "modelprof"
+
+
+class SummaryWriter(Protocol):
+    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def _get_file_writer(self) -> Any:
+        """The writer of the event file; Lightning's TensorBoardLogger uses it for hyperparameters, too."""
+
+    def flush(self) -> Any:
+        """Bring everything to the disk."""
+
+
+def tag_of(profile: Profile, folder: str = PLUGIN_NAME) -> str:
+    """Where a profile stands in an event file: ``modelprof/run``, ``modelprof/validate/window_0``.
+
+    Args:
+        profile: the profile.
+        folder: name of the run's folder, which tells several fits with one logger apart.
+    """
+    loop = () if profile.loop == "fit" else (profile.loop,)
+    name = "run" if profile.kind == "run" else f"window_{profile.window}"
+    return "/".join((folder, *loop, name))
+
+
+def write_summary(writer: SummaryWriter, summary: Any, step: int) -> None:
+    """Write a profile through the writer of a logger.
+
+    Args:
+        writer: a SummaryWriter.
+        summary: see :func:`profile_summary`.
+        step: the x-coordinate.
+    """
+    writer._get_file_writer().add_summary(summary, step)
+    writer.flush()
+
+
+def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> None:
+    """Write profiles to an event file of their own.
+
+    Args:
+        folder: where it is made; TensorBoard calls a run by its folder.
+        profiles: tag and profile; each is written before the next is asked for.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  # it takes a while
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        writer = None
+        for tag, profile in profiles:
+            if writer is None:  # what cannot be read leaves no empty file behind
+                writer = EventFileWriter(str(folder))
+                stack.callback(writer.close)
+            writer.add_event(Event(wall_time=time.time(), step=0, summary=profile_summary(profile, tag)))
+
+
+def profile_summary(profile: Profile, tag: str) -> Any:
+    """A profile as TensorBoard's ``Summary``.
+
+    Args:
+        profile: what to write.
+        tag: see :func:`tag_of`; of several profiles with one tag a reader may see any.
+    """
+    from tensorboard.compat.proto import summary_pb2 as summary  # noqa: PLC0415  # it takes a while
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto  # noqa: PLC0415
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # noqa: PLC0415
+    from tensorboard.compat.proto.types_pb2 import DT_STRING  # noqa: PLC0415
+
+    blobs = pack_profile(profile)
+    metadata = summary.SummaryMetadata(
+        plugin_data=summary.SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=pack_head(profile)),
+        data_class=summary.DATA_CLASS_BLOB_SEQUENCE,
+    )
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))])
+    tensor = TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=blobs)
+    return summary.Summary(value=[summary.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])

@@ -1,0 +1,299 @@
+"""A timeline as packed columns, for a browser.
+
+The packed form is that of ``show/tensorboard/columns.py``. Its ``meta`` is::
+
+    source      name of the trace
+    rank        of the process, or null
+    begin_ns, end_ns    of the trace
+    lanes       [{"label", "group", "is_device"}, ...] in reading order
+    names       the distinct names of slices
+    categories  the distinct kinds of slices
+    details     the distinct texts that are known of slices
+    steps       [[number, begin_ns, end_ns], ...]
+    notes       what was left out and why
+    counters    [{"label", "group", "unit", "count"}, ...]; unit is a value of report.model.Unit
+    rows        [[lane, depth, count], ...]: the slices come row by row, count of them in this one
+
+and its columns are, all of as many values as there are slices, in the order of ``rows``, in a row by begin::
+
+    begin       delta: ns since the first event of the trace
+    duration    int: ns
+    name        int: position in names
+    category    int: position in categories
+    detail      int: position in details, -1 without one
+    launch      int: position of the slice that launched this one, -1 without one
+
+and for the counter at position i of ``count`` points::
+
+    counter_<i>_time    delta: ns since the first event of the trace, ascending
+    counter_<i>_value   float: what it is from then on
+
+A row that has no slices is not listed. The differences of ``begin`` go on from row to row, so the first of a
+row is mostly negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.report.model import Unit
+from lightning_modelprof.report.profile import Counter, Lane, Timeline
+from lightning_modelprof.show.format import format_amount, format_duration
+from lightning_modelprof.show.tensorboard.columns import check_columns, pack_columns, unpack_columns
+
+MAX_BYTES: Final = 48_000_000
+"""Of one packed timeline: the largest blob that was tried with both of TensorBoard's data loaders."""
+
+MOST_CHECKED: Final = 2_000_000
+"""Slices whose numbers are looked at before a page is given them: it takes half a second."""
+
+PYTHON_FUNCTION: Final = "python function"
+"""The kind that is left out first: there are more of them than of all others, and each is short."""
+
+_COLUMNS: Final = ("slice_begin_ns", "slice_duration_ns", "name", "category", "detail", "launch")
+_NEVER: Final = np.iinfo(np.int64).max
+_MARGIN: Final = 0.9
+"""Of the slices that would fit if all took the same space; the texts of those that stay take more."""
+
+
+def pack_timeline(timeline: Timeline, max_bytes: int = MAX_BYTES) -> bytes:
+    """Pack a timeline.
+
+    One that would be larger than ``max_bytes`` loses its Python functions, and if that is not enough its
+    shortest slices, with notes on how many and how short. Steps and counters are never left out.
+
+    Raises:
+        ValueError: when the trace is longer than 53 bits of nanoseconds, which are 104 days.
+    """
+    packed = _pack(timeline)
+    if len(packed) <= max_bytes:
+        return packed
+    reason = f"With them the timeline would be larger than {format_amount(max_bytes, Unit.BYTES)}."
+    if PYTHON_FUNCTION in timeline.categories:
+        kept = timeline.category != timeline.categories.index(PYTHON_FUNCTION)
+        note = f"Left out: all {int((~kept).sum()):,} slices of Python functions. {reason}"
+        timeline = _with_note(_only(timeline, kept), note)
+        packed = _pack(timeline)
+    fewer = timeline
+    while len(packed) > max_bytes and len(fewer):
+        shortest_ns = _limit_ns(fewer, _MARGIN * max_bytes / len(packed))
+        fewer = _only(fewer, fewer.slice_duration_ns >= shortest_ns)
+        note = (
+            f"Left out: {len(timeline) - len(fewer):,} of {len(timeline):,} slices, all that are shorter than"
+            f" {format_duration(shortest_ns)}. {reason}"
+        )
+        packed = _pack(_with_note(fewer, note))
+    return packed
+
+
+def unpack_timeline(packed: bytes) -> Timeline:
+    """The timeline that was packed.
+
+    Raises:
+        ValueError: when the bytes are nothing that :func:`pack_timeline` made.
+    """
+    meta, columns = unpack_columns(packed)
+    try:
+        lane, depth, count = np.array(meta["rows"], np.int64).reshape(-1, 3).T
+        slices = (columns["begin"], columns["duration"], *(columns[name] for name in _COLUMNS[2:]))
+        timeline = Timeline(
+            source=meta["source"],
+            rank=meta["rank"],
+            begin_ns=int(meta["begin_ns"]),
+            end_ns=int(meta["end_ns"]),
+            lanes=tuple(Lane(**one) for one in meta["lanes"]),
+            names=tuple(meta["names"]),
+            categories=tuple(meta["categories"]),
+            details=tuple(meta["details"]),
+            steps=tuple((int(number), int(begin), int(end)) for number, begin, end in meta["steps"]),
+            lane=np.repeat(lane, count),
+            depth=np.repeat(depth, count),
+            **dict(zip(_COLUMNS, slices, strict=True)),
+            counters=tuple(
+                _unpack_counter(one, columns[f"counter_{index}_time"], columns[f"counter_{index}_value"])
+                for index, one in enumerate(meta["counters"])
+            ),
+            notes=tuple(meta["notes"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"these columns are no timeline: {error!r}") from error
+    lengths = {len(getattr(timeline, name)) for name in ("lane", "depth", *_COLUMNS)}
+    if len(lengths) > 1:
+        raise ValueError(f"these columns are no timeline: their lengths are {sorted(lengths)}")
+    return timeline
+
+
+def check_timeline(packed: bytes) -> None:
+    """Whether a page can draw what is packed.
+
+    Of more than ``MOST_CHECKED`` slices only the description and the lengths of the columns are looked at.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if check_columns(packed).get("begin", 0) <= MOST_CHECKED:
+        _check_ranges(unpack_timeline(packed))
+
+
+def _check_ranges(timeline: Timeline) -> None:
+    """Refuse numbers that no trace has, and positions of what is not there."""
+    ends = {
+        "lane": len(timeline.lanes),
+        "depth": len(timeline),  # each slice has one at most below every other
+        "name": len(timeline.names),
+        "category": len(timeline.categories),
+        "detail": len(timeline.details),
+        "launch": len(timeline),
+        "slice_begin_ns": _NEVER,
+        "slice_duration_ns": _NEVER,
+    }
+    for name, end in ends.items():
+        column, least = getattr(timeline, name), -1 if name in {"detail", "launch"} else 0
+        if len(column) and (column.min() < least or column.max() >= end):
+            raise ValueError(f"{name} holds less than {least}, or {end} and more")
+    is_new_row = _begins_row(timeline.lane, timeline.depth)
+    if (np.diff(timeline.slice_begin_ns)[~is_new_row[1:]] < 0).any():
+        raise ValueError("slices of a row are not in order")
+    if any((np.diff(one.time_ns) < 0).any() for one in timeline.counters):
+        raise ValueError("the points of a counter are not in order")
+    spans = [(timeline.begin_ns, timeline.end_ns), *(step[1:] for step in timeline.steps)]
+    if any(not begin_ns <= end_ns for begin_ns, end_ns in spans):
+        raise ValueError("the trace or a step ends before it begins")
+
+
+def _pack(timeline: Timeline) -> bytes:
+    meta = {
+        "source": timeline.source,
+        "rank": timeline.rank,
+        "begin_ns": timeline.begin_ns,
+        "end_ns": timeline.end_ns,
+        "lanes": [
+            {"label": lane.label, "group": lane.group, "is_device": lane.is_device} for lane in timeline.lanes
+        ],
+        "names": timeline.names,
+        "categories": timeline.categories,
+        "details": timeline.details,
+        "steps": timeline.steps,
+        "notes": timeline.notes,
+        "counters": [
+            {
+                "label": counter.label,
+                "group": counter.group,
+                "unit": counter.unit.value,
+                "count": len(counter.value),
+            }
+            for counter in timeline.counters
+        ],
+        "rows": _rows(timeline),
+    }
+    columns: dict[str, NDArray[Any]] = {
+        "begin": timeline.slice_begin_ns,
+        "duration": timeline.slice_duration_ns,
+        "name": timeline.name,
+        "category": timeline.category,
+        "detail": timeline.detail,
+        "launch": timeline.launch,
+    }
+    deltas = {"begin"}
+    for index, counter in enumerate(timeline.counters):
+        columns[f"counter_{index}_time"] = counter.time_ns
+        columns[f"counter_{index}_value"] = counter.value
+        deltas.add(f"counter_{index}_time")
+    return pack_columns(meta, columns, frozenset(deltas))
+
+
+def _rows(timeline: Timeline) -> list[list[int]]:
+    """Lane, depth and number of slices of each row that has any."""
+    starts = np.flatnonzero(_begins_row(timeline.lane, timeline.depth))
+    counts = np.diff(starts, append=len(timeline))
+    rows: list[list[int]] = np.column_stack((timeline.lane[starts], timeline.depth[starts], counts)).tolist()
+    return rows
+
+
+def _begins_row(lane: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which slices are the first of their lane and depth, shape (n,)."""
+    begins: NDArray[np.bool_] = (np.diff(lane, prepend=-1) != 0) | (np.diff(depth, prepend=-1) != 0)
+    return begins
+
+
+def _unpack_counter(one: dict[str, Any], time_ns: NDArray[np.int64], value: NDArray[np.float64]) -> Counter:
+    if len(time_ns) != one["count"] or len(value) != one["count"]:
+        raise ValueError(f"{len(time_ns)} times and {len(value)} values instead of {one['count']}")
+    return Counter(
+        label=one["label"], group=one["group"], unit=Unit(one["unit"]), time_ns=time_ns, value=value
+    )
+
+
+def _with_note(timeline: Timeline, note: str) -> Timeline:
+    return replace(timeline, notes=(*timeline.notes, note))
+
+
+def _limit_ns(timeline: Timeline, share: float) -> int:
+    """How long a slice must be for at most this share of them to be kept, and not all."""
+    durations_ns = np.sort(timeline.slice_duration_ns)
+    num_dropped = max(len(durations_ns) - int(share * len(durations_ns)), 1)
+    return int(durations_ns[num_dropped - 1]) + 1
+
+
+def _only(timeline: Timeline, kept: NDArray[np.bool_]) -> Timeline:
+    """The timeline of some of its slices, without the rows, names and texts that nothing is left of."""
+    rows = np.flatnonzero(kept)
+    depth = _moved_up(timeline, rows)
+    order = np.lexsort((timeline.slice_begin_ns[rows], depth, timeline.lane[rows]))
+    rows, depth = rows[order], depth[order]
+    position = np.full(len(timeline) + 1, -1, np.int64)  # the last is of -1, which is none
+    position[rows] = np.arange(len(rows))
+    names, name = _used(timeline.names, timeline.name[rows])
+    categories, category = _used(timeline.categories, timeline.category[rows])
+    details, detail = _used(timeline.details, timeline.detail[rows])
+    return replace(
+        timeline,
+        names=names,
+        categories=categories,
+        details=details,
+        lane=timeline.lane[rows],
+        depth=depth,
+        slice_begin_ns=timeline.slice_begin_ns[rows],
+        slice_duration_ns=timeline.slice_duration_ns[rows],
+        name=name,
+        category=category,
+        detail=detail,
+        launch=position[timeline.launch[rows]],
+    )
+
+
+def _moved_up(timeline: Timeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """How deep the slices of these positions are without the others: each right below what it overlaps.
+
+    Row by row from the top, all slices of a row at once: they do not overlap each other.
+    """
+    lane, depth = timeline.lane[rows], timeline.depth[rows]
+    begin_ns = timeline.slice_begin_ns[rows]
+    end_ns = begin_ns + np.maximum(timeline.slice_duration_ns[rows], 1)  # no length is inside, too
+    moved = np.zeros(len(rows), np.int64)
+    starts = np.flatnonzero(_begins_row(lane, depth))
+    placed: list[NDArray[np.intp]] = []  # of the lane, by new depth: the slices there, by begin
+    for own in np.split(np.arange(len(rows)), starts[1:]):
+        if not len(own) or not own[0] or lane[own[0]] != lane[own[0] - 1]:
+            placed = []
+        for new_depth, above in enumerate(placed):
+            following = np.searchsorted(end_ns[above], begin_ns[own], side="right")
+            overlaps = np.append(begin_ns[above], _NEVER)[following] < end_ns[own]
+            moved[own[overlaps]] = new_depth + 1
+        for new_depth in np.unique(moved[own]).tolist():
+            more = own[moved[own] == new_depth]
+            both = np.concatenate((placed[new_depth], more)) if new_depth < len(placed) else more
+            placed[new_depth : new_depth + 1] = [both[np.argsort(begin_ns[both], kind="stable")]]
+    return moved
+
+
+def _used(texts: tuple[str, ...], place: NDArray[np.int64]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The texts that occur, and the position of each slice's among them, -1 without one."""
+    new_place = np.full(len(texts) + 1, -1, np.int64)  # the last is of -1, which is none
+    used = np.unique(place[place >= 0])
+    new_place[used] = np.arange(len(used))
+    return tuple(texts[index] for index in used.tolist()), new_place[place]

@@ -1,0 +1,76 @@
+"""The report in a terminal: twenty lines, or all tables, with colour where the reader wants colour."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import IO, Final
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.show.screen import encodable, find_screen, write_lines
+from lightning_modelprof.show.terminal.short import short_lines
+from lightning_modelprof.show.terminal.tables import full_lines
+from lightning_modelprof.show.text import render_text
+
+_MAX_ROWS: Final = 40
+
+
+def print_report(
+    report: Report,
+    file: IO[str] | None = None,
+    *,
+    full: bool = False,
+    max_rows: int = _MAX_ROWS,
+    last_words: Sequence[str] = (),
+    is_below_a_bar: bool = False,
+    has_colours: bool | None = None,
+) -> None:
+    """Print the report in at most 20 lines, or all of its tables.
+
+    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``. A report without a verdict, such as a
+    comparison, is always printed in full.
+
+    Args:
+        report: what to print.
+        file: where to; the standard output by default.
+        full: print all tables: as wide as the terminal, or as plain text where there is no terminal.
+        max_rows: longest table in a terminal; a longer one is cut and says so.
+        last_words: lines below the report.
+        is_below_a_bar: begin a line, as a progress bar may have left its own open.
+        has_colours: whether a terminal gets colours; ``None`` asks ``NO_COLOR``.
+    """
+    given = sys.stdout if file is None else file
+    if given is None:  # a program without a console has no standard output
+        return
+    # A live display, such as Lightning's RichProgressBar, puts a stream of its own in this place, and erases
+    # what goes past it. Where there is no terminal, nothing is erased: text goes where it would without it.
+    behind = getattr(given, "rich_proxied_file", given)
+    screen, encoding = find_screen(behind), getattr(behind, "encoding", None)
+    if screen is not None and has_colours is not None:
+        screen = replace(screen, has_colours=has_colours)
+    if not full and report.verdict is not None:
+        text = "".join(f"{line}\n" for line in ("", *short_lines(report, screen, encoding, last_words)))
+    else:
+        if screen is None or not str(encoding or "utf-8").lower().startswith("utf"):
+            text = "\n" * is_below_a_bar + render_text(report)
+        else:
+            text = "".join(f"{line}\n" for line in full_lines(report, screen, max_rows))
+        text += "".join(f"{line}\n" for line in last_words)  # a path that is broken in two cannot be copied
+    write_lines(encodable(text, encoding), behind if screen is None else given)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print some lines to the standard output, each as soon as it is there, as a report is printed."""
+    for line in lines:
+        print_text(f"{one_line(line)}\n")
+
+
+def print_text(text: str) -> None:
+    """Print a text to the standard output, as a report is printed."""
+    stream = sys.stdout
+    if stream is not None:
+        write_lines(
+            encodable(text, getattr(stream, "encoding", None)), getattr(stream, "rich_proxied_file", stream)
+        )

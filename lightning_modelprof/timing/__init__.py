@@ -1,0 +1,1 @@
+"""Times of functions and models without a Trainer."""

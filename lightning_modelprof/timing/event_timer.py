@@ -1,0 +1,123 @@
+"""EventTimer: the stages of a pipeline timed while it runs."""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+import torch
+
+from lightning_modelprof.errors import ConfigError, quoted
+from lightning_modelprof.measure.clock import device_clock, host_clock
+from lightning_modelprof.measure.cpu_time import cpu_time
+from lightning_modelprof.measure.inference_times import Spread, StageTimes, spread_of
+from lightning_modelprof.timing.spans import DeviceSpans
+
+
+class EventTimer:
+    """Times the stages of a pipeline, several models and CPU work, without ever stopping the host.
+
+        timer = EventTimer("cuda")
+        for batch in loader:
+            with timer("model1"):
+                features = model1(batch)
+            with timer("cpu work"):
+                boxes = look_up(names)
+            with timer("model2"):
+                scores = model2(features)
+        print(timer.results()["model1"].device.avg_ns)
+
+    A stage may be nested in another, whose time then includes it; calls of one name are pooled. A stage that
+    is left by an exception counts, and the exception goes on. Device time is that of the stream which is
+    current where the stage begins and ends: work that the stage puts on another stream counts only if the
+    current one waits for it. Each thread needs a timer of its own.
+
+    Args:
+        device: where the models run. On CUDA, XPU and MPS stages are marked with device events; on the CPU
+            there is only the host clock.
+
+    Raises:
+        ConfigError: when there is no such device, or it has no events.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"EventTimer(device): expected a torch.device or its name, got {quoted(device)} ({error})."
+            ) from None
+        self._spans: DeviceSpans | None = None
+        if self.device.type != "cpu" or device_clock(self.device) is not None:
+            self._spans = DeviceSpans(self.device)
+        self._stages: dict[str, _Record] = {}
+
+    def __call__(self, name: str) -> AbstractContextManager[None]:
+        """A context manager that times one call of the stage ``name``."""
+        record = self._stages.get(name)
+        if record is None:
+            record = self._stages[name] = _Record()
+        return _Stage(record, self._spans)
+
+    def results(self) -> dict[str, StageTimes]:
+        """The stages by name, in the order in which they first began.
+
+        Waits for the device once if it has not passed all marks yet: ask when the pipeline is done. The timer
+        can be used further; a stage that is still open is not in the results.
+        """
+        if self._spans is not None:
+            self._spans.finish()
+        return {name: record.times(name) for name, record in self._stages.items() if record.real_ns}
+
+
+class _Record:
+    """What has been measured of one stage."""
+
+    def __init__(self) -> None:
+        self.real_ns = array("q")
+        self.device_ns = array("q")
+        self.user_ns = 0
+        self.system_ns = 0
+
+    def times(self, name: str) -> StageTimes:
+        return StageTimes(
+            name=name,
+            calls=len(self.real_ns),
+            real=Spread(**spread_of(self.real_ns)),
+            device=Spread(**spread_of(self.device_ns)) if self.device_ns else None,
+            device_calls=len(self.device_ns),
+            user_ns=self.user_ns,
+            system_ns=self.system_ns,
+        )
+
+
+class _Stage(AbstractContextManager[None]):
+    """One call of a stage. The device's marks are innermost but for the host clock."""
+
+    __slots__ = ("_begin_cpu", "_begin_mark", "_begin_ns", "_record", "_spans")
+
+    def __init__(self, record: _Record, spans: DeviceSpans | None) -> None:
+        self._record = record
+        self._spans = spans
+
+    def __enter__(self) -> None:
+        self._begin_cpu = cpu_time()
+        self._begin_mark = None if self._spans is None else self._spans.mark()
+        self._begin_ns = host_clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        record = self._record
+        record.real_ns.append(host_clock() - self._begin_ns)
+        try:
+            if self._spans is not None:
+                self._spans.close(self._begin_mark, record.device_ns)
+        except RuntimeError:
+            if error is None:  # else the device failed, and the stage's own error says how
+                raise
+        finally:
+            end_cpu = cpu_time()
+            record.user_ns += end_cpu.user_ns - self._begin_cpu.user_ns
+            record.system_ns += end_cpu.system_ns - self._begin_cpu.system_ns

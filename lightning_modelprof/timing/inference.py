@@ -1,0 +1,153 @@
+"""benchmark_inference: one model's inference on one batch, many times."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.measure.clock import device_clock, host_clock
+from lightning_modelprof.measure.cpu_time import cpu_time
+from lightning_modelprof.measure.inference_setup import (
+    arguments_of,
+    check_arguments,
+    devices_of,
+    in_eval_mode,
+    random_states_restored,
+    run_first,
+)
+from lightning_modelprof.measure.inference_times import InferenceTimes, Method, per_second, spread_of
+from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
+from lightning_modelprof.run.steps import NOT_MEASURED
+from lightning_modelprof.timing.spans import DeviceSpans, wait_for
+
+
+def benchmark_inference(
+    model: Callable[..., Any],
+    batch: Any,
+    *,
+    warm_up: int = 50,
+    runs: int = 200,
+    method: Method | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+) -> InferenceTimes:
+    """Time a model's inference on one batch.
+
+    Runs under ``torch.inference_mode()`` with the model in eval mode; its ``training`` flags and the states
+    of the random generators (Python, NumPy, torch) are as before afterwards. The device is waited for once
+    before the timed runs and once after them; in between only ``synchronize`` waits. What the model itself
+    keeps from a run, such as a cache, it keeps, as inference tensors.
+
+    Args:
+        model: a module on its device, or anything else that can be called, such as ``model.generate``.
+        batch: on the model's device. A mapping is passed as keyword arguments, a tuple as positional ones,
+            anything else as the only argument; ``(batch,)`` passes a mapping or a tuple as it is.
+        warm_up: runs before the timed ones.
+        runs: timed runs.
+        method: ``event`` takes the time between two device events around each run, without stopping the host;
+            ``synchronize`` waits for the device before and after each run and takes the host clock; ``wall``
+            takes the host clock without waiting, which on a device is the time of the launches only. By
+            default ``event``; ``wall`` on the CPU, where it is exact; ``synchronize`` on several devices or
+            one without events.
+        samples: in the batch; by default the one number that all its parts allow, mostly the first
+            dimension of its tensors.
+        tokens: that one run takes or makes, whichever is to be counted.
+
+    Raises:
+        ConfigError: when an argument cannot be used, or not with this model.
+    """
+    check_arguments(model, method, warm_up=warm_up, runs=runs, samples=samples, tokens=tokens)
+    module = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+    module = module if isinstance(module, torch.nn.Module) else None
+    devices = devices_of(module, batch)
+    method = choose_method(method, devices)
+    args, kwargs = arguments_of(batch)
+
+    def call() -> Any:
+        return model(*args, **kwargs)
+
+    def wait() -> None:
+        for device in devices:
+            wait_for(device)
+
+    spans = DeviceSpans(devices[0]) if method == "event" else None
+    with random_states_restored(devices), in_eval_mode(module), torch.inference_mode():
+        run_first(call, args, kwargs, warm_up)
+        wait()
+        begin_cpu, begin_ns = cpu_time(), host_clock()
+        times_ns = time_runs(call, runs, spans, wait if method == "synchronize" else None)
+        if spans is None:
+            wait()
+        end_ns, end_cpu = host_clock(), cpu_time()
+
+    if not times_ns:
+        raise ConfigError(
+            "benchmark_inference(method='event'): expected device events that tell the time between them, got"
+            f" none on {devices[0]}. Use method='synchronize'."
+        )
+    spread = spread_of(times_ns)
+    samples = samples_in(batch) if samples is None else samples
+    sees_the_work = method != "wall" or devices == (torch.device("cpu"),)
+    return InferenceTimes(
+        **spread,
+        method=method,
+        device=", ".join(map(str, devices)),
+        runs=len(times_ns),
+        samples_per_s=per_second(samples, spread["avg_ns"]) if sees_the_work else None,
+        tokens_per_s=per_second(tokens, spread["avg_ns"]) if sees_the_work else None,
+        real_ns=end_ns - begin_ns,
+        user_ns=end_cpu.user_ns - begin_cpu.user_ns,
+        system_ns=end_cpu.system_ns - begin_cpu.system_ns,
+    )
+
+
+def samples_in(batch: Any) -> int | None:
+    """The number that all parts of the batch allow; ``None`` without one."""
+    counted = SampleCounter()(batch)
+    return None if counted == NOT_MEASURED else counted
+
+
+def time_runs(
+    call: Callable[[], Any], runs: int, spans: DeviceSpans | None, wait: Callable[[], None] | None
+) -> array[int]:
+    """Nanoseconds of each run, by device events, or by the host clock with or without waiting."""
+    times_ns = array("q")
+    for _ in range(runs):
+        if spans is not None:
+            mark = spans.mark()
+            output = call()
+            spans.close(mark, times_ns)
+        else:
+            if wait is not None:
+                wait()
+            begin_ns = host_clock()
+            output = call()
+            if wait is not None:
+                wait()
+            times_ns.append(host_clock() - begin_ns)
+        del output  # freed between the runs, not in the next one
+    if spans is not None:
+        spans.finish()
+    return times_ns
+
+
+def choose_method(method: Method | None, devices: tuple[torch.device, ...]) -> Method:
+    """The method for these devices; refuses device events where they cannot tell the time."""
+    names = ", ".join(map(str, devices))
+    has_events = len(devices) == 1 and device_clock(devices[0]) is not None
+    on_cpu = all(device.type == "cpu" for device in devices)
+    if method is None:
+        return "event" if has_events else "wall" if on_cpu else "synchronize"
+    if method == "event" and not has_events:
+        why = "one device with events (CUDA, XPU, MPS)"
+        advice = "'wall', which is exact on the CPU" if on_cpu else "'synchronize'"
+        found = "the CPU, which has no device events" if on_cpu else names
+        raise ConfigError(
+            f"benchmark_inference(method='event'): expected a model on {why}, got one on {found}."
+            f" Leave method out, or use {advice}."
+        )
+    return method

@@ -1,0 +1,322 @@
+"""profile_model: a model's parameters, FLOPs and latency by module from a few calls, without a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.modules.module_tree import ModuleTree, module_tree
+from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.flops.profiled_call import ProfiledCall, kind_of
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.core.untouched import untouched
+from lightning_modelprof.inspect.flops.count import step_count
+from lightning_modelprof.inspect.flops.formulas import Formula
+from lightning_modelprof.inspect.modules.module_times import ModuleTimer
+from lightning_modelprof.inspect.modules.modules import module_records
+from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.inference_setup import tensors_in
+from lightning_modelprof.model_profile_arguments import (
+    check_tensors,
+    ignored_paths,
+    input_of,
+    target_of,
+    whole_number,
+    writeable_file,
+)
+from lightning_modelprof.report.model import Report, Unit
+from lightning_modelprof.report.tables.run.all_tables import module_tables
+from lightning_modelprof.run.archive import write_atomically
+from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCount
+from lightning_modelprof.show.format import format_cell, format_duration
+from lightning_modelprof.show.terminal.terminal import print_report
+from lightning_modelprof.show.text import render_text
+from lightning_modelprof.timing.spans import wait_for
+
+_MAX_NAMED: Final = 4
+"""Tensors of a batch that the head of the report describes."""
+
+
+class ModelProfile(NamedTuple):
+    """What ``profile_model`` returns: figures of one call, without ignored modules.
+
+    Attributes:
+        flops: of the forward, contractions only; ``None`` if they could not be counted.
+        macs: half of them: multiply-adds.
+        params: elements of all parameters.
+        report: all of it.
+    """
+
+    flops: int | str | None
+    macs: int | str | None
+    params: int | str | None
+    report: Report
+
+
+class _Latency(NamedTuple):
+    """Mean time of one call, and of one loss with its backward; ``None`` without."""
+
+    forward_ns: float
+    backward_ns: float | None
+
+
+def profile_model(
+    model: nn.Module,
+    *args: Any,
+    input_shape: Collection[int] | None = None,
+    mode: Literal["forward", "generate"] = "forward",
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    warm_up: int = 1,
+    steps: int = 3,
+    module_depth: int | None = None,
+    top_modules: int = 3,
+    detailed: bool = True,
+    ignore_modules: Collection[type[nn.Module] | str] | type[nn.Module] | str | None = None,
+    as_string: bool = False,
+    output_file: str | Path | None = None,
+    print_profile: bool = True,
+    formulas: Mapping[Any, Formula] | None = None,
+    **kwargs: Any,
+) -> ModelProfile:
+    """Show where a model's parameters, FLOPs and time are, from a few calls on one batch.
+
+    The model runs in the mode it is in, on the device it is on: once while its FLOPs are counted, then
+    ``warm_up`` times, then ``steps`` times while the whole call is timed, and ``steps`` times while its
+    modules are. Gradients, buffers, ``training`` flags and random states are as before afterwards, whatever
+    happens; what else the model's own code keeps, such as a cache, it keeps.
+
+    Args:
+        model: any module, compiled ones too: compiled parts are timed as a whole.
+        args: the model's arguments.
+        input_shape: instead of ``args`` one tensor of ones in this shape, of the dtype and device of the
+            model's first parameter, as DeepSpeed's ``get_model_profile`` has it.
+        mode: what is called: ``forward`` calls the model, ``generate`` its method of that name.
+        loss_fn: makes a scalar of the output; with it, backward is counted and timed too. Without it, no
+            gradients are recorded.
+        warm_up: calls before the timed ones.
+        steps: timed calls, of the whole and again of the modules: these take longer, by the hooks on them.
+        module_depth: deepest modules that are shown, 0 being the model; ``None`` means all.
+        top_modules: classes that are named for each depth.
+        detailed: whether the report has every module.
+        ignore_modules: classes, names of classes or paths of modules; these and all inside of them are in no
+            figure, totals included. Latency of the whole call has them all the same.
+        as_string: whether ``flops``, ``macs`` and ``params`` are strings such as ``4.09 GMAC``.
+        output_file: where the report is written as text instead of being printed.
+        print_profile: whether the report is printed or written at all.
+        formulas: own FLOP formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
+        kwargs: the model's keyword arguments.
+
+    Raises:
+        ModelProfError: when an argument cannot be meant, or the model cannot take the batch.
+    """
+    target = target_of(model, mode, loss_fn)
+    warm_up, steps = whole_number("warm_up", warm_up, 0), whole_number("steps", steps, 1)
+    top_modules = whole_number("top_modules", top_modules, 1)
+    module_depth = None if module_depth is None else whole_number("module_depth", module_depth, 0)
+    path = writeable_file(output_file)
+    check_tensors(model)
+    if input_shape is not None:
+        args = (input_of(model, input_shape, args),)
+    records = module_records(model)
+    ignored = ignored_paths(model, records, ignore_modules)
+    call = ProfiledCall(target, args, kwargs, loss_fn)
+    device = _device_of(model, (args, kwargs))
+    with untouched(model, (args, kwargs)), call.grad_mode():
+        count = _count(model, call, formulas)
+        for _ in range(warm_up):
+            call.run(model)
+        timer = ModuleTimer(model, device=device)
+        latency = _time(model, call, timer, steps, device)
+    tree = _tree_of(ModelCost(count=count, modules=records, times=timer.times()), ignored)
+    head = (
+        ("Call", f"{type(model).__name__ if mode == 'forward' else 'generate'}, {_mode_of(model)}"),
+        ("Batch", _describe((*args, *kwargs.values()), (*[""] * len(args), *kwargs))),
+        ("Device", _name_of(device)),
+        *_facts(tree, latency, steps, mode.capitalize()),
+    )
+    report = Report(
+        title=f"Profile of {tree.root.type_name}",
+        facts=head,
+        tables=module_tables(tree, module_depth=module_depth, top_modules=top_modules, detailed=detailed),
+        notes=_notes(tree, records, count, mode),
+        sections={},
+    )
+    if print_profile and path is not None:
+        _write(path, report)
+    elif print_profile:
+        print_report(report)
+    return _profile_of(tree, report, as_string=as_string)
+
+
+def _tree_of(cost: ModelCost, ignored: Collection[str]) -> ModuleTree:
+    tree = module_tree(cost, ignored)
+    if isinstance(tree, Absent):
+        raise ModelProfError(
+            f"profile_model(ignore_modules): expected some modules to be left: {tree.reason}."
+        )
+    return tree
+
+
+def _profile_of(tree: ModuleTree, report: Report, *, as_string: bool) -> ModelProfile:
+    root = tree.root
+    figures = (
+        (root.forward_flops, Unit.FLOPS),
+        (root.forward_macs, Unit.MACS),
+        (root.parameters, Unit.COUNT),
+    )
+    flops, macs, params = (format_cell(value, unit) if as_string else value for value, unit in figures)
+    return ModelProfile(flops, macs, params, report)
+
+
+def _count(model: nn.Module, call: ProfiledCall, formulas: Mapping[Any, Formula] | None) -> StepCount:
+    try:
+        counter = FlopCounter(model, formulas)
+    except KeyError as error:
+        raise ModelProfError(f"profile_model: {error.args[0]}.") from None
+    with counter:
+        call.run(model)
+    return step_count(counter)
+
+
+def _time(
+    model: nn.Module, call: ProfiledCall, timer: ModuleTimer, steps: int, device: torch.device
+) -> _Latency:
+    """Time whole calls without hooks, which in a small model take as long as it does; then its modules."""
+    calls = [_whole_call(model, call, device) for _ in range(steps)]
+    for _ in range(steps):
+        model.zero_grad(set_to_none=True)
+        with timer:
+            output = call.forward()
+            loss = call.loss(output)
+            if loss is not None:
+                timer.on_before_backward(loss)
+                call.backward(loss)
+            wait_for(device)
+        del output
+    backward_ns = [found.backward_ns for found in calls if found.backward_ns is not None]
+    return _Latency(
+        forward_ns=sum(found.forward_ns for found in calls) / steps,
+        backward_ns=sum(backward_ns) / steps if backward_ns else None,
+    )
+
+
+def _whole_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
+    """Time one call; the device is waited for around it, and never inside."""
+    model.zero_grad(set_to_none=True)
+    wait_for(device)
+    begin_ns = host_clock()
+    output = call.forward()
+    wait_for(device)
+    forward_ns = host_clock() - begin_ns
+    loss = call.loss(output)
+    if loss is None:
+        return _Latency(forward_ns, None)
+    wait_for(device)
+    begin_ns = host_clock()
+    call.backward(loss)
+    wait_for(device)
+    return _Latency(forward_ns, host_clock() - begin_ns)
+
+
+# ---- The head of the report
+
+
+def _device_of(model: nn.Module, batch: Any) -> torch.device:
+    """Where the work is: the first device that is not the CPU, if there is one."""
+    tensors = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    others = [tensor.device for tensor in tensors if tensor.device.type != "cpu"]
+    return others[0] if others else torch.device("cpu")
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    get_name = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return f"{device}, {get_name(device)}" if get_name is not None else str(device)
+
+
+def _mode_of(model: nn.Module) -> str:
+    flags = {module.training for module in model.modules()}
+    return (
+        "some modules in training mode"
+        if len(flags) > 1
+        else "training mode"
+        if True in flags
+        else "eval mode"
+    )
+
+
+def _describe(values: Iterable[Any], names: Iterable[str]) -> str:
+    found = []
+    for name, value in zip(names, values, strict=True):
+        prefix = f"{name}: " if name else ""
+        found += [prefix + kind_of(tensor) for tensor in tensors_in(value)]
+    rest = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return (", ".join(found[:_MAX_NAMED]) or "no tensors") + rest
+
+
+def _facts(tree: ModuleTree, latency: _Latency, steps: int, called: str) -> list[tuple[str, str]]:
+    root = tree.root
+    calls = f"mean of {steps} calls" if steps > 1 else "1 call"
+    trainable = format_cell(root.trainable, Unit.COUNT)
+    every = root.trainable == root.parameters != 0
+    facts = [
+        (
+            "Parameters",
+            f"{format_cell(root.parameters, Unit.COUNT)}, {'all' if every else trainable} trainable",
+        ),
+        (called, _work(root.forward_flops)),
+        (f"{called} latency", f"{format_duration(latency.forward_ns)}, {calls}"),
+        (f"{called} FLOP/s", _rate(root.forward_flops, latency.forward_ns)),
+    ]
+    if latency.backward_ns is not None:
+        again = root.recompute_flops
+        total = None if root.backward_flops is None else root.backward_flops + (again or 0)
+        computed = f", and {format_cell(again, Unit.FLOPS)} computed again" if again else ""
+        facts += [
+            ("Backward", _work(root.backward_flops) + computed),
+            ("Backward latency", f"{format_duration(latency.backward_ns)}, {calls}"),
+            ("Backward FLOP/s", _rate(total, latency.backward_ns)),
+        ]
+    return facts
+
+
+def _work(flops: int | None) -> str:
+    if flops is None:
+        return format_cell(None, Unit.MACS)
+    return f"{format_cell(flops // 2, Unit.MACS)} = {format_cell(flops, Unit.FLOPS)}"
+
+
+def _rate(flops: int | None, ns: float) -> str:
+    return format_cell(None if flops is None else flops * 1e9 / ns, Unit.FLOPS_PER_S)
+
+
+def _notes(
+    tree: ModuleTree, records: Collection[ModuleRecord], count: StepCount, mode: str
+) -> tuple[str, ...]:
+    notes = []
+    if mode == "generate":
+        notes.append("Figures are of one whole call of generate, which calls the modules once per token.")
+    if len(tree.modules) < len(records):
+        ignored = len(records) - len(tree.modules)
+        notes.append(
+            f"Without {ignored} of {len(records)} modules (ignore_modules): they are in no figure but the"
+            " latency and FLOP/s of the whole call."
+        )
+    notes += [f"A formula failed: {error}." for error in count.errors]
+    return tuple(notes)
+
+
+def _write(path: Path, report: Report) -> None:
+    try:
+        write_atomically(path, render_text(report).encode())
+    except OSError as error:
+        raise ModelProfError(
+            f"profile_model(output_file): could not write {path}: {error.strerror}."
+        ) from error

@@ -1,0 +1,364 @@
+"""Decoded events become columns: piece by piece while a file is read, and one :class:`Trace` in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.run.trace_args import collective_of, sizes, stream_number
+from lightning_modelprof.run.trace_numbers import (
+    begins_ns,
+    begins_with_long_stamps,
+    durations_ns,
+    integers,
+    loses_digits,
+    positive_floats,
+)
+from lightning_modelprof.run.trace_parts import (
+    EMPTY_ALLOCATIONS,
+    EMPTY_DEVICE,
+    EMPTY_EVENTS,
+    Columns,
+    concatenate,
+    read_only,
+)
+from lightning_modelprof.trace.json import (
+    NO_ARGS,
+    Args,
+    Event,
+    category_by_name,
+    category_of,
+    decode_events,
+    is_named_apart,
+)
+from lightning_modelprof.trace.model import (
+    DEVICE_WORK,
+    NOT_RECORDED,
+    Allocations,
+    Category,
+    Collective,
+    DeviceWork,
+    InputShapes,
+    Trace,
+)
+from lightning_modelprof.trace.text import check_event_sizes
+
+_MEMORY_EVENT: Final = "[memory]"
+_BEGIN_END: Final = frozenset({"B", "E"})
+_UNTIMED: Final = frozenset({"i", "M", *_BEGIN_END})
+"""Of the events without a duration those that are used: instants and names, or counted; arrows are not."""
+
+_K = TypeVar("_K")
+
+
+class _Numbers(dict[_K, int]):
+    """Numbers its keys in the order in which they come."""
+
+    def __missing__(self, key: _K) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _Categories(dict[str | None, int]):
+    """Category by ``cat``; decided once for each."""
+
+    def __missing__(self, key: str | None) -> int:
+        category = self[key] = int(category_of(key))
+        return category
+
+
+class _Tracks(dict[tuple[int | str | None, int | str | None], int]):
+    """Number of a track by process and thread; torch 1.9 wrote one thread as 25738 and as "25738"."""
+
+    def __init__(self) -> None:
+        self.texts: _Numbers[tuple[str, str]] = _Numbers()
+
+    def __missing__(self, key: tuple[int | str | None, int | str | None]) -> int:
+        number = self[key] = self.texts[str(key[0]), str(key[1])]
+        return number
+
+
+class TraceBuilder:
+    """Takes events and makes a trace of them.
+
+    Attributes:
+        num_events: events of any kind that were taken.
+        has_kinds: whether any of them says what kind it is, as the events of a trace do.
+        num_dropped: timed events without usable times.
+    """
+
+    def __init__(self) -> None:
+        self.num_events = self.num_dropped = self._num_bytes = 0
+        self.has_kinds = False
+        self._num_rows = self._num_begin_end = 0
+        self._needs_all_digits = False
+        self._parts: list[Columns] = []
+        self._device_parts: list[Columns] = []
+        self._allocation_parts: list[Columns] = []
+        self._names: _Numbers[str] = _Numbers()
+        self._categories = _Categories()
+        self._tracks = _Tracks()
+        self._shapes: _Numbers[tuple[bytes, bytes]] = _Numbers()
+        self._stacks: _Numbers[str] = _Numbers()
+        self._collectives: _Numbers[Collective] = _Numbers()
+        self._thread_names: dict[int, str] = {}
+
+    def add(self, text: bytes) -> None:
+        """Take some events.
+
+        Args:
+            text: JSON list of events, in any order.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it is something else.
+        """
+        events = self._decode(text)
+        self.num_events += len(events)
+        self._num_bytes += len(text)
+        check_event_sizes(self.num_events, self._num_bytes)
+        self.has_kinds = self.has_kinds or any(event.ph for event in events)
+        timed = [event for event in events if event.ph == "X"]
+        num_others = len(events) - len(timed)
+        begin_ns, has_begin = begins_ns([event.ts for event in timed], are_digits=self._needs_all_digits)
+        duration_ns, has_duration = durations_ns([event.dur for event in timed])
+        usable = has_begin & has_duration
+        if not usable.all():
+            self.num_dropped += int(np.count_nonzero(~usable))
+            timed = [timed[row] for row in np.flatnonzero(usable)]
+        if timed:
+            self._add_timed(timed, begin_ns[usable], duration_ns[usable])
+        if num_others:
+            self._add_untimed([event for event in events if event.ph in _UNTIMED])
+
+    def _decode(self, text: bytes) -> Sequence[Event]:
+        """Decode with doubles for stamps, unless the file's stamps would lose digits in them."""
+        self._needs_all_digits = self._needs_all_digits or begins_with_long_stamps(text)
+        if not self._needs_all_digits:
+            events = decode_events(text)
+            if not loses_digits([event.ts for event in events], text):
+                return events
+            self._needs_all_digits = True
+        return decode_events(text, with_digits=True)
+
+    def remarks(self) -> list[str]:
+        """What is to be said of the events that were taken, one sentence each."""
+        remarks = []
+        if self._num_begin_end:
+            remarks.append(
+                f"{self._num_begin_end:,} begin/end events (ph B and E) are not read; torch.profiler writes"
+                " complete events (ph X)."
+            )
+        if not self._num_rows:
+            remarks.append("The file holds no timed event that can be read.")
+        return remarks
+
+    def build(
+        self, *, source: str, metadata: Mapping[str, Any], base_ns: int, damage: Sequence[str]
+    ) -> Trace:
+        """The trace of all events that were taken.
+
+        Args:
+            source: the file's name.
+            metadata: the file's other entries.
+            base_ns: what the recorder subtracted from every time stamp.
+            damage: what could not be read.
+        """
+        columns = concatenate(self._parts, EMPTY_EVENTS)
+        begin_ns = columns.pop("begin_ns")
+        end_ns = columns.pop("duration_ns")
+        end_ns += begin_ns
+        first_ns = int(begin_ns.min()) if len(begin_ns) else 0
+        # Of two with the same interval the outer one comes first: operators are numbered as they begin, a
+        # call of the runtime has its operator's number, and Python functions have none.
+        order = np.lexsort((columns["category"], columns["external_id"], -end_ns, begin_ns))
+        begin_ns, end_ns = (begin_ns - first_ns)[order], (end_ns - first_ns)[order]
+        return Trace(
+            source=source,
+            base_ns=first_ns + base_ns,
+            begin_ns=read_only(begin_ns),
+            end_ns=read_only(end_ns),
+            **{key: read_only(columns.pop(key)[order]) for key in _EVENT_KEYS},
+            names=tuple(self._names),
+            tracks=tuple(self._tracks.texts),
+            thread_names=self._thread_names,
+            shapes=tuple(InputShapes(_text(dims), _text(values)) for dims, values in self._shapes),
+            stacks=tuple(self._stacks),
+            collectives=tuple(self._collectives),
+            device=self._build_device(order),
+            allocations=self._build_allocations(first_ns),
+            metadata=metadata,
+            num_dropped=self.num_dropped,
+            damage=tuple(damage),
+        )
+
+    # Pieces
+
+    def _add_timed(
+        self,
+        events: list[Event],
+        begin_ns: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+    ) -> None:
+        count = len(events)
+        names, categories, tracks = self._names, self._categories, self._tracks
+        all_args = [event.args or NO_ARGS for event in events]
+        category = np.array([categories[event.cat] for event in events], np.uint8)
+        if any(map(is_named_apart, categories)):
+            for row, event in enumerate(events):
+                if is_named_apart(event.cat):
+                    category[row] = category_by_name(event)
+        external_id = integers([args.external_id for args in all_args])
+        if (external_id == NOT_RECORDED).any():
+            older = integers([args.old_external_id for args in all_args])
+            external_id = np.where(external_id == NOT_RECORDED, older, external_id)
+        self._parts.append(
+            {
+                "begin_ns": begin_ns,
+                "duration_ns": duration_ns,
+                "category": category,
+                "name": np.array([names[event.name] for event in events], np.int32),
+                "track": np.array([tracks[event.pid, event.tid] for event in events], np.int32),
+                "correlation": integers([args.correlation for args in all_args]),
+                "external_id": external_id,
+                "shape": self._shapes_of(all_args),
+                "stack": self._stacks_of(all_args),
+                "collective": self._collectives_of(all_args),
+            }
+        )
+        work = np.flatnonzero(np.isin(category, DEVICE_WORK))
+        if len(work):
+            rows = work.tolist()
+            is_copy = category[work] == Category.MEMCPY
+            self._add_device([events[row] for row in rows], [all_args[row] for row in rows], work, is_copy)
+        self._num_rows += count
+
+    # Most files do not record these three; asking all events at once whether they do is much faster.
+
+    def _shapes_of(self, all_args: list[Args]) -> NDArray[np.int32]:
+        all_dims = [args.input_dims for args in all_args]
+        if not any(all_dims):
+            return _none(len(all_args))
+        shapes = self._shapes
+        return np.array(
+            [
+                shapes[bytes(dims), bytes(args.concrete_inputs)] if dims else NOT_RECORDED
+                for dims, args in zip(all_dims, all_args, strict=True)
+            ],
+            np.int32,
+        )
+
+    def _stacks_of(self, all_args: list[Args]) -> NDArray[np.int32]:
+        texts = [args.call_stack for args in all_args]
+        if not any(texts):
+            return _none(len(all_args))
+        stacks = self._stacks
+        return np.array(
+            [stacks[text] if text and isinstance(text, str) else NOT_RECORDED for text in texts], np.int32
+        )
+
+    def _collectives_of(self, all_args: list[Args]) -> NDArray[np.int32]:
+        column = _none(len(all_args))
+        names = [args.collective for args in all_args]
+        if any(names):
+            for row, name in enumerate(names):
+                if name:
+                    column[row] = self._collectives[collective_of(all_args[row])]
+        return column
+
+    def _add_device(
+        self,
+        events: list[Event],
+        all_args: list[Args],
+        rows: NDArray[np.int64],
+        is_copy: NDArray[np.bool_],
+    ) -> None:
+        pairs = list(zip(events, all_args, strict=True))
+        size_bytes = sizes([args.size_bytes for args in all_args])
+        is_unsized = is_copy & (size_bytes == NOT_RECORDED)
+        if is_unsized.any():
+            size_bytes = np.where(is_unsized, sizes([args.dma_bytes for args in all_args]), size_bytes)
+        self._device_parts.append(
+            {
+                "event": rows + self._num_rows,
+                # On the device's side the process is the device and the thread the stream.
+                "device": integers(
+                    [event.pid if args.device is None else args.device for event, args in pairs]
+                ),
+                "stream": integers(
+                    [
+                        stream_number(event.tid if args.stream is None else args.stream)
+                        for event, args in pairs
+                    ]
+                ),
+                "size_bytes": size_bytes,
+                "blocks_per_sm": positive_floats([args.blocks_per_sm for args in all_args]),
+                "occupancy": positive_floats([args.occupancy_percent for args in all_args]) / 100,
+            }
+        )
+
+    def _add_untimed(self, events: list[Event]) -> None:
+        """Take the names of threads, and allocations; count begins and ends."""
+        self._num_begin_end += sum(event.ph in _BEGIN_END for event in events)
+        for event in events:
+            if event.ph == "M" and event.name == "thread_name" and event.args is not None:
+                name = event.args.name
+                if isinstance(name, str) and name:
+                    self._thread_names[self._tracks[event.pid, event.tid]] = name
+        memory = [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
+        if not memory:
+            return
+        time_ns, usable = begins_ns([event.ts for event in memory], are_digits=self._needs_all_digits)
+        self.num_dropped += int(np.count_nonzero(~usable))
+        kept = [memory[row] for row in np.flatnonzero(usable)]
+        all_args = [event.args or NO_ARGS for event in kept]
+        self._allocation_parts.append(
+            {
+                "time_ns": time_ns[usable],
+                "track": np.array([self._tracks[event.pid, event.tid] for event in kept], np.int32),
+                "size_bytes": sizes([args.allocation_bytes for args in all_args], missing=0),
+                "device_type": integers([args.device_type for args in all_args]),
+                "device": integers([args.device_id for args in all_args]),
+                "allocated_bytes": sizes([args.allocated_bytes for args in all_args]),
+                "reserved_bytes": sizes([args.reserved_bytes for args in all_args]),
+            }
+        )
+
+    # The end
+
+    def _build_device(self, row_order: NDArray[np.int64]) -> DeviceWork:
+        columns = concatenate(self._device_parts, EMPTY_DEVICE)
+        new_row = np.empty(len(row_order), np.int64)
+        new_row[row_order] = np.arange(len(row_order))
+        event = new_row[columns["event"]]
+        order = np.argsort(event)
+        columns["event"] = event
+        return DeviceWork(**{key: read_only(column[order]) for key, column in columns.items()})
+
+    def _build_allocations(self, first_ns: int) -> Allocations:
+        columns = concatenate(self._allocation_parts, EMPTY_ALLOCATIONS)
+        order = np.argsort(columns["time_ns"], kind="stable")
+        columns["time_ns"] = columns["time_ns"] - first_ns
+        return Allocations(**{key: read_only(column[order]) for key, column in columns.items()})
+
+
+_EVENT_KEYS: Final = (
+    "category",
+    "name",
+    "track",
+    "correlation",
+    "external_id",
+    "shape",
+    "stack",
+    "collective",
+)
+
+
+def _none(count: int) -> NDArray[np.int32]:
+    return np.full(count, NOT_RECORDED, np.int32)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,316 @@
+"""A trace file in which something is not as it should be, read event by event.
+
+What can be read is kept, what cannot is counted and said. A few bad events among thousands cost themselves; a
+file with more of them than that is refused, because its figures could not be believed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from lightning_modelprof.errors import TraceError
+from lightning_modelprof.trace import text as trace_text
+from lightning_modelprof.trace.columns import TraceBuilder
+from lightning_modelprof.trace.json import (
+    ANYTHING,
+    NOT_JSON,
+    ONE_EVENT,
+    OUTLINE,
+    RAW_ENTRIES,
+    RAW_ITEMS,
+    RAW_VALUE,
+)
+from lightning_modelprof.trace.text import (
+    MAX_AROUND_BYTES,
+    MAX_EVENT_BYTES,
+    TextSource,
+    check_event_sizes,
+    event_spans,
+    events_begin,
+    is_list,
+    list_items,
+)
+
+_MAX_BAD_SHARE: Final = 0.01
+"""Share of the events that may be unreadable before the whole file is refused."""
+
+_BATCH: Final = 50_000
+_DEEP: Final = 200
+"""Brackets; with fewer an event is not nested too deeply for any recursion limit that lets programs run."""
+
+_FIRST_KEY: Final = re.compile(rb'\s*\{\s*"([^"\\]{1,80})"')
+_HEAD: Final = b'{"traceEvents": ['
+_LIST_ENDS: Final = re.compile(rb'\s*\]\s*,\s*"')
+_BETWEEN_EVENTS: Final = b" \t\r\n,]}"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+_Json = bytes | memoryview | msgspec.Raw
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What a file holds other than its events.
+
+    Attributes:
+        metadata: the entries around them.
+        problem: why the file as a whole is no JSON; ``""`` if it is.
+        is_cut: whether the end of the list of events is missing.
+        lost_bytes: text at the end that is no whole event.
+        lost_keys: entries around the events that cannot be decoded.
+    """
+
+    metadata: dict[str, Any]
+    problem: str = ""
+    is_cut: bool = False
+    lost_bytes: int = 0
+    lost_keys: tuple[str, ...] = ()
+
+
+class _Events:
+    """Takes events one at a time and hands on to a builder those that can be decoded.
+
+    Args:
+        builder: takes the events, many at once.
+
+    Attributes:
+        num_events: that were taken.
+        num_bad: of them that cannot be decoded.
+        first_bad: what is wrong with the first of those.
+    """
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        self.num_events = self.num_bad = self._all_bytes = 0
+        self.first_bad = ""
+        self._builder = builder
+        self._good: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, text: _Json, problem: str | None = None) -> None:
+        """Take one event; ``problem`` is why it cannot be decoded, if the caller knows."""
+        if problem is None:
+            problem = _event_problem(text)
+        if problem:
+            self.num_bad += 1
+            place = f"`$.traceEvents[{self.num_events}]"
+            self.first_bad = self.first_bad or f"event {self.num_events}, {problem}".replace("`$", place)
+        else:
+            self._good.append(bytes(text))
+            self._num_bytes += len(self._good[-1])
+            if self._num_bytes > trace_text.BLOCK_BYTES or len(self._good) >= _BATCH:
+                self.hand_on()
+        self.num_events += 1
+        self._all_bytes += memoryview(text).nbytes
+        check_event_sizes(self.num_events, self._all_bytes)
+
+    def hand_on(self) -> None:
+        """Give the builder what it has not got yet."""
+        good, self._good, self._num_bytes = self._good, [], 0
+        try:
+            self._builder.add(b"[" + b",".join(good) + b"]")
+        except RecursionError:  # one that is just not too deep alone is so in a list: without the deep ones
+            shallow = [text for text in good if text.count(b"[") + text.count(b"{") < _DEEP]
+            self._builder.add(b"[" + b",".join(shallow) + b"]")
+            self.num_bad += len(good) - len(shallow)
+            self.first_bad = self.first_bad or "an event that is nested too deeply"
+
+
+def read_with_care(
+    text: TextSource, builder: TraceBuilder, source: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Read what can be read.
+
+    Args:
+        text: of the file, from its begin.
+        builder: takes the events.
+        source: the file's name, for messages.
+
+    Returns:
+        The file's entries other than its events, and what could not be read, one sentence each.
+
+    Raises:
+        TraceError: when it is no trace, or too much of it cannot be read.
+    """
+    whole = bytearray()
+    for block in text.blocks():
+        whole += block
+    if whole.startswith(_BYTE_ORDER_MARK):
+        del whole[: len(_BYTE_ORDER_MARK)]
+    if not text.damage and (not whole or whole.isspace()):
+        raise TraceError(
+            f"{source}: expected a Chrome trace in JSON, got an empty file. Record the trace again."
+        )
+    events = _Events(builder)
+    contents = _take_apart(whole, events, source)
+    events.hand_on()
+    num_bad, num_events = events.num_bad, events.num_events
+    if num_bad and (num_bad == num_events or num_bad > _MAX_BAD_SHARE * num_events):
+        raise TraceError(
+            f"{source}: {num_bad} of {num_events} events cannot be read. The first: {events.first_bad}. Check"
+            " that the file was written by torch.profiler and not changed since, or record the trace again."
+        )
+    problem = text.damage or contents.problem
+    if problem and not builder.num_events:
+        raise TraceError(
+            f"{source}: expected a Chrome trace in JSON, got something else or a file that is cut off"
+            f" ({problem}). Check that it is a trace and that writing it was not interrupted."
+        )
+    damage = []
+    if problem:
+        damage.append(_damage_of(contents, text.damage, builder.num_events))
+    if contents.lost_keys:
+        damage.append(f"Entries around the events cannot be read: {', '.join(contents.lost_keys[:5])}.")
+    if num_bad:
+        damage.append(
+            f"{num_bad:,} of {num_events:,} events cannot be read and are in no figure. The first:"
+            f" {events.first_bad}."
+        )
+    return contents.metadata, tuple(damage)
+
+
+def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
+    """What is wrong with the file as a whole, and how much of it that costs."""
+    if not contents.problem:
+        return (
+            f"The file is damaged ({text_damage}): its {num_events:,} events are complete, but it cannot be"
+            " checked whether they are as they were written."
+        )
+    if not contents.is_cut:
+        return f"The file is damaged ({contents.problem}): {num_events:,} events were read."
+    at_end = f" The last {contents.lost_bytes:,} bytes are no whole event." if contents.lost_bytes else ""
+    return (
+        f"The file is cut off or damaged ({text_damage or contents.problem}): {num_events:,} events were"
+        f" read, and whatever came after them is lost.{at_end}"
+    )
+
+
+def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
+    """Find the events, by decoding the file's outline, or by their looks where it has none."""
+    try:
+        items = RAW_VALUE.decode(whole) if is_list(whole) else OUTLINE.decode(whole).traceEvents
+    except msgspec.ValidationError as error:
+        raise TraceError(
+            f"{source}: expected a JSON object with the key traceEvents, got something else ({error})."
+            " Check that it is a trace written by torch.profiler."
+        ) from None
+    except NOT_JSON as error:
+        return _take_apart_by_looks(whole, events, str(error))
+    text = memoryview(items)
+    if not text:
+        first = _FIRST_KEY.match(whole)  # of a file that is too long to be decoded for its keys
+        of_long_file = f"{first[1].decode('utf-8', 'replace')}, ..." if first else "none"
+        keys = ", ".join(list(_entries_of(whole))[:5]) or of_long_file
+        raise TraceError(
+            f"{source}: expected a JSON object with the key traceEvents, got the keys: {keys}. Check that"
+            " it is a trace written by torch.profiler."
+        )
+    if text[0] != ord("["):
+        raise TraceError(
+            f"{source}: expected a list of events in traceEvents, got something else"
+            f" ({_problem(RAW_ITEMS, items)}). Check that it is a trace written by torch.profiler."
+        )
+    for item in list_items(text):
+        events.add(item)
+    if is_list(whole):
+        return _Contents({})
+    if len(whole) - len(text) > MAX_AROUND_BYTES:
+        return _Contents({}, lost_keys=("all",))
+    try:
+        entries = RAW_ENTRIES.decode(whole)
+    except NOT_JSON:
+        return _Contents({}, lost_keys=("all",))
+    del entries["traceEvents"]
+    metadata, lost_keys = _decode_entries(entries)
+    return _Contents(metadata, lost_keys=lost_keys)
+
+
+def _take_apart_by_looks(whole: bytearray, events: _Events, problem: str) -> _Contents:
+    """Cut wherever an event may end; the entries around the events are kept if they are whole."""
+    begin = events_begin(whole)
+    if begin is None:
+        return _Contents({}, problem)
+    last = bytes(memoryview(whole)[_add_until_end_of_list(whole, begin, events) :])
+    has_list_alone = is_list(whole)
+    entries = {} if has_list_alone else _entries_of(whole[:begin] + b"]}")
+    has_head = has_list_alone or bool(entries)
+    behind = _entries_of(_HEAD + last + (b"}" if has_list_alone else b""))
+    is_cut = not behind or bool(_problem(RAW_ITEMS, behind["traceEvents"]))
+    lost_bytes = 0
+    if not is_cut:
+        for item in RAW_ITEMS.decode(behind["traceEvents"]):
+            events.add(item)
+        entries |= behind
+    else:
+        end = _end_of_object(last)
+        if end:
+            events.add(last[:end])
+        lost_bytes = len(last[end:].strip(_BETWEEN_EVENTS))
+    entries.pop("traceEvents", None)
+    metadata, lost_keys = _decode_entries(entries)
+    if not has_head:
+        lost_keys = ("all before the events", *lost_keys)
+    return _Contents(metadata, problem, is_cut, lost_bytes, lost_keys)
+
+
+def _add_until_end_of_list(whole: bytearray, begin: int, events: _Events) -> int:
+    """Add the events but the last; returns where that begins: behind the list objects may stand, too."""
+    was_good = True
+    for start, end in event_spans(whole, begin):
+        if end == len(whole):
+            return start
+        piece = memoryview(whole)[start:end]
+        problem = _event_problem(piece)
+        # A piece behind a bad one may be the end of a list inside of an event.
+        if was_good and problem and _LIST_ENDS.match(piece, _end_of_object(piece)):
+            return start
+        events.add(piece, problem)
+        was_good = not problem
+    return len(whole)
+
+
+def _event_problem(text: _Json) -> str:
+    """Why the event cannot be decoded, ``""`` if it can be."""
+    num_bytes = memoryview(text).nbytes
+    if num_bytes > MAX_EVENT_BYTES:
+        return f"which has {num_bytes:,} bytes; at most {MAX_EVENT_BYTES:,} are expected"
+    return _problem(ONE_EVENT, text)
+
+
+def _end_of_object(text: bytes | memoryview) -> int:
+    """Where the JSON object at the begin of the text ends; 0 if it does not, or is too long for an event."""
+    # In Latin-1 every byte is one character, and what is JSON's own is ASCII.
+    letters = str(text[:MAX_EVENT_BYTES], "latin-1")
+    try:
+        return json.JSONDecoder().raw_decode(letters, len(letters) - len(letters.lstrip()))[1]
+    except (ValueError, RecursionError):
+        return 0
+
+
+def _entries_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """The entries of an object; none if it is no whole one, or too long."""
+    if len(text) > MAX_AROUND_BYTES:
+        return {}
+    try:
+        return RAW_ENTRIES.decode(text)
+    except NOT_JSON:
+        return {}
+
+
+def _decode_entries(entries: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The entries around the events, and the keys of those that cannot be decoded."""
+    problems = {key: _problem(ANYTHING, value) for key, value in entries.items()}
+    decoded = {key: ANYTHING.decode(value) for key, value in entries.items() if not problems[key]}
+    return decoded, tuple(key for key, problem in problems.items() if problem)
+
+
+def _problem(decoder: msgspec.json.Decoder[Any], text: _Json) -> str:
+    """Why the text cannot be decoded, ``""`` if it can be."""
+    try:
+        decoder.decode(text)
+    except NOT_JSON as error:
+        return str(error) or type(error).__name__
+    return ""

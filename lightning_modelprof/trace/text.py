@@ -1,0 +1,372 @@
+"""The JSON text of a trace file, in pieces of whole events, so that memory does not grow with the file.
+
+A trace is one JSON object with the list ``traceEvents`` and some entries before and after it, or that list
+alone. JSON cannot be cut just anywhere, but between two events it can: the text ``}, {"`` with a name behind
+it never stands inside of a string, because its quote would end the string. It may stand inside of an event,
+and ``}, {`` alone may even stand inside of a string; a piece that was cut there is no valid JSON, so a wrong
+cut is always noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import msgspec
+from isal import igzip_lib
+
+from lightning_modelprof.errors import TraceError
+from lightning_modelprof.run.opening import open_regular
+from lightning_modelprof.trace.json import NOT_JSON, OUTLINE, RAW_ITEMS
+
+BLOCK_BYTES: Final = 2 * 2**20
+"""Text that is decoded at once: what it becomes still fits into the caches, which makes it faster."""
+
+_READ_BYTES: Final = 2**16
+"""Of a gzip file; what lies behind the end of one gzip file in another is copied for each."""
+
+_CAREFUL_BYTES: Final = 2**12
+"""Inflated at once from a damaged gzip file: what a step gave is lost when it fails."""
+
+_MOST_PACKED: Final = 200
+"""Times that the text of a gzip file may be larger than the file, once it is larger than ``_LOOSE_BYTES``.
+
+Traces of torch.profiler shrink to a tenth or a thirtieth; what shrinks so much says nothing new."""
+
+_LOOSE_BYTES: Final = 2**28
+_ITEM_BYTES: Final = 2**18
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_BOUNDARY: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"\w)')
+_WEAK_BOUNDARY: Final = re.compile(rb"\}\s*,\s*(?=\{)")
+"""Between events of which none has a usual name in front, such as empty ones."""
+
+_NOT_SPACE: Final = re.compile(rb"\S")
+_EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NEAR_END: Final = 2**16
+
+MAX_EVENT_BYTES: Final = 4 * 2**20
+"""Text of one event that is decoded; those of torch.profiler have some kilobytes.
+
+Decoded JSON may take thirty times the memory of its text, so what is decoded at once is limited."""
+
+_LEAST_EVENT_BYTES: Final = 40
+"""Mean text of the events of a file with many; those of torch.profiler have more than a hundred.
+
+So the work that a file makes is bounded by the size of its text."""
+
+_MANY_EVENTS: Final = 2**20
+
+MAX_AROUND_BYTES: Final = 8 * 2**20
+"""Text of all entries before and behind the events that is decoded."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of the file that were read and the size of the file."""
+
+
+class TinyEventsError(Exception):
+    """The text has very many events that say next to nothing."""
+
+
+def check_event_sizes(num_events: int, num_bytes: int) -> None:
+    """Refuse a text of very many events that say next to nothing.
+
+    Args:
+        num_events: that were read so far.
+        num_bytes: of their text.
+
+    Raises:
+        TinyEventsError: when they are too many for their text.
+    """
+    if num_events > _MANY_EVENTS and num_bytes < num_events * _LEAST_EVENT_BYTES:
+        raise TinyEventsError(
+            f"expected the events of a Chrome trace, got {num_events:,} with"
+            f" {num_bytes / num_events:.0f} bytes each on average, where those of a trace have"
+            f" at least {_LEAST_EVENT_BYTES}. Check that it is a trace written by torch.profiler."
+        )
+
+
+class NotCutError(Exception):
+    """The text has nothing that looks like the events of a trace for so long that it is no usual trace."""
+
+
+class TextSource(Protocol):
+    """Text that can be read from its begin as often as needed."""
+
+    damage: str
+    """Why the text ends before its end; ``""`` while it does not."""
+
+    def blocks(self) -> Iterator[bytes]:
+        """The text in blocks of any length."""
+        ...
+
+
+class Text:
+    """A text that is in memory already."""
+
+    damage: str = ""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def blocks(self) -> Iterator[bytes]:
+        """The text in blocks of ``BLOCK_BYTES``."""
+        for begin in range(0, len(self._text), BLOCK_BYTES):
+            yield self._text[begin : begin + BLOCK_BYTES]
+
+
+class TextFile:
+    """A file of text, plain or gzip-compressed (told apart by content, not by name).
+
+    What can be read only once (a pipe) is copied to a temporary file first.
+
+    Args:
+        path: the file.
+        max_bytes: largest uncompressed text to read; a few kilobytes of gzip can hold gigabytes.
+        progress: told now and then how far reading is.
+
+    Raises:
+        TraceError: while reading, when the file cannot be read or is too large.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, progress: Progress | None = None) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._progress = progress
+        self._copy: IO[bytes] | None = None
+        self.damage = ""
+
+    def blocks(self) -> Iterator[bytes]:
+        """The uncompressed text in blocks of megabytes; in small ones once it is known to be damaged."""
+        block_bytes = _CAREFUL_BYTES if self.damage else BLOCK_BYTES
+        self.damage = ""
+        num_bytes = 0
+        try:
+            with self._open() as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+                file.seek(0)
+                read = self._inflate(file, size, block_bytes) if is_packed else self._read(file, size)
+                for block in read:
+                    num_bytes += len(block)
+                    if num_bytes > self._max_bytes:
+                        raise self._too_large()
+                    yield block
+        except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+            raise TraceError(
+                f"{self._path}: expected a trace file, but it cannot be read:"
+                f" {getattr(error, 'strerror', None) or error}."
+                " Check the path and the permissions."
+            ) from None
+
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        """The file, or its copy, as often as needed."""
+        if self._copy is None:
+            with open_regular(self._path, or_pipe=True) as file:
+                if file.seekable():
+                    yield file
+                    return
+                copy = self._copied(file)
+        else:
+            copy = self._copy
+        yield copy
+
+    def close(self) -> None:
+        """Delete the copy, if there is one."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
+    def _copied(self, pipe: IO[bytes]) -> IO[bytes]:
+        self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # needed until close
+        num_bytes = 0
+        while block := pipe.read(_READ_BYTES):
+            num_bytes += len(block)
+            if num_bytes > self._max_bytes:  # compressed or not, its text is larger still
+                raise self._too_large()
+            self._copy.write(block)
+        return self._copy
+
+    def _read(self, file: IO[bytes], size: int) -> Iterator[bytes]:
+        while block := file.read(BLOCK_BYTES):
+            self._tell(file.tell(), size)
+            yield block
+
+    def _inflate(self, file: IO[bytes], size: int, block_bytes: int) -> Iterator[bytes]:
+        """Inflate as far as possible: of a file that is cut off, all that came over."""
+        inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        packed = b""
+        num_bytes = 0
+        try:
+            while True:
+                if inflater.eof:  # a file may consist of several gzip files, one behind the other
+                    packed = _without_padding(inflater.unused_data, file)
+                    if not packed:
+                        return
+                    inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+                elif inflater.needs_input:
+                    packed = file.read(_READ_BYTES)
+                    self._tell(file.tell(), size)
+                    if not packed:
+                        self.damage = "the gzip file is cut off"
+                        return
+                else:
+                    packed = b""
+                block = inflater.decompress(packed, block_bytes)
+                num_bytes += len(block)
+                if num_bytes > max(_LOOSE_BYTES, _MOST_PACKED * file.tell()):
+                    raise TraceError(
+                        f"{self._path}: expected a trace, got a gzip file whose text is more than"
+                        f" {_MOST_PACKED} times as large as itself: no trace repeats itself so much. If it is"
+                        " one, unpack it first."
+                    )
+                if block:
+                    yield block
+        except igzip_lib.IsalError as error:  # type: ignore[misc]  # wrong in its stubs
+            self.damage = f"the gzip file is damaged ({error})"
+
+    def _tell(self, position: int, size: int) -> None:
+        if self._progress is not None:
+            self._progress(position, size)
+
+    def _too_large(self) -> TraceError:
+        return TraceError(
+            f"{self._path}: expected at most {float(f'{self._max_bytes / 2**30:.3g}'):g} GiB of JSON, got"
+            " more. If torch.profiler wrote it, and memory for about twice its size is there, raise the limit"
+            " (max_bytes, --max-gib)."
+        )
+
+
+def _without_padding(packed: bytes, file: IO[bytes]) -> bytes:
+    """What comes next in the file behind zero bytes, which some programs fill up with; ``b""`` at its end."""
+    packed = packed.lstrip(b"\0")
+    while not packed:
+        packed = file.read(_READ_BYTES)
+        if not packed:
+            break
+        packed = packed.lstrip(b"\0")
+    return packed
+
+
+class EventPieces:
+    """Cuts the text of a trace between events.
+
+    Args:
+        source: the text.
+
+    Attributes:
+        rest: after :meth:`pieces`, the text without the events that were handed out, as valid as the whole.
+    """
+
+    def __init__(self, source: TextSource) -> None:
+        self._source = source
+        self.rest = b""
+
+    def pieces(self) -> Iterator[bytes]:
+        """JSON lists of whole events, but for the last events, which stay in ``rest``.
+
+        Raises:
+            NotCutError: when the events do not begin soon, or one of them does not end soon.
+        """
+        head = b""
+        left: list[bytes] = []  # text behind the last event that was handed out
+        num_left = num_searched = 0
+        in_events = False
+        for block in self._source.blocks():
+            num_left += len(block)
+            if not in_events:
+                left.append(block)
+                if num_left < min(2 * num_searched, MAX_AROUND_BYTES):
+                    continue
+                num_searched = num_left
+                text = b"".join(left)
+                begin = events_begin(text)
+                if begin is None or not _is_top_level(text[:begin]):
+                    if num_left > MAX_AROUND_BYTES:
+                        raise NotCutError
+                    continue
+                in_events = True
+                head, block, left = text[:begin], text[begin:], []  # noqa: PLW2901
+            cut = _last_boundary(block)
+            if cut is None:
+                left.append(block)
+                if num_left > MAX_EVENT_BYTES:
+                    raise NotCutError
+                continue
+            end, next_begin = cut
+            yield b"".join((b"[", *left, memoryview(block)[:end], b"]"))
+            left = [block[next_begin:]]
+            num_left = len(left[0])
+        self.rest = b"".join((head, *left))
+        if len(self.rest) > MAX_AROUND_BYTES:
+            raise NotCutError
+
+
+def events_begin(text: bytes | bytearray) -> int | None:
+    """Where the list of events begins, behind its bracket; ``None`` where there is none yet."""
+    if is_list(text):
+        return text.index(b"[") + 1
+    found = _EVENTS_BEGIN.search(text)
+    return None if found is None else found.end()
+
+
+def is_list(text: bytes | bytearray) -> bool:
+    """Whether the JSON text is a list."""
+    first = _NOT_SPACE.search(text)
+    return first is not None and first.group() == b"["
+
+
+def _is_top_level(head: bytes) -> bool:
+    """Whether the list that begins behind the text is the file's own, not one inside of another entry."""
+    if is_list(head):
+        return True
+    try:
+        return bytes(OUTLINE.decode(head + b"]}").traceEvents) == b"[]"
+    except NOT_JSON:
+        return False
+
+
+def event_spans(text: bytearray | memoryview, begin: int) -> Iterator[tuple[int, int]]:
+    """Cut the text from the first event on wherever an event may end; the last piece is all that is left."""
+    for boundary in _BOUNDARY.finditer(text, begin):
+        yield begin, boundary.start() + 1
+        begin = boundary.end()
+    yield begin, len(text)
+
+
+def list_items(text: memoryview) -> Iterator[msgspec.Raw | memoryview]:
+    """The text of each item of a valid JSON list, found some kilobytes at once."""
+    begin, end = 1, len(text) - 1
+    size = _ITEM_BYTES
+    while begin < end:
+        is_last = begin + size >= end
+        cut = (end - begin, end - begin) if is_last else _last_boundary(text[begin : begin + size])
+        if cut is not None:
+            try:
+                yield from RAW_ITEMS.decode(b"".join((b"[", text[begin : begin + cut[0]], b"]")))
+                begin += cut[1]
+                size = _ITEM_BYTES
+                continue
+            except NOT_JSON:
+                if is_last:  # one is nested too deeply
+                    yield from (text[start:stop] for start, stop in event_spans(text[:end], begin))
+                    return
+        size *= 2  # the only place to cut is inside of an event
+
+
+def _last_boundary(text: bytes | memoryview) -> tuple[int, int] | None:
+    """Where the last whole event ends and where the next begins; ``None`` without two events."""
+    for boundaries in (_BOUNDARY, _WEAK_BOUNDARY):
+        for begin in (max(0, len(text) - _NEAR_END), 0):
+            last = None
+            for boundary in boundaries.finditer(text, begin):
+                last = boundary
+            if last is not None:
+                return last.start() + 1, last.end()
+    return None
