@@ -31,7 +31,7 @@ from lightning_modelprof.analysis.statistics import (
     small_sample_factor,
 )
 from lightning_modelprof.analysis.student_t import t_975
-from lightning_modelprof.cli.main import compare as compare_command
+from lightning_modelprof.cli import compare as compare_command
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build import build_report

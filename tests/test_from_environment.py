@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
 from lightning_modelprof import ConfigError, ModelProfCallback
-from lightning_modelprof.config.options import sources as config_sources
+from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.sources import SWITCH, is_switched_off
 from lightning_modelprof.fit import warn
 from lightning_modelprof.run.archive import load_run
