@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.report.build_trace import build_trace_report
-from lightning_modelprof.run.trace_numbers import begins_ns, durations_ns, integers, positive_floats
 from lightning_modelprof.show.text import render_text
 from lightning_modelprof.trace import text as trace_text
+from lightning_modelprof.trace.json import begins_ns, durations_ns, integers, positive_floats
 from lightning_modelprof.trace.model import Category, Collective, InputShapes
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 

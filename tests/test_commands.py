@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from lightning_modelprof import cli as commands
-from lightning_modelprof.cli.main import main, make_parser
 from lightning_modelprof.cli import run as run_command
+from lightning_modelprof.cli.main import main, make_parser
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from tests.fits import ROOT, run_fit
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.measure.clock import TorchEventClock, device_clock
-from lightning_modelprof.measure.device_phases import MAX_PENDING, DevicePhases
+from lightning_modelprof.measure.steps.recorder import MAX_PENDING, DevicePhases
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED
 from lightning_modelprof.show.text import render_text

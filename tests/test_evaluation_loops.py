@@ -26,10 +26,10 @@ from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.lightning.classify import ActionTable
+from lightning_modelprof.lightning.fallback import UNSEEN_IN_EVALUATION
 from lightning_modelprof.lightning.phases import PhaseProfiler
+from lightning_modelprof.lightning.rank_wait import num_prefetched
 from lightning_modelprof.loop.session import LoopSession
-from lightning_modelprof.measure.hook_phases import UNSEEN_IN_EVALUATION
-from lightning_modelprof.measure.prefetch import num_prefetched
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

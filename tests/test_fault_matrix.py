@@ -32,6 +32,7 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.lightning import actions, classify, in_validation, session_keeper
+from lightning_modelprof.lightning import classify as evaluation
 from lightning_modelprof.lightning.fallback import HookFallback
 from lightning_modelprof.lightning.phases import PhaseProfiler
 from lightning_modelprof.loop import outputs, session, step_timing, windows
@@ -40,16 +41,15 @@ from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.session import LoopSession
-from lightning_modelprof.measure import evaluation
 from lightning_modelprof.measure.resources.memory import MemoryCurve
 from lightning_modelprof.measure.sampling import sampler
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
-from lightning_modelprof.measure.trace_ranges import TraceRanges
-from lightning_modelprof.measure.validation_parts import ValidationParts
+from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.measure.window.capture import Capture
+from lightning_modelprof.measure.window.torch_profiler import TraceRanges
 from lightning_modelprof.run.archive import load_run
 from tests.fits import Net, fit_quietly, is_profiling, loader, make_callback, make_trainer, our_warnings
 from tests.test_bit_identity import assert_same

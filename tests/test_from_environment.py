@@ -16,7 +16,7 @@ from torch import nn
 from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.sources import SWITCH, is_switched_off
-from lightning_modelprof.fit import warn
+from lightning_modelprof.lightning import checks as warn
 from lightning_modelprof.run.archive import load_run
 from tests.fits import Net, fit_quietly, flat, loader
 

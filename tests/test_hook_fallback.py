@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_modelprof.lightning.classify import ActionTable
+from lightning_modelprof.lightning.fallback import MEASURED
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.measure.hook_phases import MEASURED
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 from lightning_modelprof.show.format import DASH

@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.batches import BatchCpu, batch_cpu
-from lightning_modelprof.measure.cpu_of_steps import PERIOD
-from lightning_modelprof.measure.prefetch import next_is_ready
+from lightning_modelprof.lightning.rank_wait import next_is_ready
+from lightning_modelprof.measure.resources.cpu import PERIOD
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.input import InputBound
 from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.cpu_use import CpuUse
+from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.setup import CodePlace
 from tests.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
 from tests.support import make_trainer

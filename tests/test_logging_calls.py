@@ -32,8 +32,8 @@ from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.lines import SlowLineInModule
 from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
-from lightning_modelprof.run.logging_code import LOGGER, logging_kind
 from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.sites import LOGGER, logging_kind
 from lightning_modelprof.run.stacks import LogCall
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer

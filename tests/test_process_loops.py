@@ -21,8 +21,7 @@ from lightning_modelprof.cli.main import main
 from lightning_modelprof.lightning import process_loops
 from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.loops import LOOPS
-from lightning_modelprof.run.process_loops import MAX_KEPT
+from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
 from tests.fits import grouped, run_script
 from tests.support import make_trainer
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lightning_modelprof.measure import profiler_claim
-from lightning_modelprof.measure.profiler_claim import ENDING, ProfilerClaim
 from lightning_modelprof.measure.window import capture
+from lightning_modelprof.measure.window import other_profilers as profiler_claim
+from lightning_modelprof.measure.window.other_profilers import ENDING, ProfilerClaim
 from lightning_modelprof.run.records import WindowStatus
 from tests.fits import (
     Net,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_modelprof.lightning.fallback import HookPhases
 from lightning_modelprof.lightning.rank_wait import BROADCAST, RANK_WAIT, time_broadcast
-from lightning_modelprof.measure.hook_phases import HookPhases
 from lightning_modelprof.measure.steps.ledger import OTHER, PhaseLedger
 from lightning_modelprof.run.steps import NOT_MEASURED
 from tests.support import FakeClock

@@ -15,7 +15,7 @@ from lightning_modelprof.measure.steps.repeated_samples import ENOUGH, NUM_WATCH
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.repeated_work import RepeatedWork
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.repeated_samples import RepeatedSamples
+from lightning_modelprof.run.batches import RepeatedSamples
 from tests.diagnosed import analysis_of, only, steps_of, with_loader
 from tests.fits import Net, Numbers, fit_quietly, make_callback, make_trainer
 

@@ -40,7 +40,7 @@ from lightning_modelprof.report.rules.validation import ValidationShare
 from lightning_modelprof.report.rules.worker_startup import WorkerStartup
 from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
 from lightning_modelprof.report.verdict import account, give_verdict
-from lightning_modelprof.run.cpu_use import CpuUse
+from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.setup import (
     CallbackSetup,
@@ -53,8 +53,7 @@ from lightning_modelprof.run.setup import (
     LayerShape,
     OptimizerSetup,
 )
-from lightning_modelprof.run.slow_steps import SlowSteps
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import SlowSteps, StepTag
 from tests.diagnosed import MS, PLACE, SETUP, analysis_of, cost_of, only, steps_of, with_loader
 
 CUDA = DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50)

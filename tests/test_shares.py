@@ -13,8 +13,7 @@ from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Severity, Status, Unit
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.setup import OptimizerSetup
-from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import SlowStep, SlowSteps, StepTag
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, found_in, shares_by_name, steps_of
 
 NUM_STEPS = 100

@@ -29,8 +29,7 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
 from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
 from lightning_modelprof.loop import parts as loop_parts
-from lightning_modelprof.measure.code_place import place_of
-from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.sites import (
     BATCH_END,
     BATCH_START,

@@ -27,8 +27,7 @@ from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
-from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
-from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.run.steps import NOT_MEASURED, SlowStep, SlowSteps, StepTag, StepTimings
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer
 
 MS = 1_000_000

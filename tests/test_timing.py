@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_modelprof import ConfigError, EventTimer, benchmark_inference
-from lightning_modelprof.measure.cpu_time import CpuTime
+from lightning_modelprof.measure.clock import CpuTime
 from lightning_modelprof.timing import event_timer
 from lightning_modelprof.timing import inference as inference_benchmark
 from lightning_modelprof.timing import spans as device_spans

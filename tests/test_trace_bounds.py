@@ -19,12 +19,10 @@ from lightning_modelprof.config.options import Bounds, ProfileConfig
 from lightning_modelprof.loop import windows
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
-from lightning_modelprof.measure import trace_size
-from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
-from lightning_modelprof.measure.trace_size import TraceSize, heap_bytes
+from lightning_modelprof.measure.window import torch_profiler as trace_size
 from lightning_modelprof.measure.window.capture import Capture
-from lightning_modelprof.measure.window.schedule import Action, Schedule
-from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
+from lightning_modelprof.measure.window.schedule import NEVER, Action, Schedule, ScheduledSteps, sooner
+from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag

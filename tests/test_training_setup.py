@@ -14,11 +14,11 @@ from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from lightning_modelprof.measure.code_place import own_methods, place_of
-from lightning_modelprof.measure.convolution_biases import convolution_biases
 from lightning_modelprof.measure.setup import training_setup
 from lightning_modelprof.measure.setup.environment import run_info
+from lightning_modelprof.measure.setup.model_setup import convolution_biases
 from lightning_modelprof.measure.setup.training_setup import read_setup
+from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT

@@ -23,9 +23,9 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.validation import ValidationShare
 from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
 from lightning_modelprof.run.setup import CodePlace, DeviceSetup, LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
-from lightning_modelprof.run.validation import PARTS, PartTime, ValidationTimes
 from tests.diagnosed import MS, SETUP, analysis_of, only, steps_of
 from tests.fits import Net, Numbers, report_of, run_fit
 

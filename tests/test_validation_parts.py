@@ -20,10 +20,9 @@ from torchmetrics import Metric
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.lightning.in_validation import METRICS_COMPUTED, METRICS_LOGGED
-from lightning_modelprof.measure.validation_parts import MAX_MARKS, ValidationParts
+from lightning_modelprof.measure.steps.validation_parts import MAX_MARKS, ValidationParts
 from lightning_modelprof.run.archive import load_run, save_run
-from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.validation import PART_INDEX, PARTS, ValidationTimes
+from lightning_modelprof.run.phases import PART_INDEX, PARTS, PHASE_INDEX, ValidationTimes
 from tests.support import (
     COST_MS,
     HOOK_COST_MS,

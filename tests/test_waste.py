@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from lightning_modelprof.analysis.batch_scaling import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
-from lightning_modelprof.measure.source_calls import calls_by_name
-from lightning_modelprof.measure.thread_clocks import ThreadClocks
+from lightning_modelprof.measure.sampling.stack_look import ThreadClocks
+from lightning_modelprof.measure.setup.model_setup import calls_by_name
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.competing_thread import CompetingThread
 from lightning_modelprof.report.rules.dense_embeddings import DenseEmbeddings
@@ -31,10 +31,16 @@ from lightning_modelprof.report.rules.double_precision import DoublePrecision
 from lightning_modelprof.report.rules.unused_gradients import UnusedGradientsRule
 from lightning_modelprof.report.rules.waste import RepeatedForward
 from lightning_modelprof.run.archive import decode_record, encode_record
-from lightning_modelprof.run.model_cost import ModelSize, TensorSize
+from lightning_modelprof.run.model_cost import (
+    DenseTable,
+    ModelSize,
+    RepeatedCall,
+    StepWaste,
+    TensorSize,
+    UnusedGradients,
+)
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.stacks import OtherThread, SampledStack, StackFrame, StackSamples
-from lightning_modelprof.run.step_waste import DenseTable, RepeatedCall, StepWaste, UnusedGradients
 from tests.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.fits import fit_quietly, make_callback, make_trainer
 from tests.scenarios import rows

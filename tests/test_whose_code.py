@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.measure.code_place import place_of
+from lightning_modelprof.measure.user_code import place_of
 from lightning_modelprof.report.advice.libraries import Way, reached
 from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_optimizer
 from lightning_modelprof.report.libraries import LIBRARIES

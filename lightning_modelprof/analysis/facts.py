@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.steps.step_costs import StepCosts
     from lightning_modelprof.analysis.steps.validation import ValidationSplit
     from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+    from lightning_modelprof.run.batches import RepeatedSamples
+    from lightning_modelprof.run.loops import LoopLine, ShortLoops
     from lightning_modelprof.run.model_cost import ModelCost
-    from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
     from lightning_modelprof.run.records import (
         AbsentRank,
         AllRanks,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         RunInfo,
         Window,
     )
-    from lightning_modelprof.run.repeated_samples import RepeatedSamples
     from lightning_modelprof.run.setup import TrainingSetup
     from lightning_modelprof.run.steps import StepTimings
 

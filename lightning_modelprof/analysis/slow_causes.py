@@ -8,8 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
-from lightning_modelprof.run.steps import SPECIAL
+from lightning_modelprof.run.steps import SPECIAL, SlowStep, SlowSteps
 
 MOST: Final = 0.5
 """Share of the additional time from which on something is the cause of it."""

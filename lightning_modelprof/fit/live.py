@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
-from lightning_modelprof.measure.stand_in import StandIn, stand_in
+from lightning_modelprof.lightning.rank_wait import StandIn, stand_in
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.run.batches import BatchSizes

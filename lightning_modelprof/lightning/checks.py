@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import sys
+import traceback
+import warnings
 from typing import Any
 
 import torch
 
-from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.config.options import SWITCH, ProfileConfig
+from lightning_modelprof.errors import ConfigError, nearest, one_line, quoted
 from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.inspect.modules.modules import plain_path
 
@@ -80,3 +86,36 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
                 "ModelProfCallback: inspect: ignore_modules: expected names of classes or paths of modules of"
                 f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)} Correct it."
             )
+
+
+_log = logging.getLogger(__name__)
+
+
+_HAS_SAID_OFF = False
+
+
+def warn(message: str) -> None:
+    """Warn of something; where that fails, as where the user has made warnings errors, it goes to the log."""
+    text = "\n".join(map(one_line, f"ModelProfCallback: {message}".split("\n")))  # a traceback has several
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Exception:
+        with contextlib.suppress(Exception):  # a standard error that is closed: nobody can be told
+            _log.warning("%s", text)
+
+
+def say_off() -> None:
+    """Say once in this process that the environment switches the callback off."""
+    global _HAS_SAID_OFF  # noqa: PLW0603  # of the process, as the environment is
+    if not _HAS_SAID_OFF:
+        _HAS_SAID_OFF = True
+        with contextlib.suppress(Exception):
+            print(f"ModelProfCallback is off: {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
+
+
+def traceback_text() -> str:
+    """The traceback of the exception that is being handled."""
+    try:
+        return traceback.format_exc()
+    except Exception:  # somebody's own exception
+        return "(its traceback cannot be shown)"

@@ -6,8 +6,13 @@ from typing import Any
 
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.fit.warn import say_off, warn
-from lightning_modelprof.lightning.checks import check_ignored, check_machine, measuring_callback
+from lightning_modelprof.lightning.checks import (
+    check_ignored,
+    check_machine,
+    measuring_callback,
+    say_off,
+    warn,
+)
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import end_status

@@ -1,6 +1,6 @@
 """What Lightning's actions mean inside a validation loop of a fit: which of its parts they are.
 
-The parts are counted in ``measure/validation_parts.py``; here is what begins them and what comes after.
+The parts are counted in ``measure/steps/validation_parts.py``; here is what begins them and what comes after.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from lightning_modelprof.lightning.actions import Action
-from lightning_modelprof.measure.stand_in import StandIn, stand_in
+from lightning_modelprof.lightning.rank_wait import StandIn, stand_in
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
-from lightning_modelprof.run.validation import PART_INDEX
+from lightning_modelprof.run.phases import PART_INDEX
 
 DATALOADER: Final = PART_INDEX["dataloader"]
 DATALOADER_INIT: Final = PART_INDEX["dataloader_init"]

@@ -22,18 +22,30 @@ from typing import Any, Final
 
 import torch.distributed
 
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.loop.windows import recording_ranks
+
 PATIENCE_S: Final = 30.0
 """The longest wait for others, in all: time enough for what other callbacks do at the same hook."""
+
 
 _SHARE_OF_TIME_OUT: Final = 4
 """No rank waits longer than this part of the process group's time-out, or who waits for it might fail."""
 
+
 MOST_BYTES: Final = 2**20
 """Of one message: the store closes the connection of who sends it more than 8 MiB."""
 
+
 _PREFIX: Final = "lightning-modelprof"
+
+
 _SAID, _NOTHING = b"+", b"-"
+
+
 NOT_HERE: Final = "no ModelProfCallback joined there"
+
+
 _LEFT: Final = "left the loop early"
 
 
@@ -246,3 +258,38 @@ def _store() -> Any:
         return get_store()
     get_store = getattr(torch.distributed.group.WORLD, "get_group_store", None)
     return None if get_store is None else get_store()
+
+
+class ScheduledStop:
+    """Ends training with the step in which the last window closes.
+
+    Args:
+        num_steps: of this fit, until it ends.
+
+    Attributes:
+        plan: what all ranks must agree on.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._batch: int | None = None
+        self.plan = f"stop after {num_steps}"
+
+    def begin(self, trainer: Any) -> None:
+        """All ranks have agreed, and training begins; Lightning's number of the last batch is known now."""
+        self._batch = trainer.fit_loop.total_batch_idx + self._num_steps
+
+    def look(self, trainer: Any) -> None:
+        """A batch begins."""
+        if self._batch is not None and trainer.fit_loop.total_batch_idx >= self._batch:
+            trainer.should_stop = True
+
+
+def scheduled_stop(config: ProfileConfig, trainer: Any) -> ScheduledStop | None:
+    """The stop of a fit that is about to begin; ``None`` if windows do not end it, or with one rank."""
+    if not config.stop_after_profile or trainer.world_size == 1:
+        return None
+    last = config.schedule.window(config.schedule.repeat - 1)
+    if last is None or not recording_ranks(config, trainer.world_size):
+        return None
+    return ScheduledStop(last.last + 2)

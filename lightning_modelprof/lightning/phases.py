@@ -24,9 +24,8 @@ from lightning_modelprof.lightning.actions import (
     PhaseAction,
     TracedAction,
 )
-from lightning_modelprof.lightning.classify import ActionTable
+from lightning_modelprof.lightning.classify import ActionTable, make_classifier
 from lightning_modelprof.lightning.in_validation import PartBeginAction
-from lightning_modelprof.measure.evaluation import make_classifier
 from lightning_modelprof.measure.steps.ledger import USER_PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import CallbackTime

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.fit.process_end import at_the_very_end
 from lightning_modelprof.fit.save_timer import SaveTimer
-from lightning_modelprof.fit.warn import warn
+from lightning_modelprof.lightning.checks import warn
 from lightning_modelprof.loop.inspection_plan import num_steps
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.report.build import with_loops
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.even_steps import is_kept
-from lightning_modelprof.run.loops import Loop, loop_of
-from lightning_modelprof.run.process_loops import MAX_KEPT, MAX_LINES, LoopLine, ShortLoops
+from lightning_modelprof.run.loops import MAX_KEPT, MAX_LINES, Loop, LoopLine, ShortLoops, loop_of
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
-from lightning_modelprof.run.steps import StepTimings
+from lightning_modelprof.run.steps import StepTimings, is_kept
 from lightning_modelprof.show.terminal.terminal import print_lines
 
 SHORT_FIT: Final = 5
 """A fit of fewer steps gets no report: its first steps are no example of others."""
+
 
 SHORT_EVALUATION: Final = 20
 """The same of a validation, test or prediction loop on its own, in batches."""
@@ -290,4 +290,52 @@ def _cell() -> object:
 PROCESS_LOOPS: Final = ProcessLoops()
 """Of this process."""
 
+
+def at_the_very_end(end: Callable[[], None], forget: Callable[[], None]) -> None:
+    """``end`` is called when the program ends, after all who measure were told, and ``forget`` in a child."""
+    _LAST.append((end, forget))
+
+
+_LAST: Final[list[tuple[Callable[[], None], Callable[[], None]]]] = []
+
+
 at_the_very_end(PROCESS_LOOPS.end, PROCESS_LOOPS.forget)
+
+
+class Measures(Protocol):
+    """Somebody who measures."""
+
+    def forget_session(self) -> None:
+        """To be called in a child, which measures nothing and leaves the parent's files alone."""
+
+    def end_at_exit(self) -> None:
+        """To be called when the program ends."""
+
+
+_MEASURING: Final[WeakSet[Measures]] = WeakSet()
+
+
+def end_with_process(measuring: Measures) -> None:
+    """From now on, and as long as it lives, ``measuring`` is told of forks and of the program's end."""
+    _MEASURING.add(measuring)
+
+
+def _forget_sessions() -> None:
+    for measuring in tuple(_MEASURING):
+        measuring.forget_session()
+    for _, forget in _LAST:
+        forget()
+
+
+def _end_sessions() -> None:
+    for measuring in tuple(_MEASURING):
+        measuring.end_at_exit()
+    for end, _ in _LAST:
+        end()
+
+
+atexit.register(_end_sessions)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_sessions)

@@ -10,11 +10,9 @@ from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, told
-from lightning_modelprof.fit.process_end import end_with_process
-from lightning_modelprof.fit.scheduled_stop import ScheduledStop, scheduled_stop
-from lightning_modelprof.fit.warn import traceback_text, warn
-from lightning_modelprof.lightning.meeting import Meeting
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ShortLoop, short_loop
+from lightning_modelprof.lightning.checks import traceback_text, warn
+from lightning_modelprof.lightning.meeting import Meeting, ScheduledStop, scheduled_stop
+from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ShortLoop, end_with_process, short_loop
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.batch_sizes import (

@@ -30,8 +30,8 @@ from lightning_modelprof.loop.step_boundaries import StepBoundaries, logger_step
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.profiler_claim import CLAIM
 from lightning_modelprof.measure.setup.training_setup import finish_setup
+from lightning_modelprof.measure.window.other_profilers import CLAIM
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
 from lightning_modelprof.report.model import Report, Status

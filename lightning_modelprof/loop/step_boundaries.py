@@ -17,14 +17,14 @@ from lightning_modelprof.fit.allowance import (
 )
 from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.lightning.fallback import HookFallback
+from lightning_modelprof.lightning.rank_wait import num_prefetched
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_later
 from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.prefetch import num_prefetched
-from lightning_modelprof.measure.scheduled_steps import NEVER
 from lightning_modelprof.measure.window.capture import Capture
+from lightning_modelprof.measure.window.schedule import NEVER
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.steps import StepTag
 

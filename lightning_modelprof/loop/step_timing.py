@@ -9,17 +9,16 @@ from typing import Any
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.lightning.phases import make_delegate
+from lightning_modelprof.lightning.rank_wait import next_is_ready
 from lightning_modelprof.measure.clock import HostClock, device_clock
-from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
-from lightning_modelprof.measure.device_phases import DevicePhases
 from lightning_modelprof.measure.own_budget import OwnBudget
-from lightning_modelprof.measure.prefetch import next_is_ready
+from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
-from lightning_modelprof.measure.steps.recorder import Recorder
+from lightning_modelprof.measure.steps.recorder import DevicePhases, Recorder
 from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
-from lightning_modelprof.measure.validation_parts import ValidationParts
+from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.run.loops import Loop
 
 

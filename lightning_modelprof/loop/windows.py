@@ -13,16 +13,16 @@ from typing import Any, Final
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import TraceError, told
-from lightning_modelprof.fit.warn import traceback_text
+from lightning_modelprof.lightning.checks import traceback_text
 from lightning_modelprof.loop.outputs import Outputs, trace_name
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.scheduled_steps import ScheduledSteps
 from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture
+from lightning_modelprof.measure.window.schedule import ScheduledSteps
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
-from lightning_modelprof.run.archive_checks import MAX_WINDOWS
+from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.trace.reader import parse_trace

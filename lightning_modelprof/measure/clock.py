@@ -6,14 +6,16 @@ device has passed it. Nothing here synchronises.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 HostClock = Callable[[], int]
 """Returns integer nanoseconds that never go backwards."""
+
 
 host_clock: HostClock = time.perf_counter_ns
 
@@ -73,3 +75,25 @@ def device_clock(device: torch.device) -> DeviceClock | None:
     if device.type in {"cuda", "xpu", "mps"} and hasattr(getattr(torch, device.type), "Event"):
         return TorchEventClock(device)
     return None
+
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+
+class CpuTime(NamedTuple):
+    """CPU time that this process has used so far, all its threads together, in ns."""
+
+    user_ns: int
+    system_ns: int
+
+
+def cpu_time() -> CpuTime:
+    """User and system time, as ``time`` shows them; to the microsecond where the system has it."""
+    if resource is not None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return CpuTime(round(usage.ru_utime * 1e9), round(usage.ru_stime * 1e9))
+    times = os.times()
+    return CpuTime(round(times.user * 1e9), round(times.system * 1e9))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lightning_modelprof.run.ranges import Count
+from lightning_modelprof.run.ranges import Count, Whole
 
 Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
 """The shapes of all tensors of a batch, in order. A long list of tensors is one entry: how many, their
@@ -63,3 +63,59 @@ class SizeCount:
     def total(self) -> int:
         """FLOPs of all phases and dtypes."""
         return sum(one.flops for one in self.flops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUse:
+    """CPU time of some clean steps, and of the machine over the whole loop; all in nanoseconds.
+
+    Attributes:
+        num_steps: clean steps of which the times below were read, each seventh at most.
+        steps_ns: wall time of these steps.
+        fetches_ns: wall time of the fetches in them.
+        fetches_thread_ns: CPU time of the training thread in the fetches.
+        rest_thread_ns: CPU time of the training thread in the rest of the steps.
+        rest_process_ns: CPU time of all threads of the process in the rest of the steps.
+        loop_ns: wall time of the loop, over which the times below were read.
+        process_ns: CPU time of this process.
+        num_asked: of these steps, those whose batch workers made.
+        num_ready: of those, the ones whose batch was there before it was fetched.
+        workers_ns: CPU time of processes that it started in the loop; ``None`` where nobody can tell.
+        busy_ns: time that the machine's CPUs were busy, all together, with whatever; ``None`` likewise.
+        cpus_ns: ``busy_ns`` and the time that they were idle; ``None`` likewise.
+    """
+
+    num_steps: Count
+    steps_ns: Whole
+    fetches_ns: Whole
+    fetches_thread_ns: Whole
+    rest_thread_ns: Whole
+    rest_process_ns: Whole
+    loop_ns: Whole
+    process_ns: Whole
+    num_asked: Count = 0
+    num_ready: Count = 0
+    workers_ns: Whole | None = None
+    busy_ns: Whole | None = None
+    cpus_ns: Whole | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedSamples:
+    """A few samples of a map-style data set, as they were in their batches.
+
+    Attributes:
+        num_indices: of the data set, that were watched and came again.
+        num_compared: samples that were compared with what came before for the same index.
+        num_equal: of those, how many had the same bytes.
+        sample_bytes: of one sample in its batch.
+        num_samples: length of the data set; ``None`` if it has none.
+        note: why nothing could be seen, a clause; ``""`` otherwise.
+    """
+
+    num_indices: Count = 0
+    num_compared: Count = 0
+    num_equal: Count = 0
+    sample_bytes: Count = 0
+    num_samples: Count | None = None
+    note: str = ""

@@ -10,10 +10,10 @@ from typing import Final
 
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.run.archive import decode_record, encode_record, load_run
-from lightning_modelprof.run.even_steps import few
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.records import AbsentRank, RankSteps, Run
 from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import few
 
 MAX_SHARED: Final = 2**16
 """Steps of all ranks together that are put side by side: 9 MB of times, and about as much in ``run.json``."""

@@ -10,18 +10,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from lightning_modelprof.run.cpu_use import CpuUse
+from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
+from lightning_modelprof.run.loops import LoopLine, ShortLoops
 from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.model_cost import ModelCost
-from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
+from lightning_modelprof.run.phases import ValidationTimes
 from lightning_modelprof.run.ranges import Count, Ranks, Whole
-from lightning_modelprof.run.repeated_samples import RepeatedSamples
 from lightning_modelprof.run.setup import TrainingSetup
-from lightning_modelprof.run.slow_steps import SlowSteps
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.run.validation import ValidationTimes
+from lightning_modelprof.run.steps import SlowSteps, StepTimings
 
 RUN_SCHEMA_VERSION: Final = 2
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""

@@ -5,22 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_modelprof.run.logging_code import logging_kind
 from lightning_modelprof.run.ranges import Count, Whole
 
 SYNCHRONISATION: Final = "synchronisation"
 """The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""
+
+
 DEVICE_TO_HOST: Final = "device_to_host"
+
+
 HOST_TO_DEVICE: Final = "host_to_device"
+
+
 HOST_TENSOR: Final = "host_tensor"
 """A tensor is made of Python numbers or of a NumPy array, in the host's memory."""
 
+
 SITE_KINDS: Final = (SYNCHRONISATION, DEVICE_TO_HOST, HOST_TO_DEVICE, HOST_TENSOR)
+
 
 BATCH_START: Final = "batch_start"
 """What comes before the batch's own work: a fetch without workers, the transfer, other callbacks' hooks."""
+
+
 BATCH_END: Final = "batch_end"
 """What comes after the batch's own work: callbacks' hooks, metrics for loggers and the progress bar."""
+
 
 PRINT: Final = "print"
 """Operator of a site where a tensor is made into text; torch hides the operators of that."""
@@ -150,3 +160,58 @@ def _module_and_function(name: str) -> tuple[str, str]:
     parts = name.split(".")
     end = next((number for number, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
     return ".".join(parts[:end]), ".".join(parts[end:])
+
+
+_LIGHTNING: Final = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
+
+
+_LOGS: Final = ("log", "log_dict")
+
+
+_METRICS: Final = ("torchmetrics.metric", "torchmetrics.collections")
+
+
+_METRIC_PACKAGE: Final = "torchmetrics.wrappers."
+
+
+LOGGER: Final = "logger"
+"""What is said of code of loggers, and of the packages that they write with."""
+
+
+_LOGGERS: Final = (
+    "lightning.pytorch.loggers.",
+    "lightning.fabric.loggers.",
+    "pytorch_lightning.loggers.",
+    "lightning_fabric.loggers.",
+    "torch.utils.tensorboard.",
+    "tensorboardX.",
+    "aim.",
+    "clearml.",
+    "comet_ml.",
+    "mlflow.",
+    "neptune.",
+    "swanlab.",
+    "wandb.",
+)
+
+
+_METHODS: Final = ("forward", "update", "compute", "sync", "reset", "wrapped_func")
+"""``wrapped_func`` is what torchmetrics puts around every metric's ``update`` and ``compute``."""
+
+
+def logging_kind(module: str, function: str) -> str:
+    """What a function does for the user's metrics: ``log``, ``LOGGER``, or the name of a method of a metric.
+
+    Args:
+        module: name of the Python module that it is in.
+        function: its name, qualified or not.
+
+    Returns:
+        ``""`` if it is no such function.
+    """
+    name = function.rpartition(".")[2]
+    if module in _LIGHTNING:
+        return "log" if name in _LOGS else ""
+    if (module in _METRICS or module.startswith(_METRIC_PACKAGE)) and name in _METHODS:
+        return name
+    return LOGGER if f"{module}.".startswith(_LOGGERS) else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_modelprof.run.logging_code import LOGGER, logging_kind
 from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.run.sites import LOGGER, logging_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class StackFrame:
 
     @property
     def logging_kind(self) -> str:
-        """As of :func:`~lightning_modelprof.run.logging_code.logging_kind`; ``""`` if it does not log."""
+        """As of :func:`~lightning_modelprof.run.sites.logging_kind`; ``""`` if it does not log."""
         if self.is_loggers:
             return LOGGER
         return "" if self.is_users else logging_kind(self.module, self.function)

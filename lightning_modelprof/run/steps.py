@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import Final
 
@@ -10,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.ranges import Count, Real, Whole
 
 PROFILER: Final = PHASE_INDEX["profiler"]
+
 
 NOT_MEASURED: Final = -1
 """How "not measured" is stored in integer columns, where ``None`` cannot be."""
@@ -58,8 +61,10 @@ NOT_CLEAN: Final = (
 )
 """Tags that keep a step out of the benchmark figures."""
 
+
 BEGINS_EPOCH: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.WHOLE_EPOCH)
 """Tags of steps that contain the boundary between two epochs."""
+
 
 SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
 """Tags of steps that are longer than others by what the user asked for."""
@@ -151,3 +156,113 @@ class StepTimings:
         phases_ns[:, PROFILER] = np.minimum(ours, 0)
         duration_ns = self.duration_ns - np.maximum(ours, 0)
         return StepTimings(**(self.columns() | {"phases_ns": phases_ns, "duration_ns": duration_ns}))
+
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+_BITS: Final = 64
+
+
+MAX_HALVED: Final = _BITS - 1
+
+
+def is_kept(step: NDArray[np.int64], num_halved: int) -> NDArray[np.bool_]:
+    """Whether a step is among the kept ones after their number was halved so many times.
+
+    Multiples of the golden ratio are spread evenly over an interval, and out of step with every period: of
+    steps that are special every n-th time the same share is kept as of all. A step that is dropped stays so.
+
+    Args:
+        step: numbers of steps, shape (n,).
+        num_halved: 0 keeps all.
+
+    Source: D. E. Knuth, The Art of Computer Programming, vol. 3, 2nd ed., section 6.4.
+    """
+    place = step.astype(np.uint64) * _GOLDEN
+    kept: NDArray[np.bool_] = place <= np.uint64((1 << (_BITS - num_halved)) - 1)
+    return kept
+
+
+def few(step: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
+    """The kept ones when they are halved until there are at most ``most``."""
+    for num_halved in range(MAX_HALVED + 1):
+        mask = is_kept(step, num_halved)
+        if mask.sum() <= most:
+            break
+    return mask
+
+
+_OLDER: Final = "not looked for (the run was saved by an older version)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStep:
+    """One step, and what else happened in it.
+
+    Attributes:
+        step: its number.
+        tags: :class:`~lightning_modelprof.run.steps.StepTag` bits.
+        duration_ns: wall time without the phase ``profiler``.
+        usual_ns: median of the clean steps before it; in the first of a loop, of those around it.
+        phases_ns: self time by phase key; without phases that took none, or were not measured.
+        collector_ns: time in Python's garbage collector, in runs of a millisecond and more.
+        generation: oldest generation that it collected; ``None`` if it did not run for so long.
+        first_watched, last_watched: the steps over which the counts below were taken, this one among them.
+        watched_ns: time over which they were taken: that of these steps, and what was before the loop's first
+            one or after its last.
+        beyond_ns: how much of that was more than usual: of all steps, of whatever kind, with more than
+            ``factor`` times the median what is beyond it, and all that was in no step. ``None`` in runs of
+            versions that did not look.
+        spread_ns: what the other steps took beyond the fastest of them, together: so long they may have
+            waited for a CPU. ``None`` as above.
+        major_faults: page faults of the process that read from a disk; ``None`` where the system does not
+            count.
+        cpu_wait_ns: how long the training thread was ready to run and had no CPU; ``None`` as
+            ``why_no_cpu_wait`` says.
+    """
+
+    step: Count
+    tags: Count
+    duration_ns: Whole
+    usual_ns: Real
+    phases_ns: dict[str, Whole]
+    collector_ns: Whole
+    generation: Whole | None
+    first_watched: Count
+    last_watched: Count
+    watched_ns: Whole
+    beyond_ns: Whole | None = None
+    spread_ns: Whole | None = None
+    major_faults: Whole | None = None
+    cpu_wait_ns: Whole | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSteps:
+    """Steps that took more than ``factor`` times the median of the clean steps before them.
+
+    Steps in which this profiler was at work are none of them, nor the first ones.
+
+    Attributes:
+        factor: how many times the median is slow.
+        count: how many there were among the clean steps.
+        excess_ns: how much longer than the median these took, together.
+        num_special: further ones, with a validation or the start of an epoch in them.
+        why_not_looked_for: why nothing is known of slow steps; ``""`` if it is.
+        usual_cpu_wait: share of the time for which the training thread was ready to run and had no CPU, while
+            no clean step was slow; ``None`` if there was always one, or where nobody counts.
+        cpu_wait_share: the same over all of the loop, from its first step to the last look.
+        why_no_cpu_wait: why nothing is known of that; ``""`` if it is.
+        worst: the slowest of both, in the order of the loop.
+    """
+
+    factor: Real
+    count: Count = 0
+    excess_ns: Whole = 0
+    num_special: Count = 0
+    why_not_looked_for: str = ""
+    usual_cpu_wait: Real | None = None
+    cpu_wait_share: Real | None = None
+    why_no_cpu_wait: str = _OLDER
+    worst: tuple[SlowStep, ...] = ()

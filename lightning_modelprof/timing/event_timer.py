@@ -9,10 +9,8 @@ from types import TracebackType
 import torch
 
 from lightning_modelprof.errors import ConfigError, quoted
-from lightning_modelprof.measure.clock import device_clock, host_clock
-from lightning_modelprof.measure.cpu_time import cpu_time
-from lightning_modelprof.measure.inference_times import Spread, StageTimes, spread_of
-from lightning_modelprof.timing.spans import DeviceSpans
+from lightning_modelprof.measure.clock import cpu_time, device_clock, host_clock
+from lightning_modelprof.timing.spans import DeviceSpans, Spread, StageTimes, spread_of
 
 
 class EventTimer:

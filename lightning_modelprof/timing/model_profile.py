@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from operator import index
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.modules.module_tree import ModuleTree, module_tree
-from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.profiled_call import ProfiledCall, kind_of
+from lightning_modelprof.errors import ModelProfError, given_path, nearest, quoted, told
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.core.untouched import untouched
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
-from lightning_modelprof.inspect.modules.modules import module_records
+from lightning_modelprof.inspect.modules.modules import module_records, plain_path
 from lightning_modelprof.measure.clock import host_clock
-from lightning_modelprof.measure.inference_setup import tensors_in
-from lightning_modelprof.model_profile_arguments import (
-    check_tensors,
-    ignored_paths,
-    input_of,
-    target_of,
-    whole_number,
-    writeable_file,
-)
 from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.report.tables.run.all_tables import module_tables
 from lightning_modelprof.run.archive import write_atomically
@@ -36,6 +29,7 @@ from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCoun
 from lightning_modelprof.show.format import format_cell, format_duration
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
+from lightning_modelprof.timing.inference import tensors_in
 from lightning_modelprof.timing.spans import wait_for
 
 _MAX_NAMED: Final = 4
@@ -320,3 +314,202 @@ def _write(path: Path, report: Report) -> None:
         raise ModelProfError(
             f"profile_model(output_file): could not write {path}: {error.strerror}."
         ) from error
+
+
+MODES: Final = ("forward", "generate")
+
+
+def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
+    """What is called."""
+    if not isinstance(model, nn.Module):
+        raise ModelProfError(f"profile_model(model): expected a torch.nn.Module, got {kind_of(model)}.")
+    if mode not in MODES:
+        raise ModelProfError(
+            f"profile_model(mode): expected one of {', '.join(MODES)}, got {quoted(mode)}."
+            f"{nearest(mode, MODES)}"
+        )
+    if mode == "forward":
+        return model
+    if loss_fn is not None:
+        raise ModelProfError(
+            "profile_model(loss_fn): expected none with mode='generate', which has no backward. Leave it out."
+        )
+    target = getattr(model, "generate", None)
+    if not callable(target):
+        raise ModelProfError(
+            f"profile_model(mode='generate'): expected a model with a method generate, got"
+            f" {type(model).__name__}, which has none. Use mode='forward'."
+        )
+    return target  # type: ignore[no-any-return]  # an attribute of anybody's model
+
+
+def whole_number(name: str, value: Any, at_least: int) -> int:
+    """An argument that is a number."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = at_least - 1
+    if isinstance(value, bool | torch.Tensor) or number < at_least:
+        raise ModelProfError(
+            f"profile_model({name}): expected a whole number of at least {at_least}, got {quoted(value)}."
+        )
+    return number
+
+
+def writeable_file(output_file: str | Path | None) -> Path | None:
+    """Where the report goes; ``None`` for nowhere."""
+    if output_file is None:
+        return None
+    path = given_path(output_file, ModelProfError)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ModelProfError(
+            f"profile_model(output_file): expected a file in a folder that exists, got {path}. Make it first."
+        )
+    return path
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuses what has no values yet: running it would give it some, or could not."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        raise ModelProfError(
+            f"profile_model(model): expected initialised parameters, got lazy {', '.join(lazy)}."
+            " Run the model on one batch first."
+        )
+    if any(tensor.is_meta for _, tensor in tensors):
+        raise ModelProfError(
+            "profile_model(model): expected tensors that hold values, got some on the device meta, which"
+            " cannot be timed. count_flops counts the FLOPs of such a model."
+        )
+
+
+def input_of(model: nn.Module, shape: Any, args: tuple[Any, ...]) -> torch.Tensor:
+    """A batch of ones in the wanted shape, like the model's first parameter."""
+    is_shape = isinstance(shape, tuple | list) and all(type(size) is int and size >= 0 for size in shape)
+    if not is_shape or not shape:
+        raise ModelProfError(
+            "profile_model(input_shape): expected the sizes of a tensor, such as (1, 3, 224, 224), got"
+            f" {quoted(shape)}."
+        )
+    if args:
+        raise ModelProfError(
+            f"profile_model(input_shape): expected a shape or a batch, got both: {kind_of(args[0])} was"
+            " passed as well. Leave out one of them."
+        )
+    like = next(model.parameters(), torch.ones(()))
+    return torch.ones(tuple(shape), dtype=like.dtype, device=like.device)
+
+
+def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any) -> set[str]:
+    """Paths of the modules that are meant; a class means its subclasses too."""
+    by_path = {record.path: record.type_name for record in records}
+    by_path_modules = [(plain_path(path), module) for path, module in model.named_modules()]
+    paths: set[str] = set()
+    for one in [wanted] if isinstance(wanted, str | type) else wanted or ():
+        if not isinstance(one, str | type):
+            raise ModelProfError(
+                "profile_model(ignore_modules): expected classes, their names or paths of modules, got"
+                f" {type(one).__name__}."
+            )
+        if isinstance(one, type):
+            found = {path for path, module in by_path_modules if isinstance(module, one)}
+            name = one.__name__
+        else:
+            name = one
+            found = {path for path, type_name in by_path.items() if name and name in (path, type_name)}
+        if not found:
+            names = sorted({*by_path, *by_path.values()} - {""})
+            types = ", ".join(sorted(set(by_path.values())))
+            hint = nearest(name, names) or f" Its classes are {types}."
+            raise ModelProfError(
+                "profile_model(ignore_modules): expected classes or paths of modules of this model, got"
+                f" {quoted(name)}, which is none.{hint}"
+            )
+        paths |= found
+    return paths
+
+
+def kind_of(value: Any) -> str:
+    """Shape and dtype of a tensor, or what else it is, for a person."""
+    if isinstance(value, torch.Tensor):
+        return f"{' × '.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+    return type(value).__name__
+
+
+class ProfiledCall:
+    """One call of the model with the batch, and of what makes a loss of it."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loss_fn: Callable[[Any], torch.Tensor] | None,
+    ) -> None:
+        self._target, self._args, self._kwargs, self._loss_fn = target, args, kwargs, loss_fn
+
+    def grad_mode(self) -> AbstractContextManager[Any]:
+        """Gradients are recorded for a loss only."""
+        return torch.no_grad() if self._loss_fn is None else torch.enable_grad()
+
+    def forward(self) -> Any:
+        """Call the model.
+
+        Raises:
+            ModelProfError: when that fails, for whatever reason.
+        """
+        try:
+            return self._target(*self._args, **self._kwargs)
+        except Exception as error:
+            passed = [*(kind_of(value) for value in self._args)]
+            passed += [f"{name}={kind_of(value)}" for name, value in self._kwargs.items()]
+            raise ModelProfError(
+                f"profile_model: expected a batch that the model can take, got"
+                f" {told(error)}. It was called with ({', '.join(passed)})."
+            ) from error
+
+    def loss(self, output: Any) -> torch.Tensor | None:
+        """The loss of an output; ``None`` where there is none to be made.
+
+        Raises:
+            ModelProfError: when there is no loss that has a backward.
+        """
+        if self._loss_fn is None:
+            return None
+        try:
+            loss = self._loss_fn(output)
+        except Exception as error:
+            raise ModelProfError(
+                f"profile_model(loss_fn): expected a function of the model's output ({kind_of(output)}), got"
+                f" {told(error)}."
+            ) from error
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            lacking = (
+                " without a gradient" if isinstance(loss, torch.Tensor) and not loss.requires_grad else ""
+            )
+            raise ModelProfError(
+                "profile_model(loss_fn): expected it to return a tensor with one element and a gradient,"
+                f" got {kind_of(loss)}{lacking}."
+            )
+        return loss
+
+    def backward(self, loss: torch.Tensor | None) -> None:
+        """Run backward.
+
+        Raises:
+            ModelProfError: when it fails.
+        """
+        if loss is None:
+            return
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        except Exception as error:
+            raise ModelProfError(
+                f"profile_model: expected the loss to have a backward pass, got {told(error)}."
+            ) from error
+
+    def run(self, model: nn.Module) -> None:
+        """All of it, from no gradients."""
+        model.zero_grad(set_to_none=True)
+        self.backward(self.loss(self.forward()))

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.run.trace_args import collective_of, sizes, stream_number
-from lightning_modelprof.run.trace_numbers import (
-    begins_ns,
-    begins_with_long_stamps,
-    durations_ns,
-    integers,
-    loses_digits,
-    positive_floats,
-)
-from lightning_modelprof.run.trace_parts import (
-    EMPTY_ALLOCATIONS,
-    EMPTY_DEVICE,
-    EMPTY_EVENTS,
-    Columns,
-    concatenate,
-    read_only,
-)
 from lightning_modelprof.trace.json import (
     NO_ARGS,
     Args,
     Event,
+    begins_ns,
+    begins_with_long_stamps,
     category_by_name,
     category_of,
     decode_events,
+    durations_ns,
+    integers,
     is_named_apart,
+    loses_digits,
+    positive_floats,
 )
 from lightning_modelprof.trace.model import (
     DEVICE_WORK,
@@ -47,9 +37,14 @@ from lightning_modelprof.trace.model import (
 from lightning_modelprof.trace.text import check_event_sizes
 
 _MEMORY_EVENT: Final = "[memory]"
+
+
 _BEGIN_END: Final = frozenset({"B", "E"})
+
+
 _UNTIMED: Final = frozenset({"i", "M", *_BEGIN_END})
 """Of the events without a duration those that are used: instants and names, or counted; arrows are not."""
+
 
 _K = TypeVar("_K")
 
@@ -362,3 +357,99 @@ def _none(count: int) -> NDArray[np.int32]:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
+
+
+_STREAM_TEXT: Final = re.compile(r"(?:stream )?([0-9]{1,18})")
+
+
+_MAX_SIZE: Final = 2**48
+"""More bytes, elements or ranks than anybody has; what is above is garbage, and sums of it would overflow."""
+
+
+def sizes(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
+    """Numbers of bytes as a column; what is none becomes ``missing``."""
+    column = integers(values, missing)
+    return np.where((column < _MAX_SIZE) & (column > -_MAX_SIZE), column, missing)
+
+
+def stream_number(value: Any) -> Any:
+    """The number in ``stream 7``, as torch 1.9 wrote it."""
+    if isinstance(value, str):
+        found = _STREAM_TEXT.fullmatch(value)
+        return None if found is None else int(found.group(1))
+    return value
+
+
+def collective_of(args: Args) -> Collective:
+    """What the arguments of a communication event say, as far as they have the expected types."""
+
+    def text(value: Any) -> str | None:
+        return value if isinstance(value, str) and value else None
+
+    def number(value: Any) -> int | None:
+        return value if type(value) is int and 0 <= value < _MAX_SIZE else None
+
+    return Collective(
+        name=text(args.collective),
+        group=text(args.group_description) or text(args.group_name),
+        group_size=number(args.group_size),
+        dtype=text(args.dtype),
+        in_elements=number(args.in_elements),
+        out_elements=number(args.out_elements),
+    )
+
+
+Columns = dict[str, NDArray[Any]]
+
+
+_ColumnT = TypeVar("_ColumnT", bound=np.generic)
+
+
+EMPTY_EVENTS: Final[Columns] = {
+    "begin_ns": np.empty(0, np.int64),
+    "duration_ns": np.empty(0, np.int64),
+    "category": np.empty(0, np.uint8),
+    "name": np.empty(0, np.int32),
+    "track": np.empty(0, np.int32),
+    "correlation": np.empty(0, np.int64),
+    "external_id": np.empty(0, np.int64),
+    "shape": np.empty(0, np.int32),
+    "stack": np.empty(0, np.int32),
+    "collective": np.empty(0, np.int32),
+}
+
+
+EMPTY_DEVICE: Final[Columns] = {
+    "event": np.empty(0, np.int64),
+    "device": np.empty(0, np.int64),
+    "stream": np.empty(0, np.int64),
+    "size_bytes": np.empty(0, np.int64),
+    "blocks_per_sm": np.empty(0, np.float64),
+    "occupancy": np.empty(0, np.float64),
+}
+
+
+EMPTY_ALLOCATIONS: Final[Columns] = {
+    "time_ns": np.empty(0, np.int64),
+    "track": np.empty(0, np.int32),
+    "size_bytes": np.empty(0, np.int64),
+    "device_type": np.empty(0, np.int64),
+    "device": np.empty(0, np.int64),
+    "allocated_bytes": np.empty(0, np.int64),
+    "reserved_bytes": np.empty(0, np.int64),
+}
+
+
+def concatenate(parts: list[Columns], empty: Columns) -> Columns:
+    """All parts in one, freeing them; ``empty`` gives the columns and their types."""
+    columns = {
+        key: np.concatenate([column, *(part.pop(key) for part in parts)]) for key, column in empty.items()
+    }
+    parts.clear()
+    return columns
+
+
+def read_only(column: NDArray[_ColumnT]) -> NDArray[_ColumnT]:
+    """The same column, which cannot be written to any more."""
+    column.flags.writeable = False
+    return column

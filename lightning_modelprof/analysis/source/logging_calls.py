@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.run.logging_code import LOGGER
+from lightning_modelprof.run.sites import LOGGER
 from lightning_modelprof.run.stacks import LogCall, StackFrame, logging_begins
 
 LOG: Final = "log"

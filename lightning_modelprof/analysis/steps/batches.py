@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.run.cpu_use import CpuUse
+from lightning_modelprof.run.batches import CpuUse
 
 _MOSTLY: Final = 0.5
 _NEARLY_ALWAYS: Final = 0.9

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.phases import PARTS, PHASE_INDEX, ValidationTimes
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.validation import PARTS, ValidationTimes
 
 NO_VALIDATION: Final = Absent("no validation ran in this fit")
 

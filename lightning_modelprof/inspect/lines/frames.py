@@ -10,8 +10,7 @@ from typing import Final, TypeAlias
 import torch
 
 from lightning_modelprof.measure.user_code import UserCode, absolute_file
-from lightning_modelprof.run.logging_code import logging_kind
-from lightning_modelprof.run.sites import CodeLocation
+from lightning_modelprof.run.sites import CodeLocation, logging_kind
 
 _PLUMBING: Final = frozenset(("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn", "inner"))
 """Functions of torch that only call another one."""

@@ -22,8 +22,8 @@ from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.run.model_cost import DenseTable, RepeatedCall, StepWaste, UnusedGradients
 from lightning_modelprof.run.setup import CodePlace
-from lightning_modelprof.run.step_waste import DenseTable, RepeatedCall, StepWaste, UnusedGradients
 
 _TABLE_GRADIENT: Final = "aten::embedding_dense_backward"
 _MOST_CALLS: Final = 64

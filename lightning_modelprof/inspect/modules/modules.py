@@ -10,8 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.flops.packed_weights import packed_elements
 from lightning_modelprof.inspect.modules.tensor_memory import unnoticed
-from lightning_modelprof.measure.code_place import place_of
-from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.model_cost import ModuleRecord
 from lightning_modelprof.run.setup import CodePlace
 

@@ -7,7 +7,8 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import CodeType, FrameType
@@ -15,9 +16,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_modelprof.measure.sampling.log_calls import log_call, logger_codes
 from lightning_modelprof.measure.steps.ledger import PROFILER, VALIDATION
-from lightning_modelprof.measure.thread_clocks import ThreadClocks
 from lightning_modelprof.measure.user_code import UserCode, is_loop, library_of, working_folder
-from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.phases import PARTS, PHASES
 from lightning_modelprof.run.stacks import (
     LogCall,
     OtherThread,
@@ -26,24 +26,40 @@ from lightning_modelprof.run.stacks import (
     StackSamples,
     logging_begins,
 )
-from lightning_modelprof.run.validation import PARTS
 
 MOST_DEEP: Final = 80
 """Frames of one stack that are looked at: with more, the thread that trains would wait for the look."""
+
+
 MOST_STACKS: Final = 5_000
+
+
 MOST_FRAMES: Final = 20_000
+
+
 MOST_LOG_CALLS: Final = 200
+
 
 _USUAL_THREADS: Final = 2
 """The thread that trains, and the one that looks."""
+
+
 _OTHERS_EVERY: Final = 4
 """Of so many looks one is at all other threads as well."""
+
+
 _MOST_OTHERS: Final = 64
+
+
 _MOST_STACKS_OF_OTHERS: Final = 500
 
+
 _HOOK_CALLERS: Final = ("torch.nn.modules.module", "torch.utils.hooks")
+
+
 _ENGINE: Final = "torch.autograd.graph"
 """Python modules of torch in which hooks are called."""
+
 
 _COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
 """Whether making any object may collect garbage at once; later Pythons wait until a line of Python ends."""
@@ -322,3 +338,81 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+LEAST_SHARE: Final = 0.02
+"""Of the loop's time: threads that took less of a CPU than that are not told."""
+
+
+_MUCH: Final = 0.05
+"""Of the time since the last look: a thread that takes so much wants the interpreter as well."""
+
+
+_clock_of: Callable[[int], int] | None = getattr(time, "pthread_getcpuclockid", None)  # not on Windows
+
+
+class ThreadClocks:
+    """Adds up the CPU clocks of other threads, each time that it is shown which threads there are.
+
+    A clock is read by the thread's identifier, which is valid as long as the thread has a frame and the
+    interpreter is ours: so identifiers come from ``sys._current_frames`` and are used at once.
+
+    Args:
+        thread: identifier of the thread that runs the loop, which is no other.
+
+    Attributes:
+        is_crowded: whether one of them had a CPU in much of the time between the last two looks.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._began_ns = self._last_ns = time.perf_counter_ns()
+        self._clocks: dict[int, int] = {}  # as last read
+        self._took_ns: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self.is_crowded = False
+        self.look(sys._current_frames(), is_first=True)
+
+    def look(self, threads: Iterable[int], *, is_first: bool = False) -> None:
+        """Read the clocks of these threads; to be called with what ``sys._current_frames`` has just given."""
+        if _clock_of is None:
+            return
+        now_ns = time.perf_counter_ns()
+        most_ns, own = 0, threading.get_ident()
+        for thread in threads:
+            if thread in (self._thread, own):
+                continue
+            try:
+                clock_ns = time.clock_gettime_ns(_clock_of(thread))
+            except OSError:  # it is ending
+                continue
+            before_ns = clock_ns if is_first else self._clocks.get(thread, 0)
+            if clock_ns < before_ns:  # the identifier is another thread's now
+                before_ns = 0
+            self._clocks[thread] = clock_ns
+            self._took_ns[thread] = self._took_ns.get(thread, 0) + clock_ns - before_ns
+            most_ns = max(most_ns, clock_ns - before_ns)
+        if now_ns > self._last_ns:
+            self.is_crowded = most_ns >= _MUCH * (now_ns - self._last_ns)
+        self._last_ns = now_ns
+
+    def learn_names(self) -> None:
+        """Remember what threads are called, as they may end; takes a lock."""
+        if not self._took_ns.keys() <= self._names.keys():
+            known = {one.ident: one.name for one in threading.enumerate() if one.ident is not None}
+            self._names.update({thread: known.get(thread, "") for thread in self._took_ns})
+
+    def read(self) -> tuple[dict[int, tuple[str, int]], int]:
+        """The threads that took some time, and the wall time that it is of.
+
+        Returns:
+            Identifier → name and CPU time in nanoseconds, without threads of this package; and nanoseconds.
+        """
+        self.look(sys._current_frames())
+        self.learn_names()
+        loop_ns = self._last_ns - self._began_ns
+        return {
+            thread: (name, took_ns)
+            for thread, took_ns in self._took_ns.items()
+            if took_ns >= LEAST_SHARE * loop_ns and not (name := self._names[thread]).startswith("modelprof")
+        }, loop_ns

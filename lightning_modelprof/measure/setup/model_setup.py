@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import linecache
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
-from lightning_modelprof.measure.user_code import absolute_file, is_library
-from lightning_modelprof.run.setup import CodePlace, Compilation, CompileSetup
+from torch import nn
+
+from lightning_modelprof.measure.setup.environment import written_class
+from lightning_modelprof.measure.user_code import UserCode, absolute_file, is_library, place_of
+from lightning_modelprof.run.setup import CodePlace, Compilation, CompileSetup, ConvolutionBias
 
 _FRAME: Final = re.compile(r"Line: (?P<line>\d+), Name: (?P<name>.*?), Filename: (?P<file>.+)")
+
+
 _MAX_GUARDS: Final = 5
 """Reasons kept for each function."""
 
@@ -70,3 +79,126 @@ def _caller(stack: Sequence[str]) -> CodePlace | None:
 
 def _first_line(text: object) -> str:
     return str(text).strip().partition("\n")[0]
+
+
+_CONVOLUTIONS: Final = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.BatchNorm3d}
+
+
+_NUMBER: Final = re.compile(r"\d*$")
+
+
+def convolution_biases(module: nn.Module) -> tuple[ConvolutionBias, ...]:
+    """Convolutions with a bias right before a BatchNorm of as many channels that uses the batch's mean.
+
+    In a ``Sequential`` the order of the layers is the order in which they run. Elsewhere only neighbours
+    count whose names end in the same number, as in ``conv1`` and ``bn1``.
+
+    Source: the mean that BatchNorm subtracts contains the bias (Ioffe and Szegedy, Batch Normalization,
+    2015, section 3.2).
+    """
+    return tuple(_found(module))
+
+
+def _found(module: nn.Module) -> Iterator[ConvolutionBias]:
+    for path, parent in module.named_modules():
+        is_sequential = isinstance(parent, nn.Sequential)
+        for (name, layer), (next_name, next_layer) in pairwise(parent.named_children()):
+            if not _undoes(layer, next_layer):
+                continue
+            if not is_sequential and _number(name) != _number(next_name):
+                continue
+            prefix = f"{path}." if path else ""
+            yield ConvolutionBias(
+                convolution=prefix + name,
+                normalisation=prefix + next_name,
+                is_sequential=is_sequential,
+                owner=_owner(module, path),
+            )
+
+
+def _undoes(layer: nn.Module, after: nn.Module) -> bool:
+    for convolution, normalisation in _CONVOLUTIONS.items():
+        if isinstance(layer, convolution) and isinstance(after, normalisation):
+            return layer.bias is not None and layer.out_channels == after.num_features
+    return False
+
+
+def _number(name: str) -> str:
+    found = _NUMBER.search(name)
+    return found.group() if found is not None else ""
+
+
+def _owner(root: nn.Module, path: str) -> CodePlace | None:
+    """The constructor of the innermost module on the path that is not a library's."""
+    while True:
+        kind: Any = type(root.get_submodule(path))
+        place = place_of(kind.__init__)
+        if place is not None and not is_library(place.file):
+            return place
+        if not path:
+            return None
+        path = path.rpartition(".")[0]
+
+
+NAMES: Final = frozenset(
+    ("DataLoader", "Trainer", "ModelCheckpoint", "Embedding", "EmbeddingBag", "double", "float64")
+)
+"""Of functions, classes and attributes."""
+
+
+_MOST_FILES: Final = 8
+
+
+_MOST_CHARACTERS: Final = 500_000
+
+
+_MOST_LINES: Final = 8
+
+
+def class_files(*things: Any) -> frozenset[str]:
+    """The files of the user with the classes of these objects; ``None`` has none."""
+    found = set()
+    for one in things:
+        if one is None:
+            continue
+        try:
+            found.add(absolute_file(inspect.getfile(written_class(one))))
+        except (OSError, TypeError):  # built in, or made at a prompt
+            continue
+    user_code = UserCode(tuple(type(one) for one in things if one is not None))
+    return frozenset(file for file in found if user_code.is_users_file(file))
+
+
+def calls_by_name(files: Iterable[str]) -> dict[str, tuple[CodePlace, ...]]:
+    """The lines of these files that call or name one of ``NAMES``, in order."""
+    found: dict[str, list[CodePlace]] = {}
+    for file in sorted(files)[:_MOST_FILES]:
+        text = "".join(linecache.getlines(file))
+        if not any(name in text for name in NAMES) or len(text) > _MOST_CHARACTERS:
+            continue
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for name, line, function in _calls(tree, ""):
+            places = found.setdefault(name, [])
+            if len(places) < _MOST_LINES:
+                places.append(CodePlace(name=function, file=file, line=line))
+    return {name: tuple(dict.fromkeys(places)) for name, places in found.items()}
+
+
+def _calls(node: ast.AST, function: str) -> Iterator[tuple[str, int, str]]:
+    """Name, line and function around it."""
+    for child in ast.iter_child_nodes(node):
+        inner = function
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner = f"{function}.{child.name}" if function else child.name
+        if isinstance(child, ast.Call) and (name := _last_name(child.func)) in NAMES:
+            yield name, child.lineno, function
+        if isinstance(child, ast.Attribute) and child.attr == "float64":
+            yield child.attr, child.lineno, function
+        yield from _calls(child, inner)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -20,12 +20,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.measure.code_place import own_methods, place_of
-from lightning_modelprof.measure.convolution_biases import convolution_biases
-from lightning_modelprof.measure.libraries import read_libraries, trainer_call
-from lightning_modelprof.measure.setup.environment import written_class
-from lightning_modelprof.measure.setup.model_setup import compile_setup
-from lightning_modelprof.measure.source_calls import calls_by_name, class_files
+from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
+from lightning_modelprof.measure.setup.model_setup import (
+    calls_by_name,
+    class_files,
+    compile_setup,
+    convolution_biases,
+)
+from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.setup import (
     CallbackSetup,

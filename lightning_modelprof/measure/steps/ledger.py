@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.cpu_of_steps import CpuOfSteps
+from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWatch
-from lightning_modelprof.measure.validation_parts import ValidationParts
+from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import dataloader
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.run.repeated_samples import RepeatedSamples
+from lightning_modelprof.run.batches import RepeatedSamples
 
 NUM_WATCHED: Final = 16
 """Indices of which samples are hashed, at most."""

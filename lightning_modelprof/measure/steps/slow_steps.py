@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.run.slow_steps import SlowStep, SlowSteps
-from lightning_modelprof.run.steps import NOT_CLEAN, SPECIAL, StepTimings
+from lightning_modelprof.run.steps import NOT_CLEAN, SPECIAL, SlowStep, SlowSteps, StepTimings
 
 try:
     import resource

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.profiler_claim import CLAIM, ENDING, is_profiling_anywhere
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
-from lightning_modelprof.measure.scheduled_steps import NEVER, ScheduledSteps, sooner
-from lightning_modelprof.measure.trace_ranges import TraceRanges
-from lightning_modelprof.measure.window.other_profilers import watch
-from lightning_modelprof.measure.window.schedule import Schedule
+from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
+from lightning_modelprof.measure.window.schedule import NEVER, Schedule, ScheduledSteps, sooner
 from lightning_modelprof.measure.window.torch_profiler import (
     CaptureOptions,
+    TraceRanges,
     free,
     is_profiling,
     prepare,

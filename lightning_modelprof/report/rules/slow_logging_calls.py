@@ -31,8 +31,8 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
-from lightning_modelprof.run.logging_code import LOGGER
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.sites import LOGGER
 
 _IN_STEP: Final = "in the step's own phases"
 _MOST_LINES: Final = 5

@@ -21,7 +21,7 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.step_waste import UnusedGradients
+from lightning_modelprof.run.model_cost import UnusedGradients
 
 _OF_WEIGHTS: Final = 0.5
 """Of a layer's backward, what its weights' gradients take: one of two matrix products of the same size."""

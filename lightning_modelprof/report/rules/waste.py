@@ -19,7 +19,7 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
-from lightning_modelprof.run.step_waste import RepeatedCall
+from lightning_modelprof.run.model_cost import RepeatedCall
 
 
 @dataclass(frozen=True, kw_only=True)

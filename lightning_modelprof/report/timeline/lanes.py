@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.timeline.names import AUTOGRAD_PREFIX
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
 from lightning_modelprof.report.profile import Lane
-from lightning_modelprof.run.trace_args import stream_number
+from lightning_modelprof.trace.columns import stream_number
 from lightning_modelprof.trace.model import DEVICE_WORK, NOT_RECORDED, Category, Trace
 
 HOST_GROUP: Final = "host"

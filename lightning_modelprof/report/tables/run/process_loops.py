@@ -10,7 +10,7 @@ import numpy as np
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.run.process_loops import LoopLine, ShortLoops
+from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
     Column("loop", "Loop"),

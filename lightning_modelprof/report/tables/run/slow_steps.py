@@ -10,8 +10,7 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.slow_words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.slow_steps import SlowStep
-from lightning_modelprof.run.steps import SPECIAL
+from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
 def slow_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001

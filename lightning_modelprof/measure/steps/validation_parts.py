@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Final
 
 from lightning_modelprof.measure.clock import DeviceClock
-from lightning_modelprof.run.validation import PART_INDEX, PARTS, PartTime, ValidationTimes
+from lightning_modelprof.run.phases import PART_INDEX, PARTS, PartTime, ValidationTimes
 
 DATALOADER: Final = PART_INDEX["dataloader"]
 DATALOADER_INIT: Final = PART_INDEX["dataloader_init"]
