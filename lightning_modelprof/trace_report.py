@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_modelprof.analysis.step_ranges import nearest_ranges, steps_asked_for
+from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted
 from lightning_modelprof.report.build_trace import build_trace_report

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.batch_scaling import batch_scaling
-from lightning_modelprof.analysis.theil_sen import theil_sen
+from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.small_batches import SmallBatches
 from lightning_modelprof.run.batches import BatchSizes

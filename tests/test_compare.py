@@ -29,8 +29,8 @@ from lightning_modelprof.analysis.statistics import (
     drift_within,
     resampled_means,
     small_sample_factor,
+    t_975,
 )
-from lightning_modelprof.analysis.student_t import t_975
 from lightning_modelprof.cli import compare as compare_command
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError

@@ -10,11 +10,10 @@ import pytest
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.facts import WindowFacts
-from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
-from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
+from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.analysis.wait_places import WaitPlace
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Location, Severity, Status

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.collectives import pool_collectives
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.distributed import summarize_distributed
+from lightning_modelprof.analysis.trace.distributed import pool_collectives, summarize_distributed
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.distributed import collectives_table, distributed_table
 from lightning_modelprof.trace.reader import read_trace

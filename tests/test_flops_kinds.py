@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lightning_modelprof.flops.result import WithRecompute
 from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.flops.contractions import WithRecompute
 from lightning_modelprof.inspect.flops.count import count_flops, step_count, summarize
 from lightning_modelprof.inspect.flops.formulas import formula_of
 from tests.flop_models import Wrapped, case, convolution, total

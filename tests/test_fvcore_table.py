@@ -22,8 +22,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.fvcore_einsum import einsum_macs
-from lightning_modelprof.inspect.flops.fvcore_handles import may_hold_contractions
+from lightning_modelprof.inspect.flops.fvcore_handles import einsum_macs, may_hold_contractions
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.run.model_cost import ForwardCount
 

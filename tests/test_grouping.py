@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.grouping import by_name, distinct, rows_named, stable_order
+from lightning_modelprof.analysis.timeline.tally import by_name, distinct, rows_named, stable_order
 from tests.traces import make_trace
 
 numbers = st.lists(st.integers(0, 20), max_size=30).map(lambda values: np.array(values, np.int64))

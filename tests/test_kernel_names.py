@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.analysis.kernel_names import is_communication_kernel, uses_tensor_cores
+from lightning_modelprof.analysis.timeline.names import is_communication_kernel, uses_tensor_cores
 
 
 @pytest.mark.parametrize(

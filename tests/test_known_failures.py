@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
+from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace

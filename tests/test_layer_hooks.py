@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modelprof.analysis.layer_hooks import layer_hooks
+from lightning_modelprof.analysis.source.hot_lines import layer_hooks
 from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.report.model import Severity, Status

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.analysis.facts import WindowFacts
-from lightning_modelprof.analysis.lost_kernels import count_kernel_launches, pool_kernel_launches
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.trace_checks import count_kernel_launches, pool_kernel_launches
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.diagnose_traces import diagnose_traces

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.enclosing import clipped_ends, innermost_at, nearest_around
+from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import NOBODY, summarize_memory
 from lightning_modelprof.report.model import Unit

@@ -17,8 +17,8 @@ import torch
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.memory import grown, memory_use
-from lightning_modelprof.analysis.theil_sen import theil_sen
 from lightning_modelprof.measure.resources import memory as measured
 from lightning_modelprof.measure.resources.memory import (
     MOST_POINTS,

@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lightning_modelprof.analysis.size_facts import total_size
-from lightning_modelprof.flops import packed_weights
+from lightning_modelprof.inspect.modules import modules as packed_weights
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.modules import module_records
 from lightning_modelprof.report.model import Unit

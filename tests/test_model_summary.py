@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.model_summary_pool import pool_model_summaries
-from lightning_modelprof.analysis.trace.model_summary import NO_RANGES, NO_STEPS
+from lightning_modelprof.analysis.trace.model_summary import NO_RANGES, NO_STEPS, pool_model_summaries
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.trace.model_summary import model_summary_table, window_model_summary
 from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, TRACE_METADATA_KEY

@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.flops.backward_times import NodeHooks
-from lightning_modelprof.inspect.modules.module_times import ModuleTimer
+from lightning_modelprof.inspect.modules.module_times import ModuleTimer, NodeHooks
 from tests.support import FakeClock
 from tests.test_device_phases import FakeDeviceClock
 

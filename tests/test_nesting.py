@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.launch_links import link_launches
-from lightning_modelprof.analysis.timeline.nesting import find_parents, nearest_ancestor
+from lightning_modelprof.analysis.timeline.nesting import find_parents, link_launches, nearest_ancestor
 from lightning_modelprof.trace.model import Category
 from lightning_modelprof.trace.reader import parse_trace
 

@@ -13,12 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.operator_origin import is_user_frame
-from lightning_modelprof.analysis.operator_tally import pool_operators
 from lightning_modelprof.analysis.timeline.intervals import length, subtract, union
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.operator_costs import flops_of
+from lightning_modelprof.analysis.trace.operator_costs import flops_of, is_user_frame, pool_operators
 from lightning_modelprof.analysis.trace.operators import summarize_operators
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions, parse_sort_key
 from lightning_modelprof.report.tables.trace.operators import (

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.flops.held_tensors import storages_of
+from lightning_modelprof.inspect.modules.live_tensors import storages_of
 from lightning_modelprof.loop import memory as loop_memory
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.measure.resources import out_of_memory

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.own_cost import own_cost
+from lightning_modelprof.analysis.steps.phase_times import own_cost
 from lightning_modelprof.analysis.steps.step_costs import step_costs
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals

@@ -9,9 +9,8 @@ import pytest
 import torch
 from lightning.fabric.utilities import throughput
 
-from lightning_modelprof.flops.peak_table import DEVICE_PEAKS, devices_named
 from lightning_modelprof.inspect.flops import peaks as module
-from lightning_modelprof.inspect.flops.peaks import peak_rates
+from lightning_modelprof.inspect.flops.peaks import DEVICE_PEAKS, devices_named, peak_rates
 
 CUDA = torch.device("cuda", 0)
 ALL = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int8")

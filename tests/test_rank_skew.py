@@ -16,7 +16,7 @@ import pytest
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.ranks import LEAST_STEPS, rank_skew
-from lightning_modelprof.analysis.student_t import t_quantile
+from lightning_modelprof.analysis.statistics import t_quantile
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.build import build_report

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis import matched_calls as reasons
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace import rank_waits as reasons
 from lightning_modelprof.analysis.trace.communication_calls import list_communication_calls
 from lightning_modelprof.analysis.trace.rank_waits import chance_of_at_least, compare_ranks
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace

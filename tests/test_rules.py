@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.analysis.slow_causes import SlowFacts
-from lightning_modelprof.analysis.steps.step_costs import trimmed_mean
+from lightning_modelprof.analysis.steps.step_costs import SlowFacts, trimmed_mean
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.diagnose import diagnose

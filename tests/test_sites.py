@@ -24,9 +24,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from lightning_modelprof.flops.host_waits import look_of
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
+from lightning_modelprof.inspect.lines.site_sums import look_of
 from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.measure.user_code import UserCode, place_of

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.modules.size_law import size_laws
-from lightning_modelprof.analysis.size_flops import FlopsBySize, mean_step
+from lightning_modelprof.analysis.modules.size_law import FlopsBySize, mean_step, size_laws
 from lightning_modelprof.run.batches import BatchSizes, PhaseFlops, SizeCount
 
 PARTS = (("backward", "float32"), ("forward", "bfloat16"))

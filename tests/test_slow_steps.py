@@ -16,8 +16,7 @@ from lightning.pytorch import Callback
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE, slow_facts
-from lightning_modelprof.analysis.steps.step_costs import step_costs
+from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, slow_facts, step_costs
 from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
 from lightning_modelprof.measure.steps.slow_steps import MAX_KEPT, CollectorWatch, Counts, SlowStepWatch
 from lightning_modelprof.report.build import build_report

@@ -10,10 +10,9 @@ import pytest
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.facts import WindowFacts
-from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount
-from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
-from lightning_modelprof.analysis.wait_places import WaitPlace
+from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.all_rules import RULES

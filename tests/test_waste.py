@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_modelprof.analysis.batch_scaling import fixed_by_work
+from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.measure.sampling.stack_look import ThreadClocks

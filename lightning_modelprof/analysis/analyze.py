@@ -6,24 +6,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.batch_scaling import batch_scaling
 from lightning_modelprof.analysis.facts import Analysis, WindowFacts
-from lightning_modelprof.analysis.layer_hooks import layer_hooks
 from lightning_modelprof.analysis.modules.forward_check import forward_facts
 from lightning_modelprof.analysis.modules.model_flops import model_flops
 from lightning_modelprof.analysis.modules.module_tree import module_tree
-from lightning_modelprof.analysis.own_cost import own_cost
 from lightning_modelprof.analysis.ranks import rank_skew
-from lightning_modelprof.analysis.slow_causes import slow_facts
 from lightning_modelprof.analysis.source.call_tree import call_tree
-from lightning_modelprof.analysis.source.hot_lines import hot_lines
+from lightning_modelprof.analysis.source.hot_lines import hot_lines, layer_hooks
 from lightning_modelprof.analysis.source.logging_calls import logging_calls
 from lightning_modelprof.analysis.source.source_lines import source_lines
-from lightning_modelprof.analysis.steps.batches import batch_cpu
+from lightning_modelprof.analysis.steps.batches import batch_cpu, batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.steps.memory import memory_use
-from lightning_modelprof.analysis.steps.phase_times import phase_times
-from lightning_modelprof.analysis.steps.step_costs import step_costs
+from lightning_modelprof.analysis.steps.phase_times import own_cost, phase_times
+from lightning_modelprof.analysis.steps.step_costs import slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import validation_split
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.run.loops import Loop, loop_of

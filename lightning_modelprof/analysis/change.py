@@ -17,8 +17,8 @@ from lightning_modelprof.analysis.statistics import (
     drift_within,
     resampled_means,
     small_sample_factor,
+    t_975,
 )
-from lightning_modelprof.analysis.student_t import t_975
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 

@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_modelprof.analysis.absent import Absent
-    from lightning_modelprof.analysis.batch_scaling import BatchScaling
     from lightning_modelprof.analysis.modules.forward_check import ForwardFacts
     from lightning_modelprof.analysis.modules.model_flops import ModelFlops
     from lightning_modelprof.analysis.modules.module_tree import ModuleTree
-    from lightning_modelprof.analysis.own_cost import OwnCost
     from lightning_modelprof.analysis.ranks import RankSkew
-    from lightning_modelprof.analysis.slow_causes import SlowFacts
     from lightning_modelprof.analysis.source.call_tree import CallTree
     from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
     from lightning_modelprof.analysis.source.logging_calls import LoggingCalls
     from lightning_modelprof.analysis.source.source_lines import SourceLine
-    from lightning_modelprof.analysis.steps.batches import BatchCpu
+    from lightning_modelprof.analysis.steps.batches import BatchCpu, BatchScaling
     from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
     from lightning_modelprof.analysis.steps.memory import MemoryUse
-    from lightning_modelprof.analysis.steps.phase_times import PhaseTime
-    from lightning_modelprof.analysis.steps.step_costs import StepCosts
+    from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
+    from lightning_modelprof.analysis.steps.step_costs import SlowFacts, StepCosts
     from lightning_modelprof.analysis.steps.validation import ValidationSplit
     from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
     from lightning_modelprof.run.batches import RepeatedSamples

@@ -13,24 +13,32 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.student_t import t_975
-
 CONFIDENCE: Final = 0.95
+
 
 RESAMPLES: Final = 2_000
 """Times that the blocks are drawn; the ends of a 95 % interval then have 50 draws beyond them."""
 
+
 MAX_BLOCKS: Final = 500
 """Blocks that a series is cut into at most: more cost time and tell nothing new."""
 
+
 _SHORT_PARTS: Final = 40
+
+
 _LONG_PARTS: Final = 10
+
+
 _F_95: Final = 2.124
 """F.95 with 9 and 40 degrees of freedom."""
 
+
 _SEED: Final = 20_041_101
 
+
 _Floats = NDArray[np.floating[Any]]
+
 
 NORMAL_QUANTILE: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
@@ -170,3 +178,75 @@ def small_sample_factor(num_blocks: float) -> float:
     blocks = max(num_blocks, 2.0)
     quantile = t_975(max(1, round(1.5 * (blocks - 1))))
     return math.sqrt(blocks / (blocks - 1)) * quantile / NORMAL_QUANTILE
+
+
+# t.975 by degrees of freedom, from 1. Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
+_T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def t_975(degrees: int) -> float:
+    """How many standard errors a 95 % interval reaches to each side, right to three decimals.
+
+    Args:
+        degrees: of freedom, 1 or more.
+
+    Source: up to 30 the table of the NIST/SEMATECH e-Handbook, section 1.3.6.7.2; beyond, ``t_quantile``.
+    """
+    return _T_975[degrees - 1] if degrees <= len(_T_975) else t_quantile(0.975, degrees)
+
+
+def t_quantile(probability: float, degrees: float) -> float:
+    """The quantile; 0.3 % too small or less with at least four degrees of freedom and 0.99, 3 % with 0.9998.
+
+    Args:
+        probability: of a value below it.
+        degrees: of freedom, which need not be whole.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    """
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
+
+
+def theil_sen(
+    x: _Floats, y: _Floats, strata: NDArray[np.integer[Any]] | None = None
+) -> tuple[float, float, float]:
+    """The median of the slopes between all pairs of points, and its 95 % interval.
+
+    Args:
+        x: shape (n,), never falling, not all the same; points of the same x make no pair.
+        y: shape (n,).
+        strata: shape (n,), whole numbers from 0: only points of the same number make a pair; by default all.
+
+    Source: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, Journal of the American
+    Statistical Association 63 (1968); the variance of Kendall's statistic, which is the sum of the strata's
+    less what pairs of the same x would add to it.
+    """
+    strata = np.zeros(len(x), int) if strata is None else strata
+    first, second = np.triu_indices(len(x), k=1)
+    is_pair = (strata[first] == strata[second]) & (x[first] < x[second])
+    first, second = first[is_pair], second[is_pair]
+    slopes = np.sort((y[second] - y[first]) / (x[second] - x[first]))
+    ties = np.unique(np.stack([strata, x]), axis=1, return_counts=True)[1]
+    count, spread = len(slopes), _spread(np.bincount(strata)) - _spread(ties)
+    reach = NORMAL_QUANTILE * math.sqrt(spread / 18)
+    low, high = math.floor((count - reach) / 2) - 1, math.ceil((count + reach) / 2)
+    return (
+        float(np.median(slopes)),
+        float(slopes[max(0, low)]),
+        float(slopes[min(count - 1, high)]),
+    )
+
+
+def _spread(n: NDArray[np.integer[Any]]) -> int:
+    return int((n * (n - 1) * (2 * n + 5)).sum())

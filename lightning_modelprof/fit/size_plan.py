@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from lightning_modelprof.analysis.modules.size_law import REACH
-from lightning_modelprof.analysis.size_flops import FlopsBySize, why_not_by_size
+from lightning_modelprof.analysis.modules.size_law import REACH, FlopsBySize, why_not_by_size
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount

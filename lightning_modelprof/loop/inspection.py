@@ -19,9 +19,9 @@ from lightning_modelprof.errors import ModelProfError, told
 from lightning_modelprof.fit.followed_step import FollowedStep
 from lightning_modelprof.fit.size_plan import SizePlan
 from lightning_modelprof.fit.step_copy import StepCopy
-from lightning_modelprof.flops.compiled import compiled_frames, find_compiled
-from lightning_modelprof.flops.mode_stack import modes_on
+from lightning_modelprof.inspect.core.copies import compiled_frames, find_compiled
 from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.core.untouched import modes_on
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.flops.peaks import peak_rates

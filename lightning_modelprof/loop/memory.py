@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from lightning_modelprof.errors import told
 from lightning_modelprof.fit.followed_step import FollowedStep
-from lightning_modelprof.flops.held_tensors import held_buffers, held_parameters, storages_of
+from lightning_modelprof.inspect.modules.live_tensors import held_buffers, held_parameters, storages_of
 from lightning_modelprof.measure.resources.memory import (
     MemoryCurve,
     device_memory,

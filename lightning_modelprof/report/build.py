@@ -8,12 +8,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.compare import run_settings
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.model_flops import ModelFlops
-from lightning_modelprof.analysis.own_cost import OwnCost
-from lightning_modelprof.analysis.run_settings import run_settings
 from lightning_modelprof.analysis.steps.benchmark import Statistics
-from lightning_modelprof.analysis.steps.phase_times import PhaseTime
+from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.report.charts.all_charts import CHARTS
 from lightning_modelprof.report.diagnose import diagnose
 from lightning_modelprof.report.flames import call_flame

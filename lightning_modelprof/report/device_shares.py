@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount, pool_kernel_launches
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
+from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount, pool_kernel_launches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 
 

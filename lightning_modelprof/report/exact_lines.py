@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.costly_call import costly_call, with_costly_call
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
+from lightning_modelprof.analysis.source.source_lines import costly_call, with_costly_call
 from lightning_modelprof.report.model import Finding, Location, Status
 
 

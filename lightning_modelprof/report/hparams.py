@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_modelprof.analysis.run_settings import UNKNOWN
+from lightning_modelprof.analysis.compare import UNKNOWN
 from lightning_modelprof.report.model import Report
 
 _MIB: Final = 2**20

@@ -6,8 +6,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.module_sums import above, nearest
-from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleTree
+from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleTree, above, nearest
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 
 _DEVICE: Final = "Times are between events on the device's stream, so they include waiting for the host."

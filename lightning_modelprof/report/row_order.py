@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.operator_tally import MemoryChange
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
+from lightning_modelprof.analysis.trace.operator_costs import MemoryChange
 from lightning_modelprof.report.options import SortKey
 
 _MEMORY: Final = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE, SlowCause
+from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, SlowCause
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import StepTag
 

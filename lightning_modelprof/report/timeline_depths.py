@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.grouping import stable_order
+from lightning_modelprof.analysis.timeline.tally import stable_order
 
 _Open = tuple[int, int, int, int]
 """An open slice: its end, its row, and of it and all below it in the stack the first end and the last row."""

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.grouping import distinct
 from lightning_modelprof.analysis.timeline.names import is_collective_call, is_module, is_place
+from lightning_modelprof.analysis.timeline.tally import distinct
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX

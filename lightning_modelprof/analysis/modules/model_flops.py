@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.size_flops import FlopsBySize, MeanStep, Part, mean_step, why_not_by_size
+from lightning_modelprof.analysis.modules.size_law import (
+    FlopsBySize,
+    MeanStep,
+    Part,
+    mean_step,
+    why_not_by_size,
+)
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import (
     FLOP_PHASES,

@@ -14,12 +14,19 @@ from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSample
 
 T = TypeVar("T")
 
+
 _MIN_SAMPLES: Final = 3
 """On a line, or nothing is said of it."""
+
+
 _MOST_STATEMENTS: Final = 5
 """That are named for one function or phase."""
+
+
 MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
+
+
 _NOT_SAMPLED: Final = Absent("not measured (inspect={'sampling': True} looks at the lines that run)")
 
 
@@ -527,3 +534,33 @@ def _grouped(pairs: Iterable[tuple[Hashable, T]]) -> list[list[T]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return list(groups.values())
+
+
+_PHASES: Final = ("forward", "backward")
+
+
+_NOT_HOOKS_OF_ANYBODY: Final = ("torch", "lightning", "pytorch_lightning", "lightning_modelprof")
+"""Packages whose hooks belong to the training or to this profiler."""
+
+
+def layer_hooks(hot: HotLines | Absent) -> FoundCalls | Absent:
+    """The time in such hooks in Forward and Backward, without the modules that they call.
+
+    Caveats:
+        On a device, hooks of a backward run in a thread of torch's own, of which nothing is seen.
+    """
+    if isinstance(hot, Absent):
+        return hot
+    calls = {hot.samples.frames[number] for number in hot.samples.hook_calls}
+    return hot.found_by(lambda path: _hook(path, calls), _PHASES)
+
+
+def _hook(path: Sequence[StackFrame], calls: set[StackFrame]) -> int | None:
+    """Where the innermost hook is on a stack; ``None`` where there is none, or it has called a module."""
+    for position in range(len(path) - 1, 0, -1):
+        frame = path[position]
+        if path[position - 1] in calls and frame.module.partition(".")[0] not in _NOT_HOOKS_OF_ANYBODY:
+            return position
+        if frame.module == MODULE_CALLS:
+            return None
+    return None

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.run.batches import CpuUse
+from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.run.batches import BatchSizes, CpuUse
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 
 _MOSTLY: Final = 0.5
+
+
 _NEARLY_ALWAYS: Final = 0.9
+
+
 _ENOUGH: Final = 7
 
 
@@ -119,3 +129,219 @@ def _free_cpus(use: CpuUse, usable_cpus: int | None) -> float | None:
     others_ns = max(0, use.busy_ns - ours_ns)
     free = min(float(usable_cpus), (use.cpus_ns - others_ns) / use.loop_ns)
     return max(free, min(ours_ns / use.loop_ns, float(usable_cpus)))
+
+
+MIN_OTHER: Final = 4
+"""Steps of other sizes that a fit needs; fewer than these could be far off by chance in one fit of twenty."""
+
+
+MIN_RANGE: Final = 1.25
+"""The largest size over the smallest: from sizes nearer to each other nothing follows for twice the size."""
+
+
+_MOST: Final = 200
+"""Steps of the usual size, and as many of others, that are compared at most: pairs are many."""
+
+
+_SLOW_FLOPS_PER_S: Final = 4e9
+
+
+_SLOW_BYTES_PER_S: Final = 2e9
+"""What any CPU that torch trains on does. Source: a Raspberry Pi 4 has some 8 GFLOP/s of float32 in matrix
+products on one core, and copies 2 to 4 GB/s."""
+
+
+_OPERATOR_NS: Final = 30_000
+"""What calling an operator takes at most. Source: 5 to 10 us in torch, as much in Python around it and in
+autograd; the rest is for slow machines."""
+
+
+_MODEL: Final = ("transfer", "forward", "backward")
+
+
+_UPDATE: Final = ("zero_grad", "clip", "optimizer")
+
+
+_AROUND: Final = ("callbacks", "module_hooks", "logging", "other")
+
+
+_AFTER_VALIDATION: Final = int(NOT_CLEAN & ~StepTag.VALIDATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchScaling:
+    """What of a step does not depend on its batch.
+
+    Attributes:
+        num_samples: in a usual batch.
+        sizes: the smallest and the largest batch that were compared.
+        num_usual, num_other: steps of the usual size and of others that were compared.
+        phases: what was compared; all other time counts as if it grew with the batch.
+        step_ns: median of the clean steps of the usual size.
+        compared_ns: of it, in ``phases``.
+        per_sample_ns: that each further sample adds (Theil-Sen).
+        fixed_ns: of ``compared_ns``, what is the same for any batch.
+        least_fixed_ns, most_fixed_ns: 95 % interval of ``fixed_ns``.
+    """
+
+    num_samples: int
+    sizes: tuple[int, int]
+    num_usual: int
+    num_other: int
+    phases: tuple[str, ...]
+    step_ns: float
+    compared_ns: float
+    per_sample_ns: float
+    fixed_ns: float
+    least_fixed_ns: float
+    most_fixed_ns: float
+
+    def with_twice(self, fixed_ns: float) -> float:
+        """Time of an epoch's steps with batches twice as large, as a share of their time now.
+
+        Half as many steps, each of which takes the fixed part once and all else twice.
+        """
+        return 1 - fixed_ns / (2 * self.step_ns)
+
+
+def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling | Absent:
+    """Compare the steps of other sizes with those of the usual one.
+
+    Args:
+        steps: the finished steps, or those of them that were kept.
+        sizes: of the batches; ``None`` if nobody asked for them.
+    """
+    if sizes is not None and not _only_samples_vary(sizes):
+        return Absent("batches differ in more than the number of their samples")
+    counted = steps.select((steps.samples > 0) & _is_comparable(steps))
+    clean = counted.clean()
+    if not len(clean):
+        return Absent("there is no clean step whose samples were counted")
+    numbers, counts = np.unique(clean.samples, return_counts=True)
+    usual = int(numbers[counts.argmax()])
+    is_clean = (counted.tags & int(NOT_CLEAN)) == 0
+    # The first step of a size makes what later ones of that size find ready.
+    is_other = (counted.samples != usual) & ~_is_first(counted.samples)
+    if int(is_other.sum()) < MIN_OTHER:
+        return Absent(
+            f"fewer than {MIN_OTHER} steps have batches of another size to compare with (the smaller last"
+            " batches of a few more epochs would do)"
+        )
+    are_clean = int((is_other & is_clean).sum()) >= MIN_OTHER
+    if are_clean:  # else what is around the model may be the validation's
+        is_other &= is_clean
+    phases = _phases(counted, has_all=are_clean)
+    if not phases:
+        return Absent("the phases of the model were not seen")
+    usual_at = _thinned(np.flatnonzero((counted.samples == usual) & is_clean))
+    other_at = _thinned(np.flatnonzero(is_other))
+    at = np.sort(np.concatenate([usual_at, other_at]))
+    samples = counted.samples[at].astype(np.float64)
+    if samples.max() < MIN_RANGE * samples.min():
+        return Absent("the sizes of the batches are too near to each other")
+    columns = [PHASE_INDEX[phase] for phase in phases]
+    compared = counted.phases_ns[:, columns].sum(axis=1)
+    order = np.argsort(samples, kind="stable")
+    slope, low, high = theil_sen(samples[order], compared[at][order].astype(np.float64))
+    compared_ns = float(np.median(compared[usual_at]))
+    fixed, least, most = (min(max(compared_ns - usual * one, 0.0), compared_ns) for one in (slope, high, low))
+    return BatchScaling(
+        num_samples=usual,
+        sizes=(int(samples.min()), int(samples.max())),
+        num_usual=len(usual_at),
+        num_other=len(other_at),
+        phases=phases,
+        step_ns=float(np.median(clean.duration_ns[clean.samples == usual])),
+        compared_ns=compared_ns,
+        per_sample_ns=slope,
+        fixed_ns=fixed,
+        least_fixed_ns=least,
+        most_fixed_ns=most,
+    )
+
+
+def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: int) -> BatchScaling | Absent:
+    """What of a step cannot depend on its batch, as its batch's work is too little to take so long.
+
+    Any CPU that torch trains on does the FLOPs and moves the bytes of one step at the rates of a slow one, or
+    faster. What forward and backward take beyond that is the price of calling operators, whose number does
+    not depend on the batch; where it is too much for that, Python code of another kind takes it, which may.
+
+    Args:
+        steps: the finished steps, or those of them that were kept.
+        operators: that ran in one step.
+        flops: of forward and backward in one step.
+        num_bytes: that the operators of forward and backward read and write.
+
+    Returns:
+        With ``fixed_ns`` the least that it can be.
+    """
+    clean = steps.clean()
+    counted = clean.select(clean.samples > 0)
+    phases = _phases(counted, has_all=False)
+    if not len(counted) or not phases:
+        return Absent("there is no clean step whose samples were counted")
+    columns = [PHASE_INDEX[phase] for phase in phases]
+    compared_ns = float(np.median(counted.phases_ns[:, columns].sum(axis=1)))
+    usual = int(np.median(counted.samples))
+    grows_ns = min(compared_ns, 1e9 * (flops / _SLOW_FLOPS_PER_S + num_bytes / _SLOW_BYTES_PER_S))
+    if compared_ns - grows_ns > operators * _OPERATOR_NS:
+        return Absent("a step takes longer than calling its operators does")
+    return BatchScaling(
+        num_samples=usual,
+        sizes=(usual, usual),
+        num_usual=len(counted),
+        num_other=0,
+        phases=phases,
+        step_ns=float(np.median(counted.duration_ns)),
+        compared_ns=compared_ns,
+        per_sample_ns=grows_ns / max(1, usual),
+        fixed_ns=compared_ns - grows_ns,
+        least_fixed_ns=compared_ns - grows_ns,
+        most_fixed_ns=compared_ns,
+    )
+
+
+def _is_comparable(steps: StepTimings) -> NDArray[np.bool_]:
+    """A validation runs when the model's work of a step is done: what comes before is that of any step."""
+    comparable: NDArray[np.bool_] = (steps.tags & _AFTER_VALIDATION) == 0
+    return comparable
+
+
+def _is_first(samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+    first = np.zeros(len(samples), bool)
+    first[np.unique(samples, return_index=True)[1]] = True
+    return first
+
+
+def _phases(steps: StepTimings, *, has_all: bool) -> tuple[str, ...]:
+    """What can be compared; empty without the model's own phases.
+
+    Where gradients are accumulated, the optimizer's work is in some steps only.
+    """
+    always_steps = not (steps.tags & int(StepTag.NO_OPTIMIZER_STEP)).any()
+    wanted = (*_MODEL, *(_UPDATE if always_steps else ()), *(_AROUND if has_all else ()))
+    seen = [one for one in wanted if (steps.phases_ns[:, PHASE_INDEX[one]] != NOT_MEASURED).all()]
+    return tuple(seen) if "forward" in seen and "backward" in seen else ()
+
+
+def _thinned(at: NDArray[np.intp]) -> NDArray[np.intp]:
+    """So many of them at most, spread evenly."""
+    if len(at) <= _MOST:
+        return at
+    thinned: NDArray[np.intp] = at[np.linspace(0, len(at) - 1, _MOST).round().astype(np.intp)]
+    return thinned
+
+
+def _only_samples_vary(sizes: BatchSizes) -> bool:
+    """Whether all dimensions that vary do so together, as those that count samples do."""
+    if sizes.num_rounded or not sizes.shapes:
+        return False
+    if len({tuple(map(len, shapes)) for shapes in sizes.shapes}) > 1:
+        return False
+    table = np.array([[value for shape in shapes for value in shape] for shapes in sizes.shapes], np.int64)
+    varying = table[:, np.ptp(table, axis=0) > 0] if table.size else table
+    if not varying.size:
+        return True
+    # Proportional: a : b is the same in each size.
+    return bool((varying * varying[0, 0] == varying[:, :1] * varying[0]).all())

@@ -8,21 +8,40 @@ from typing import Final
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 
 DATALOADER_PREFIXES: Final = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
+
+
 ZERO_GRAD_PREFIX: Final = "Optimizer.zero_grad#"
+
+
 OPTIMIZER_PREFIX: Final = "Optimizer.step#"
+
+
 AUTOGRAD_PREFIX: Final = "autograd::engine::evaluate_function"
+
+
 LIGHTNING_PREFIX: Final = "[pl]"
+
+
 MODULE_PREFIXES: Final = ("nn.Module: ", "[pl][module]")
 """Of the ranges that torch (``with_modules``) and Lightning's PyTorchProfiler write around a module."""
 
+
 _LIBRARY_RANGE: Final = re.compile(r"(?:\w*ccl|cncl|ucc):(?!:)")
 """Ranges of backends that communicate by kernels: ``nccl:all_reduce``, ``hccl:...``, ``xccl:...``."""
+
+
 _HOST_RANGES: Final = ("gloo:", "mpi:")
 """Of backends that communicate on the host: what else is launched in their ranges are copies."""
+
+
 SYMMETRIC_MEMORY_PREFIX: Final = "symm_mem::"
+
+
 _COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms", SYMMETRIC_MEMORY_PREFIX)
 
+
 _OPTIMIZERS: Final = "Optimizer."
+
 
 _RANGES: Final = (
     STEP_RANGE_PREFIX,
@@ -32,6 +51,7 @@ _RANGES: Final = (
     *DATALOADER_PREFIXES,
 )
 """Torch 1.9 wrote annotations as operators: these are none."""
+
 
 _TORCH_RANGES: Final = (
     "DataParallel.forward",
@@ -55,6 +75,8 @@ _TORCH_RANGES: Final = (
     "fused_scaled_matmul_reduce_scatter",
 )
 """Of ranges that torch writes itself, found by its calls of ``record_function`` in torch 2.13."""
+
+
 _TORCH_ENDINGS: Final = (" (dynamo_timed)", "_inductor_wrapper_call")
 
 
@@ -118,3 +140,88 @@ def is_shown_elsewhere(name: str) -> bool:
         or is_collective_call(name)
         or name.startswith((_OPTIMIZERS, *DATALOADER_PREFIXES))
     )
+
+
+_COMMUNICATION: Final = re.compile(
+    # Libraries: NCCL, RCCL, HCCL, XCCL, MSCCL(++), oneCCL (also mangled: N3ccl2v1...), NVSHMEM, rocSHMEM,
+    # DeepEP and other exchanges between experts, userbuffers of Transformer Engine.
+    r"[nrhx]ccl|msccl|oneccl|(?<![a-z])ccl(?=_|::|\d)|nvshmem|rocshmem|(?:barrier|sync)(?:_all)?_on_stream_kernel"
+    r"|deep_ep|::ep::|(?:inter|intra)_?node|userbuffers"
+    # Without a library: symmetric memory of torch, custom collectives of vLLM, FlashInfer and TensorRT-LLM.
+    r"|multimem_|cross_device_reduce"
+    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+)
+
+
+_COMPUTES_TOO: Final = re.compile(r"^triton_\w+_fused|gemm|matmul|_mm(?:_|\b)")
+"""In names of kernels that also multiply, or that a compiler made of what is around a collective."""
+
+
+_AROUND_PRODUCTS: Final = re.compile(
+    # What a compiler made of elementwise operators, reductions and loops, whatever it fused.
+    r"^triton_(?:poi|red|per|for)_fused|elementwise_kernel"
+    # Changes of layout, sums of split products, and the steps around attention.
+    r"|nchwtonhwc|nhwctonchw|splitk_?reduce|flash\w*(?:combine|convert_d|dot_do_o|clear_d|pre_?process|post_?process)"
+    # Products of fused multiply-adds.
+    r"|ffma|hfma|dfma|simt|scudnn|universalfma"
+)
+"""In names, in lower case, of kernels that leave tensor cores alone, whatever else stands there."""
+
+
+_TENSOR_CORES: Final = re.compile(
+    # Instructions and their shapes.
+    r"hmma|gmma|wmma|umma|tcgen05|(?<![a-z])[idbq]mma(?![a-z])|[hsd]884|[hsdc]1688|i8816|16816|161616|16832|16864"
+    r"|m(?:8|16|32|64)n\d+k\d+"
+    # Libraries that multiply matrices with nothing else; cuDNN's older names.
+    r"|tensorop|nvjet|marlin::marlin<|machete|deep_gemm::|xmma_(?:gemm|sparse_gemm|sparse_conv|fprop|dgrad|wgrad)"
+    r"|xmma_(?:warp_specialized_)?implicit_gemm|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1"
+    r"|conv2d_c1_k1|direct_group"
+    # CUTLASS since Hopper, and anybody's products for newer devices or of eight bits and fewer.
+    r"|cutlass::device_kernel<.*(?:gemm|mainloop)|(?:gemm|bmm).*(?:fp8|e4m3|e5m2|e2m1|fp4|sm90|sm1\d\d)"
+    r"|(?:fp8|e4m3|e5m2|e2m1|fp4|sm90|sm1\d\d).*(?:gemm|bmm)"
+    # Attention: FlashAttention, cuDNN, CUTLASS, TensorRT-LLM, FlashInfer's prefill.
+    r"|flash_(?:fwd|bwd|fprop|bprop)|fmha|flash::(?:flashattn|compute_attn|collectivemainloop|enable_sm)"
+    r"|attention(?:backward)?kernel<.*cutlass|prefillwith\w+kernel"
+)
+"""In names, in lower case, of kernels that multiply matrices on tensor cores."""
+
+
+_NO_PRODUCTS: Final = re.compile(
+    r"\bcub::|\bthrust::|multi_tensor_apply|fft2d|winograd|embedding|cudnn::(?:bn_|ops::|pooling)|layer_?norm|rms_?norm"
+    r"|batch_?norm|soft_?max|rotary|memset|transpose|cast_to_fp8|gemv|gemmsn|(?<![a-z])[dhszc]gemm"
+)
+"""In names, in lower case, of kernels of other operators, or of products that need none of them."""
+
+
+_PRODUCTS_OF_TORCH: Final = re.compile(r"gemm|matmul|mm_|conv(?!ert)|attention")
+
+
+def uses_tensor_cores(kernel: str) -> bool | None:
+    """Whether the kernel of this name works on tensor cores, of a device that has them.
+
+    Source: the list of torch_tb_profiler (pytorch/kineto, ``profiler/tensor_core.py`` of its
+    ``tb_plugin``), which takes it from NVIDIA's names, and what libraries since then write into theirs.
+
+    Returns:
+        ``None`` where the name does not tell, as of most kernels that somebody wrote or generated.
+
+    Caveats: a guess from names.
+    """
+    lower = kernel.lower().replace("fbgemm", "")  # a library of much else
+    if is_communication_kernel(kernel) or _AROUND_PRODUCTS.search(lower):
+        return False
+    if _TENSOR_CORES.search(lower):
+        return True
+    is_other_of_torch = is_torch_kernel(kernel) and not _PRODUCTS_OF_TORCH.search(lower)
+    return False if is_other_of_torch or _NO_PRODUCTS.search(lower) else None
+
+
+def is_communication_kernel(kernel: str) -> bool:
+    """Whether the kernel of this name moves data between ranks, or is of a library that does nothing else."""
+    lower = kernel.lower()
+    return _COMMUNICATION.search(lower) is not None and _COMPUTES_TOO.search(lower) is None
+
+
+def is_torch_kernel(kernel: str) -> bool:
+    """Whether torch's own operators have a kernel of this name, such as copies around a collective."""
+    return "at::native" in kernel

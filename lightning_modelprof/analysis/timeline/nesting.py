@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.timeline.names import is_range
+from lightning_modelprof.analysis.timeline.names import (
+    is_communication_kernel,
+    is_communication_operator,
+    is_range,
+    is_torch_kernel,
+    launches_communication,
+)
 from lightning_modelprof.trace.model import Category, Trace
 
 _NESTING: Final = (
@@ -18,16 +25,21 @@ _NESTING: Final = (
 )
 """Events of a host thread, which nest like calls."""
 
+
 _NEVER: Final = 2**63
+
 
 _MAX_OPENING_FUNCTIONS: Final = 64
 """Functions from the one that goes on in a range down to the one that opens it; about ten are usual."""
 
+
 _ROUNDING_NS: Final = 2_000
 """An operator of C++ ends no later after the function that called it: old traces have whole microseconds."""
 
+
 _OPENING_OPERATORS: Final = "RecordFunctionFast"
 """In the names of the functions by which Python opens and closes what the profiler writes as an operator."""
+
 
 _Stack = list[tuple[int, int]]
 
@@ -111,3 +123,102 @@ def nearest_ancestor(parent: NDArray[np.int64], wanted: NDArray[np.bool_]) -> ND
         # What is known of the one around it is known of the event, too: rounds double what is skipped.
         found[searching] = found[found[searching]]
         searching = searching[found[searching] >= 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaunchLinks:
+    """What launched each of the m device events, in the order of ``Trace.device``.
+
+    Attributes:
+        runtime: int64, shape (m,): row of the runtime call with the same correlation id, -1 without one.
+        operator: int64, shape (m,): row of the innermost operator around that call on its thread; without
+            a call the operator of the same external id; -1 without one.
+        begin_ns: int64, shape (m,): begin of the call, without one of the operator, -1 without either.
+    """
+
+    runtime: NDArray[np.int64]
+    operator: NDArray[np.int64]
+    begin_ns: NDArray[np.int64]
+
+
+def link_launches(trace: Trace, parent: NDArray[np.int64], is_operator: NDArray[np.bool_]) -> LaunchLinks:
+    """Join device events with the host.
+
+    Args:
+        trace: the trace, n events.
+        parent: row of the event around each host event, shape (n,).
+        is_operator: shape (n,).
+    """
+    work = trace.device.event
+    runtime = _match(trace.correlation, np.flatnonzero(trace.category == Category.RUNTIME), work)
+    operator = np.where(runtime >= 0, nearest_ancestor(parent, is_operator)[runtime], -1)
+    lost = np.flatnonzero(runtime < 0)
+    # Torch 1.12 to 2.0 wrote the correlation as the external id: that number belongs to another operator.
+    with_id = work[trace.external_id[work] >= 0]
+    if len(lost) and (trace.external_id[with_id] != trace.correlation[with_id]).any():
+        operator[lost] = _match(trace.external_id, np.flatnonzero(is_operator), work[lost])
+    known = np.where(runtime >= 0, runtime, operator)
+    return LaunchLinks(
+        runtime=runtime,
+        operator=operator,
+        begin_ns=np.where(known >= 0, trace.begin_ns[known] if len(trace) else -1, -1),
+    )
+
+
+def _match(ids: NDArray[np.int64], hosts: NDArray[np.int64], work: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Row of the first of ``hosts`` with the same id as each of ``work``, -1 without one.
+
+    Args:
+        ids: an id of every event, -1 for none.
+        hosts: rows of host events.
+        work: rows of device events, shape (m,).
+
+    Returns:
+        Shape (m,).
+    """
+    hosts = hosts[ids[hosts] >= 0]
+    hosts = hosts[np.argsort(ids[hosts], kind="stable")]
+    place = np.searchsorted(ids[hosts], ids[work])
+    known = np.flatnonzero(place < len(hosts))
+    known = known[ids[hosts[place[known]]] == ids[work[known]]]
+    found = np.full(len(work), -1, np.int64)
+    found[known] = hosts[place[known]]
+    return found
+
+
+def find_communication(trace: Trace, parent: NDArray[np.int64], launch: LaunchLinks) -> NDArray[np.bool_]:
+    """Which events are kernels that move data between ranks, or a backend's operators on the host.
+
+    The names of NCCL's kernels tell. Those of others need not: a kernel launched in a range of the backend
+    (``xccl:all_reduce``) or in an operator of symmetric memory communicates too, unless its name is that of
+    one of torch's own kernels, which copy and concatenate around a collective.
+
+    Args:
+        trace: n events.
+        parent: row of the event around each host event, shape (n,).
+        launch: what launched each device event.
+
+    Returns:
+        Shape (n,).
+    """
+    kernel = trace.category == Category.KERNEL
+    host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
+    communicates: NDArray[np.bool_] = (kernel & trace.is_named(is_communication_kernel)) | (
+        host & trace.is_named(is_communication_operator)
+    )
+    launching = host & trace.is_named(launches_communication)
+    if not launching.any():
+        return communicates
+    work = trace.device.event
+    other = kernel & ~communicates & ~trace.is_named(is_torch_kernel)
+    candidates = np.flatnonzero(other[work])
+    runtime, operator = launch.runtime[candidates], launch.operator[candidates]
+    around = np.where(runtime >= 0, runtime, operator)
+    searching = np.flatnonzero(around >= 0)
+    while len(searching):
+        is_found = launching[around[searching]]
+        communicates[work[candidates[searching[is_found]]]] = True
+        searching = searching[~is_found]
+        around[searching] = parent[around[searching]]
+        searching = searching[around[searching] >= 0]
+    return communicates

@@ -9,9 +9,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.communication import find_communication
-from lightning_modelprof.analysis.launch_links import LaunchLinks, link_launches
-from lightning_modelprof.analysis.step_ranges import guess_steps, steps_asked_for
 from lightning_modelprof.analysis.timeline.host_phases import (
     HostTime,
     Steps,
@@ -22,8 +19,14 @@ from lightning_modelprof.analysis.timeline.host_phases import (
 )
 from lightning_modelprof.analysis.timeline.intervals import Intervals, union
 from lightning_modelprof.analysis.timeline.names import is_range
-from lightning_modelprof.analysis.timeline.nesting import find_parents, nearest_ancestor
-from lightning_modelprof.analysis.timeline.steps import StepBounds, bound_steps
+from lightning_modelprof.analysis.timeline.nesting import (
+    LaunchLinks,
+    find_communication,
+    find_parents,
+    link_launches,
+    nearest_ancestor,
+)
+from lightning_modelprof.analysis.timeline.steps import StepBounds, bound_steps, guess_steps, steps_asked_for
 from lightning_modelprof.trace.model import Category, Trace
 
 _NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.collectives import Source, find_collectives
-from lightning_modelprof.analysis.enclosing import nearest_around
-from lightning_modelprof.analysis.grouping import distinct
+from lightning_modelprof.analysis.timeline.calls import nearest_around
 from lightning_modelprof.analysis.timeline.intervals import locate
 from lightning_modelprof.analysis.timeline.names import launches_communication
+from lightning_modelprof.analysis.timeline.tally import distinct
 from lightning_modelprof.analysis.timeline.timeline import Timeline
-from lightning_modelprof.analysis.trace.distributed import find_communication_rows
+from lightning_modelprof.analysis.trace.distributed import Source, find_collectives, find_communication_rows
 from lightning_modelprof.trace.model import Category, Trace
 
 _ONLY_ASKED: Final = Absent(

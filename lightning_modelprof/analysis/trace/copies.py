@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.grouping import Groups, by_name
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share, sum_by, tally_by
+from lightning_modelprof.analysis.timeline.tally import (
+    Groups,
+    Tally,
+    add_up,
+    by_name,
+    share,
+    sum_by,
+    tally_by,
+)
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.kernels import LaunchingOperators, launching_operators
 from lightning_modelprof.trace.model import Category

@@ -11,10 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.grouping import by_name, rows_named
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
 from lightning_modelprof.analysis.timeline.names import is_dataloader
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, sum_by, tally, tally_by
+from lightning_modelprof.analysis.timeline.tally import (
+    Tally,
+    add_up,
+    by_name,
+    rows_named,
+    sum_by,
+    tally,
+    tally_by,
+)
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.trace.model import Category, Trace

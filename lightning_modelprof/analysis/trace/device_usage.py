@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.busy import Covers, busy_ns, covered_time
-from lightning_modelprof.analysis.device_properties import (
+from lightning_modelprof.analysis.timeline.calls import Covers, busy_ns, covered_time
+from lightning_modelprof.analysis.timeline.intervals import Intervals, length, union
+from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
+from lightning_modelprof.analysis.timeline.tally import by_name, share
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.kernels import (
     DeviceProperties,
     amount,
     device_properties,
+    tell_tensor_cores,
     whole,
 )
-from lightning_modelprof.analysis.grouping import by_name
-from lightning_modelprof.analysis.kernel_names import uses_tensor_cores
-from lightning_modelprof.analysis.timeline.intervals import Intervals, length, union
-from lightning_modelprof.analysis.timeline.tally import share
-from lightning_modelprof.analysis.timeline.timeline import Timeline
-from lightning_modelprof.analysis.trace.kernels import tell_tensor_cores
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.busy import busy_ns, busy_time
+from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, nearest_around
 from lightning_modelprof.analysis.timeline.host_phases import Steps
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
@@ -20,27 +20,40 @@ from lightning_modelprof.analysis.timeline.intervals import (
     subtract,
     union,
 )
+from lightning_modelprof.analysis.timeline.names import (
+    AUTOGRAD_PREFIX,
+    LIGHTNING_PREFIX,
+    is_shown_elsewhere,
+    is_torch_range,
+)
 from lightning_modelprof.analysis.timeline.steps import StepBounds
-from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.tally import rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.copies import memory_of
 from lightning_modelprof.analysis.trace.idle import fetch_time, find_fetches, find_gaps
-from lightning_modelprof.analysis.wait_places import WaitPlace, places_of
-from lightning_modelprof.analysis.wait_rows import find_waits
-from lightning_modelprof.analysis.wait_stakes import stakes_of_waits
+from lightning_modelprof.analysis.trace.launches import waits_for_device
+from lightning_modelprof.analysis.trace.operator_costs import callers_of
 from lightning_modelprof.trace.model import Category
 
 MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
 """In which the host launches the model's work."""
 
+
 NO_STEP_RANGES: Final = Absent(
     "the trace has no steps (ProfilerStep ranges), so what happens once, at the start, cannot be told from"
     " what happens in each of them"
 )
+
+
 ONE_STEP: Final = Absent(
     "the trace has one step, so what happens once, at its start, cannot be told from what happens in each"
 )
+
+
 NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP)
 """Why nothing is said of steps, whatever is in them."""
+
+
 _NO_STEP: Final = Absent("the trace holds none of the recorded steps to their end")
 
 
@@ -71,7 +84,7 @@ class HostWaits:
     and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
 
     Attributes:
-        covered_ns: all recorded steps; see :mod:`~lightning_modelprof.analysis.busy`.
+        covered_ns: all recorded steps; see :mod:`~lightning_modelprof.analysis.timeline.calls`.
         covered_idle_ns: time in them in which the device is idle.
         num_steps: the steps that count: those that follow directly on a recorded step, since what the
             host did before any other is not known; where there is none such, all.
@@ -314,3 +327,294 @@ def _by_place(
 
 def _sorted(waits: Iterable[HostWait]) -> tuple[HostWait, ...]:
     return tuple(sorted(waits, key=lambda wait: (-wait.stake_ns, -wait.wait_ns, wait.place)))
+
+
+Direction = Literal["sync", "device_to_host", "host_to_device"]
+"""What a call waits for: a copy from or to the host, or just the device."""
+
+
+DIRECTIONS: Final[tuple[Direction, ...]] = ("sync", "device_to_host", "host_to_device")
+
+
+_SYNC, _TO_HOST, _TO_DEVICE = range(3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WaitRows:
+    """The k calls that wait in the steps, in order of their ends.
+
+    Attributes:
+        row: row of each in the trace, shape (k,).
+        operator: row of the innermost operator around each, -1 without one, shape (k,).
+        direction: index into ``DIRECTIONS``, shape (k,).
+        memory: of the host, that a copy is from or to, as ``memory_of`` has it; "" if it is not known.
+        effective_ns: time of each that no earlier one covers, shape (k,); 0 for calls of threads that launch
+            no kernels: whoever waits there keeps nobody from launching.
+    """
+
+    row: NDArray[np.int64]
+    operator: NDArray[np.int64]
+    direction: NDArray[np.int64]
+    memory: tuple[str, ...]
+    effective_ns: NDArray[np.int64]
+
+
+def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
+    """The calls that begin in the steps and return only when the device has done something.
+
+    These are calls that say so by their names (see :func:`waits_for_device`); asynchronous copies from
+    pageable memory to the device, which the host makes ready itself after the work before them is done; and
+    asynchronous copies from or to memory that is not pinned which return only after the copy has ended. A
+    call inside another one that waits is not counted again. A synchronization in the same operator as a copy
+    (``.item()``, ``.cpu()``, ``.to(device)``) waits for that copy.
+
+    Source: "API synchronization behavior" in the manual of CUDA's runtime.
+
+    Args:
+        timeline: one trace.
+        steps: on the host.
+        track: thread of the steps.
+    """
+    trace = timeline.trace
+    copies = _copies(timeline)
+    named = rows_named(trace, np.flatnonzero(trace.category == Category.RUNTIME), waits_for_device)
+    rows = np.union1d(named, [row for row, copy in copies.items() if copy.waits]).astype(np.int64)
+    rows = rows[locate(trace.begin_ns[rows], steps) >= 0]
+    is_wait = np.zeros(len(trace), np.bool_)
+    is_wait[rows] = True
+    rows = rows[nearest_around(timeline, rows, is_wait) < 0]
+    rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
+    operator = nearest_around(timeline, rows, timeline.is_operator)
+    # Of several copies in one operator the last one before the call is what it waits for.
+    by_operator: dict[int, list[int]] = {}
+    for row in sorted(copies):
+        by_operator.setdefault(copies[row].operator, []).append(row)
+    direction, memory = [], []
+    for row, around in zip(rows.tolist(), operator.tolist(), strict=True):
+        before = [] if around < 0 else [one for one in by_operator.get(around, ()) if one < row]
+        copy = copies.get(row) or (copies[before[-1]] if before else None)
+        direction.append(_SYNC if copy is None else copy.direction)
+        memory.append("" if copy is None else copy.memory)
+    return WaitRows(
+        row=rows,
+        operator=operator,
+        direction=np.array(direction, np.int64),
+        memory=tuple(memory),
+        effective_ns=_effective(timeline, rows, track),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    operator: int
+    direction: int
+    memory: str
+    waits: bool
+
+
+def _copies(timeline: Timeline) -> dict[int, _Copy]:
+    """Copies between host and device by the row of the call that launched them."""
+    trace, launch = timeline.trace, timeline.launch
+    work = trace.device.event
+    found: dict[int, _Copy] = {}
+    directions: dict[int, int] = {}
+    chosen = np.flatnonzero((trace.category[work] == Category.MEMCPY) & (launch.runtime >= 0))
+    for member in chosen.tolist():
+        name_id = int(trace.name[work[member]])
+        direction = directions.setdefault(name_id, _direction(trace.names[name_id]))
+        if direction == _SYNC:
+            continue
+        call = int(launch.runtime[member])
+        memory = memory_of(trace.names[name_id])
+        is_staged = direction == _TO_DEVICE and memory == "pageable"
+        has_ended = memory != "pinned" and trace.end_ns[call] >= trace.end_ns[work[member]]
+        found[call] = _Copy(
+            operator=int(launch.operator[member]),
+            direction=direction,
+            memory=memory or "",
+            waits=is_staged or bool(has_ended),
+        )
+    return found
+
+
+def _direction(name: str) -> int:
+    """CUPTI and ROCm write ``DtoH``, older ROCm ``CopyDeviceToHost``."""
+    lower = name.lower()
+    if "dtoh" in lower or "devicetohost" in lower:
+        return _TO_HOST
+    return _TO_DEVICE if "htod" in lower or "hosttodevice" in lower else _SYNC
+
+
+def _effective(timeline: Timeline, rows: NDArray[np.int64], track: int) -> NDArray[np.int64]:
+    """Time of each wait that no earlier one covers; ``rows`` in order of their ends."""
+    trace, launch = timeline.trace, timeline.launch
+    is_kernel = trace.category[trace.device.event] == Category.KERNEL
+    launchers = launch.runtime[is_kernel & (launch.runtime >= 0)]
+    launching = np.isin(trace.track[rows], np.append(trace.track[launchers], track))
+    begin_ns, end_ns = trace.begin_ns[rows], trace.end_ns[rows]
+    reached = np.maximum.accumulate(np.append(0, np.where(launching, end_ns, 0)))[:-1]
+    return np.where(launching, np.maximum(end_ns - np.maximum(begin_ns, reached), 0), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class WaitPlace:
+    """What waits, and where; texts are "" where something is not known or not there.
+
+    Attributes:
+        kind: what it waits for.
+        memory: host memory of the copy that it waits for: ``pageable`` or ``pinned``.
+        operators: the operators around the call, innermost first, without those of autograd's graph: of
+            ``loss.item()`` they are ``aten::_local_scalar_dense`` and ``aten::item``.
+        call: name of the runtime's function.
+        phase: key of the phase of the steps' thread.
+        annotation: the innermost range of the user's around it on its thread, without one that of Lightning.
+        function: the innermost function outside of torch and Lightning, as a trace with stacks names it:
+            ``train.py(12): training_step``, where 12 is the first line of the function.
+    """
+
+    kind: Direction
+    memory: str = ""
+    operators: tuple[str, ...] = ()
+    call: str = ""
+    phase: str = ""
+    annotation: str = ""
+    function: str = ""
+
+
+def places_of(timeline: Timeline, waits: WaitRows) -> list[WaitPlace]:
+    """The place of each wait."""
+    trace, rows = timeline.trace, waits.row
+    phases, annotations, functions = (
+        _phases(timeline, rows),
+        _annotations(timeline, rows),
+        _functions(timeline, waits),
+    )
+    return [
+        WaitPlace(
+            kind=DIRECTIONS[waits.direction[index]],
+            memory=waits.memory[index],
+            operators=_operators(timeline, int(waits.operator[index])),
+            call=trace.name_of(int(row)),
+            phase=phases[index],
+            annotation=annotations[index],
+            function=functions[index],
+        )
+        for index, row in enumerate(rows.tolist())
+    ]
+
+
+def _operators(timeline: Timeline, row: int) -> tuple[str, ...]:
+    names = []
+    while row >= 0:
+        name = timeline.trace.name_of(row)
+        if (
+            timeline.is_operator[row]
+            and "::" in name
+            and not name.startswith((AUTOGRAD_PREFIX, "torch::autograd"))
+        ):
+            names.append(name)
+        row = int(timeline.parent[row])
+    return tuple(names)
+
+
+def _phases(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
+    host_time = timeline.host_time
+    if host_time is None or not len(host_time.pieces):
+        return [""] * len(rows)
+    piece = locate(timeline.trace.begin_ns[rows], host_time.pieces)
+    return ["" if index < 0 else str(host_time.phase[host_time.call[index]]) for index in piece.tolist()]
+
+
+def _annotations(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
+    trace = timeline.trace
+    ranges = np.flatnonzero(timeline.is_annotation & ~timeline.is_step_range)
+    users = rows_named(trace, ranges, _is_users)
+    lightnings = rows_named(trace, ranges, lambda name: name.startswith(LIGHTNING_PREFIX))
+    found = np.full(len(rows), -1, np.int64)
+    for chosen in (users, lightnings):
+        wanted = np.zeros(len(trace), np.bool_)
+        wanted[chosen] = True
+        found = np.where(found >= 0, found, nearest_around(timeline, rows, wanted))
+    return ["" if row < 0 else trace.name_of(row) for row in found.tolist()]
+
+
+def _is_users(name: str) -> bool:
+    return not is_shown_elsewhere(name) and not is_torch_range(name)
+
+
+def _functions(timeline: Timeline, waits: WaitRows) -> list[str]:
+    # Torch 1 wrote stacks into operators, not into the runtime's calls.
+    callers = callers_of(timeline, np.where(waits.operator >= 0, waits.operator, waits.row))
+    if callers is None:
+        return [""] * len(waits.row)
+    names, index = callers
+    return ["" if one < 0 else names[one] for one in index.tolist()]
+
+
+def stakes_of_waits(
+    *,
+    wait_end_ns: NDArray[np.int64],
+    wait_ns: NDArray[np.int64],
+    wait_step: NDArray[np.int64],
+    launch_ns: NDArray[np.int64],
+    gap_ns: NDArray[np.int64],
+    gap_step: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """How much of each gap of a device is due to which of the host's waits before it.
+
+    Derivation. Let W(k) be the time that the host waited before it launched event k, in all. Without waits it
+    would have launched that event W(k) earlier. An event begins when the one before it is done and it has
+    been launched. Where the device was idle for gap(k) before it because it was launched late, it could begin
+    earlier by S(k) = min(S(k - 1) + gap(k), W(k)): by as much as the work before it is done earlier, and the
+    gap, but no more than its launch comes earlier. Where there was no such gap, S(k) = S(k - 1). So
+    each gap gives back the smaller one of its length and of W - S, the waits that have not been given back
+    yet. A gap is put down to the latest such waits: they made it, those before them only lengthen it. What a
+    wait has not given back by the end of the next step is forgotten: a host cannot be further ahead for long,
+    and where each step waits, the next one has its own.
+
+    Caveats:
+        It holds for one host thread after the other and for one device that works in the order of launches.
+        All waits are thought away together: of two in a row, the first of which waits for the device,
+        removing the first alone only makes the second wait. What else the host waits for, how many launches
+        fit into a queue, and that a value may be needed at once, is not looked at: it is the most that can
+        be saved.
+
+    Args:
+        wait_end_ns: end of each wait, shape (w,), sorted.
+        wait_ns: length of each wait that no other wait covers, shape (w,).
+        wait_step: number of the step of each wait, shape (w,), sorted.
+        launch_ns: launch of the event that ends each gap, shape (g,), sorted.
+        gap_ns: length of each gap, shape (g,).
+        gap_step: number of the step of each gap, shape (g,).
+
+    Returns:
+        Index of the wait, index of the gap and time, one entry for each pair that shares time.
+    """
+    waits: list[int] = []
+    gaps: list[int] = []
+    times: list[int] = []
+    left: list[tuple[int, int]] = []  # waits whose time has not been given back, the latest one last
+    ends, lengths = wait_end_ns.tolist(), wait_ns.tolist()
+    following = 0
+    steps = wait_step.tolist()
+    for gap, (launched, idle, step) in enumerate(
+        zip(launch_ns.tolist(), gap_ns.tolist(), gap_step.tolist(), strict=True)
+    ):
+        while following < len(ends) and ends[following] <= launched:
+            left.append((following, lengths[following]))
+            following += 1
+        rest = idle
+        while rest > 0 and left:
+            wait, available = left.pop()
+            if steps[wait] < step - 1:
+                left.clear()  # those before it are older still
+                break
+            time = min(rest, available)
+            rest -= time
+            if time:
+                waits.append(wait)
+                gaps.append(gap)
+                times.append(time)
+            if time < available:
+                left.append((wait, available - time))
+    return np.array(waits, np.int64), np.array(gaps, np.int64), np.array(times, np.int64)

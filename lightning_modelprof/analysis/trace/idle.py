@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.busy import busy_ns, busy_time, covered_time
-from lightning_modelprof.analysis.grouping import rows_named
+from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, covered_time
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
     intersect,
@@ -19,7 +18,7 @@ from lightning_modelprof.analysis.timeline.intervals import (
     subtract,
     union,
 )
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, tally, tally_by
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, rows_named, tally, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch
 
@@ -35,7 +34,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredIdle:
-    """The same in the covered time (:mod:`~lightning_modelprof.analysis.busy`), in nanoseconds.
+    """The same in the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`), in nanoseconds.
 
     ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. Before the device's
     first event and after its last one it is idle for another cause.

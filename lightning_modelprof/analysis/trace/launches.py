@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.grouping import by_name, distinct
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share, tally_by
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, by_name, distinct, share, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.trace.model import Category
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.enclosing import clipped_ends, innermost_at, nearest_around
-from lightning_modelprof.analysis.grouping import Groups, distinct, rows_named
-from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
+from lightning_modelprof.analysis.timeline.tally import Groups, distinct, rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 

@@ -7,18 +7,39 @@ biases and elementwise work count nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.grouping import distinct
-from lightning_modelprof.analysis.nested_calls import NestedCalls
-from lightning_modelprof.trace.model import InputShapes, Trace
+from lightning_modelprof.analysis.timeline.calls import (
+    NestedCalls,
+    innermost_at,
+    nearest_around,
+)
+from lightning_modelprof.analysis.timeline.names import is_module
+from lightning_modelprof.analysis.timeline.tally import (
+    Groups,
+    Tally,
+    add_up,
+    distinct,
+    rows_named,
+    sum_by,
+)
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.memory import CPU
+from lightning_modelprof.trace.model import NOT_RECORDED, Category, InputShapes, Trace
 
 _Dims = Sequence[Any]
+
+
 _Values = Sequence[Any]
 
 
@@ -171,3 +192,281 @@ def flops_of_calls(trace: Trace, calls: NestedCalls) -> tuple[list[int], NDArray
     pair = np.full(len(calls), -1, np.int64)
     pair[known] = pair_of_key[place]
     return flops, pair
+
+
+class OperatorMemory:
+    """Charges each allocation and release to the innermost call around it on its thread.
+
+    Source: ``cpu_memory_usage`` and ``self_cpu_memory_usage`` of torch.autograd.profiler_util, and those of
+    devices; but a call inside one of the same name counts once in the total, as its time does.
+
+    Args:
+        timeline: of the trace.
+        calls: its operators.
+        end_ns: the ends of all events by ``enclosing.clipped_ends``.
+    """
+
+    def __init__(self, timeline: Timeline, calls: NestedCalls, end_ns: NDArray[np.int64]) -> None:
+        events = timeline.trace.allocations
+        index = np.full(len(timeline.trace) + 1, -1, np.int64)  # the last one stands for no event
+        index[calls.row] = np.arange(len(calls))
+        payer = index[innermost_at(timeline, events.track, events.time_ns, timeline.is_operator, end_ns)]
+        self.is_known = bool(len(events))
+        self._self_bytes: list[NDArray[np.int64]] = []
+        self._bytes: list[NDArray[np.int64]] = []
+        is_host = events.device_type == CPU
+        for is_there in (is_host, ~is_host):
+            own = (payer >= 0) & is_there
+            self_bytes = sum_by(payer[own], events.size_bytes[own], len(calls))
+            before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self_bytes)))
+            self._self_bytes.append(self_bytes)
+            self._bytes.append(before[calls.stop] - before[:-1])
+
+    def changes(self, group: Groups, is_outer: NDArray[np.bool_], size: int) -> list[MemoryChange | None]:
+        """What the calls of each group changed.
+
+        Args:
+            group: number of each call's group.
+            is_outer: which calls are in no other one of their group.
+            size: number of groups.
+        """
+        if not self.is_known:
+            return [None] * size
+        columns = []
+        for whole, own in zip(self._bytes, self._self_bytes, strict=True):
+            columns += [sum_by(group[is_outer], whole[is_outer], size), sum_by(group, own, size)]
+        return [MemoryChange(*row) for row in np.stack(columns, axis=1).tolist()]
+
+
+_FRAME: Final = re.compile(r"(?P<file>[^<].*?)\(\d+\): ")
+"""``train.py(12): training_step``, but neither ``<built-in method ...>`` nor ``nn.Module: Linear_0``."""
+
+
+_NOT_THE_USERS: Final = re.compile(
+    r"(?:^|(?:.*/)?(?:site|dist)-packages/)"
+    r"(?:torch|lightning/pytorch|lightning/fabric|pytorch_lightning|lightning_fabric)/"
+    r"|(?:.*/)?lightning_modelprof/"
+)
+"""Code that is on the way to every operator, with the folders that Kineto cuts off and without."""
+
+
+def is_user_frame(frame: str) -> bool:
+    """Whether a frame of a call stack is a line of Python outside torch, Lightning and this package."""
+    match = _FRAME.match(frame)
+    return match is not None and not _NOT_THE_USERS.match(match["file"].replace("\\", "/"))
+
+
+def modules_of(
+    timeline: Timeline, rows: NDArray[np.int64]
+) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
+    """The innermost module in whose call each event is.
+
+    Args:
+        timeline: n events.
+        rows: events of the host, shape (k,).
+
+    Returns:
+        Names, and the index into them of each event, -1 in no module, shape (k,); ``None`` when the trace has
+        no calls of modules.
+    """
+    trace = timeline.trace
+    is_range = timeline.is_annotation | (trace.category == Category.PYTHON_FUNCTION)
+    calls = rows_named(trace, np.flatnonzero(is_range), is_module)
+    if not len(calls):
+        return None
+    return trace.names, _name_of_nearest(timeline, calls, rows)
+
+
+def callers_of(
+    timeline: Timeline, rows: NDArray[np.int64]
+) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
+    """The innermost frame outside torch and Lightning from which each event was called.
+
+    Args:
+        timeline: n events.
+        rows: events of the host, shape (k,).
+
+    Returns:
+        Frames, and the index into them of each event, -1 without one, shape (k,); ``None`` when the trace has
+        no call stacks.
+    """
+    trace = timeline.trace
+    calls = np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)
+    stack = trace.stack[rows]
+    if not len(calls) and (stack == NOT_RECORDED).all():
+        return None
+    is_users = cache(is_user_frame)
+    frames = list(trace.names)
+    caller = _name_of_nearest(timeline, rows_named(trace, calls, is_users), rows)
+    # Torch 1 wrote the whole stack into each operator; many stacks share their frames.
+    of_stack = np.full(len(trace.stacks) + 1, -1, np.int64)  # the last one stands for no stack
+    for index, text in enumerate(trace.stacks):
+        frame = next(filter(is_users, text.split(";")), None)
+        if frame is not None:
+            of_stack[index] = len(frames)
+            frames.append(frame)
+    return tuple(frames), np.where(of_stack[stack] >= 0, of_stack[stack], caller)
+
+
+def _name_of_nearest(
+    timeline: Timeline, wanted: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Name of the innermost of the wanted events around each row, -1 without one, shape (k,)."""
+    if not len(wanted):
+        return np.full(len(rows), -1, np.int64)
+    is_wanted = np.zeros(len(timeline.trace), np.bool_)
+    is_wanted[wanted] = True
+    nearest = nearest_around(timeline, rows, is_wanted)
+    return np.where(nearest >= 0, timeline.trace.name[nearest], -1).astype(np.int64)
+
+
+class MemoryChange(NamedTuple):
+    """Bytes allocated less bytes released while calls ran on their thread; negative where more was released.
+
+    Attributes:
+        host, device: of memory on the host and on devices, with all that the calls call.
+        host_self, device_self: the same without the operators inside.
+    """
+
+    host: int
+    host_self: int
+    device: int
+    device_self: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """The operators of one name that the operators of another name call directly.
+
+    Attributes:
+        name: of the called operators.
+        calls: how many, those inside another of them included.
+        host: times on the host of the outermost of them, with all that they call.
+        device: times of the device events launched in each of the outermost, at any depth, added up by call;
+            ``None`` when the trace has no device events.
+        kernels: the device events that they launched themselves, by name.
+    """
+
+    name: str
+    calls: int
+    host: Tally
+    device: Tally | None
+    kernels: Mapping[str, Tally] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """All calls of one operator on one host thread, or those of them that got inputs of one shape.
+
+    Attributes:
+        name: as recorded.
+        shape: shapes of its inputs as JSON text; ``None`` when calls are not told apart by it, or when it was
+            not recorded.
+        calls: how many, those inside another of them included.
+        host: times on the host of the outermost of them, with all that they call.
+        host_self_ns: time of the calls in which neither an operator nor a runtime call inside was running.
+        device: times of the device events launched in each of the outermost, at any depth, added up by call;
+            ``None`` when the trace has no device events.
+        device_self_ns: time of the device events that the calls launched themselves; ``None`` as above.
+        counted_flops: floating-point operations of the counted calls.
+        num_counted: calls with known operations that are in no other such call.
+        num_uncounted: calls without known operations that are in no call with known ones.
+        memory: what its calls changed; ``None`` when no memory was recorded.
+        modules: time on the host by the innermost module around the calls.
+        callers: number of calls by the line of Python that they came from.
+        children: the operators that it calls directly, by name.
+        kernels: the device events that it launched itself, by name.
+    """
+
+    name: str
+    shape: str | None = None
+    calls: int
+    host: Tally
+    host_self_ns: int
+    device: Tally | None
+    device_self_ns: int | None
+    counted_flops: int = 0
+    num_counted: int = 0
+    num_uncounted: int = 0
+    memory: MemoryChange | None = None
+    modules: Mapping[str, int] = field(default_factory=dict)
+    callers: Mapping[str, int] = field(default_factory=dict)
+    children: Mapping[str, Child] = field(default_factory=dict)
+    kernels: Mapping[str, Tally] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations of all calls; ``None`` if some are unknown or all are an outer call's."""
+        return self.counted_flops if self.num_counted and not self.num_uncounted else None
+
+
+def pool_operators(operators: Iterable[Operator]) -> list[Operator]:
+    """One for all of the same name and shape, of whatever thread and rank."""
+    parts: dict[tuple[str, str | None], list[Operator]] = {}
+    for operator in operators:
+        parts.setdefault((operator.name, operator.shape), []).append(operator)
+    return [same[0] if len(same) == 1 else _pool_same(same) for same in parts.values()]
+
+
+def _pool_same(parts: list[Operator]) -> Operator:
+    self_ns = [part.device_self_ns for part in parts if part.device_self_ns is not None]
+    return Operator(
+        name=parts[0].name,
+        shape=parts[0].shape,
+        calls=sum(part.calls for part in parts),
+        host=add_up(part.host for part in parts),
+        host_self_ns=sum(part.host_self_ns for part in parts),
+        device=_add_up_known(part.device for part in parts),
+        device_self_ns=sum(self_ns) if self_ns else None,
+        counted_flops=sum(part.counted_flops for part in parts),
+        num_counted=sum(part.num_counted for part in parts),
+        num_uncounted=sum(part.num_uncounted for part in parts),
+        memory=_add_memory(part.memory for part in parts),
+        modules=_add_counts(part.modules for part in parts),
+        callers=_add_counts(part.callers for part in parts),
+        children=_pool_children(chain.from_iterable(part.children.values() for part in parts)),
+        kernels=_pool_kernels(part.kernels for part in parts),
+    )
+
+
+def _add_up_known(tallies: Iterable[Tally | None]) -> Tally | None:
+    """``None`` when none is known."""
+    known = [tally for tally in tallies if tally is not None]
+    return add_up(known) if known else None
+
+
+def _add_memory(parts: Iterable[MemoryChange | None]) -> MemoryChange | None:
+    """``None`` when none is known."""
+    known = [part for part in parts if part is not None]
+    return MemoryChange(*map(sum, zip(*known, strict=True))) if known else None
+
+
+def _add_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)
+
+
+def _pool_children(children: Iterable[Child]) -> dict[str, Child]:
+    parts: dict[str, list[Child]] = {}
+    for child in children:
+        parts.setdefault(child.name, []).append(child)
+    return {
+        name: Child(
+            name=name,
+            calls=sum(child.calls for child in same),
+            host=add_up(child.host for child in same),
+            device=_add_up_known(child.device for child in same),
+            kernels=_pool_kernels(child.kernels for child in same),
+        )
+        for name, same in parts.items()
+    }
+
+
+def _pool_kernels(parts: Iterable[Mapping[str, Tally]]) -> dict[str, Tally]:
+    pooled: dict[str, list[Tally]] = {}
+    for kernels in parts:
+        for name, tally in kernels.items():
+            pooled.setdefault(name, []).append(tally)
+    return {name: add_up(tallies) for name, tallies in pooled.items()}

@@ -10,19 +10,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.enclosing import clipped_ends
-from lightning_modelprof.analysis.grouping import Groups, by_name, distinct
-from lightning_modelprof.analysis.nested_calls import NestedCalls, find_calls, self_times, thread_label
-from lightning_modelprof.analysis.operator_memory import OperatorMemory
-from lightning_modelprof.analysis.operator_origin import callers_of, modules_of
-from lightning_modelprof.analysis.operator_tally import Child, Operator
+from lightning_modelprof.analysis.timeline.calls import (
+    NestedCalls,
+    clipped_ends,
+    find_calls,
+    self_times,
+    thread_label,
+)
 from lightning_modelprof.analysis.timeline.nesting import nearest_ancestor
-from lightning_modelprof.analysis.timeline.tally import Tally, sum_by, tally, tally_by
+from lightning_modelprof.analysis.timeline.tally import (
+    Groups,
+    Tally,
+    by_name,
+    distinct,
+    sum_by,
+    tally,
+    tally_by,
+)
 from lightning_modelprof.analysis.timeline.timeline import Timeline
-from lightning_modelprof.analysis.trace.operator_costs import flops_of_calls
+from lightning_modelprof.analysis.trace.operator_costs import (
+    Child,
+    Operator,
+    OperatorMemory,
+    callers_of,
+    flops_of_calls,
+    modules_of,
+)
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 _NO_OPERATORS: Final = Absent("the trace has no operators (ProfilerActivity.CPU records them)")
+
 
 _Labels = tuple[Sequence[str], NDArray[np.int64]]
 """Texts, and for each call the index of its own, -1 without one."""

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.grouping import rows_named
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
 from lightning_modelprof.analysis.timeline.names import (
     AUTOGRAD_PREFIX,
@@ -18,7 +17,7 @@ from lightning_modelprof.analysis.timeline.names import (
     ZERO_GRAD_PREFIX,
     is_shown_elsewhere,
 )
-from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.analysis.timeline.tally import rows_named, share
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch, not_nested
 from lightning_modelprof.trace.model import Category, Trace

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.lost_kernels import KernelLaunchCount, count_kernel_launches
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.communication_calls import (
     CommunicationCalls,
@@ -32,7 +31,11 @@ from lightning_modelprof.analysis.trace.model_summary import ModelSummary, summa
 from lightning_modelprof.analysis.trace.operators import Operators, summarize_operators
 from lightning_modelprof.analysis.trace.overview import Overview, summarize_overview
 from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, summarize_step_breakdown
-from lightning_modelprof.analysis.trace.trace_checks import check_trace
+from lightning_modelprof.analysis.trace.trace_checks import (
+    KernelLaunchCount,
+    check_trace,
+    count_kernel_launches,
+)
 from lightning_modelprof.analysis.trace.user_ranges import UserRanges, summarize_user_ranges
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Trace

@@ -9,12 +9,18 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.enclosing import clipped_ends, nearest_around
-from lightning_modelprof.analysis.grouping import by_name, distinct, rows_named
-from lightning_modelprof.analysis.nested_calls import find_calls, thread_label
+from lightning_modelprof.analysis.timeline.calls import clipped_ends, find_calls, nearest_around, thread_label
 from lightning_modelprof.analysis.timeline.intervals import length
 from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, sum_by, tally_by
+from lightning_modelprof.analysis.timeline.tally import (
+    Tally,
+    add_up,
+    by_name,
+    distinct,
+    rows_named,
+    sum_by,
+    tally_by,
+)
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 
 _NO_RANGES: Final = Absent(

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)
 
 from lightning_modelprof.errors import ModelProfError, quoted, told
-from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
-from lightning_modelprof.flops.same_gradients import SameGradients
 from lightning_modelprof.inspect.core.place import Phase, Whereabouts
+from lightning_modelprof.inspect.core.untouched import SameGradients, enter_mode, leave_mode
 from lightning_modelprof.inspect.flops.formulas import (
     Formula,
     WithRecompute,
@@ -32,9 +33,15 @@ from lightning_modelprof.inspect.flops.zero_cost import communicates, holds_no_c
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
 
 _COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
+
+
 # A fake tensor stands for a plain one: its operators count as they are.
 _PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter, FakeTensor))
+
+
 _MOST_FLOPS = 10**18  # in one call: minutes on the fastest device; the sum of a step fits a file's 64 bits
+
+
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
 
 

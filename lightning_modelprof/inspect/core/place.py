@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -20,14 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import CheckpointFunction
 
-from lightning_modelprof.flops.compiled import find_compiled
-from lightning_modelprof.flops.hooks import ModuleHook
-from lightning_modelprof.flops.marks import SequenceMarks
+from lightning_modelprof.inspect.core.copies import find_compiled
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
 
+
 _CHECKPOINT_FILE = CheckpointFunction.forward.__code__.co_filename
+
+
 _NO_TASK = -1  # what autograd answers outside a backward pass
+
+
 # What wrappers of compiling, sharding and checkpointing add to the path of the module that they hold.
 _WRAPPER_PARTS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 
@@ -236,3 +240,64 @@ def _has_caller(is_wanted: Callable[[CodeType], bool]) -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]  # None at the outermost, which mypy leaves out
     return False
+
+
+_Owner = TypeVar("_Owner")
+
+
+class SequenceMarks(Generic[_Owner]):
+    """Who was running from which autograd sequence number on; numbers only grow in a thread.
+
+    Args:
+        outside: who owns the nodes that were made before the first mark.
+    """
+
+    def __init__(self, outside: _Owner) -> None:
+        self._numbers = [0]
+        self._owners = [outside]
+
+    def add(self, number: int, owner: _Owner) -> None:
+        """From the node with ``number`` on, nodes belong to ``owner``."""
+        if number == self._numbers[-1]:
+            self._owners[-1] = owner
+        else:
+            self._numbers.append(number)
+            self._owners.append(owner)
+
+    def owner_of(self, number: int) -> _Owner:
+        """Who was running when the node with ``number`` was made."""
+        return self._owners[bisect_right(self._numbers, number) - 1]
+
+
+class ModuleHook:
+    """A hook that never fails, and that does nothing on a copy of its module.
+
+    A step that is inspected may save, pickle or copy the model: the copy must neither hold what we measure
+    with nor report to it.
+
+    Args:
+        call: what the hook does; ``None`` for nothing.
+        on_error: called with what ``call`` raised.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self._call = call
+        self._on_error = on_error
+
+    def __call__(self, *arguments: Any) -> None:
+        """Do it; the module goes on whatever happens."""
+        if self._call is None:
+            return
+        try:
+            self._call(*arguments)
+        except Exception as error:  # the user's step must not notice
+            if self._on_error is not None:
+                self._on_error(error)
+
+    def __reduce__(self) -> tuple[type[ModuleHook], tuple[()]]:
+        """Copies and pickles do nothing."""
+        return ModuleHook, ()

@@ -1,14 +1,13 @@
 """FLOPs of convolutions, of products of matrices and vectors, and of Fourier transforms."""
 
-# ruff: noqa: ARG001, PLR0917 - formulas take what the operators take
-
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log2, prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from lightning_modelprof.flops.result import Formula
+# ruff: noqa: ARG001, PLR0917 - formulas take what the operators take
+
 
 # ---- Convolutions: every element of the weight meets every position of the batch once.
 
@@ -215,3 +214,19 @@ FORMULAS: dict[str, Formula] = {
     "aten::_fft_r2c": fft_from_real,
     "aten::_fft_c2r": fft_to_real,
 }
+
+
+class WithRecompute(NamedTuple):
+    """FLOPs of a backward kernel that computes a part of the forward again.
+
+    Attributes:
+        gradients: what the gradients need.
+        recompute: what the forward has done already.
+    """
+
+    gradients: int
+    recompute: int
+
+
+Formula: TypeAlias = Callable[..., "int | WithRecompute"]
+"""``formula(*args, **kwargs, out_val=result)`` → FLOPs."""

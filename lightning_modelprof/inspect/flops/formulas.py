@@ -15,9 +15,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from lightning_modelprof.errors import quoted
-from lightning_modelprof.flops import attention, recurrent
-from lightning_modelprof.flops.result import Formula, WithRecompute
-from lightning_modelprof.inspect.flops import contractions, packed
+from lightning_modelprof.inspect.flops import attention, contractions, packed
+from lightning_modelprof.inspect.flops.contractions import Formula, WithRecompute
 
 __all__ = ["Formula", "WithRecompute", "formula_of", "name_of", "operator_called", "own_formulas"]
 
@@ -25,7 +24,7 @@ __all__ = ["Formula", "WithRecompute", "formula_of", "name_of", "operator_called
 _BY_NAME: dict[str, Formula] = {
     **contractions.FORMULAS,
     **attention.FORMULAS,
-    **recurrent.FORMULAS,
+    **attention.RECURRENT_FORMULAS,
     **packed.FORMULAS,
 }
 

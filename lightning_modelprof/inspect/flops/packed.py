@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_modelprof.flops.result import Formula
-from lightning_modelprof.inspect.flops.contractions import convolution_products, matrix_product
+from lightning_modelprof.inspect.flops.contractions import Formula, convolution_products, matrix_product
 
 _PAIRS = getattr(torch, "float4_e2m1fn_x2", None)  # torch 2.8: one element holds two numbers
 

@@ -17,13 +17,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.flops.host_waits import Look, Sighting, look_of
-from lightning_modelprof.flops.marks import SequenceMarks
-from lightning_modelprof.flops.mode_stack import enter_mode, leave_mode
-from lightning_modelprof.flops.same_gradients import SameGradients
+from lightning_modelprof.inspect.core.place import SequenceMarks
+from lightning_modelprof.inspect.core.untouched import SameGradients, enter_mode, leave_mode
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
-from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Place, SiteSums
+from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Look, Place, Sighting, SiteSums, look_of
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
 

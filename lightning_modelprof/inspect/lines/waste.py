@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.flops.hooks import ModuleHook
+from lightning_modelprof.inspect.core.place import ModuleHook
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.modules.modules import plain_path

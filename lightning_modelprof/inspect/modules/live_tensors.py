@@ -20,14 +20,21 @@ from torch.nn.parameter import is_lazy
 from lightning_modelprof.errors import told
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.sites import Where
-from lightning_modelprof.inspect.modules.tensor_memory import _plain_parts, local_part, unnoticed
+from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.inspect.modules.tensor_memory import _plain_parts, local_part, memory_of, unnoticed
 from lightning_modelprof.run.memory import CATEGORIES, PhasePeak, StepMemory
 from lightning_modelprof.run.model_cost import FLOP_PHASES
 
 _NOT_YET: Final = 2**62
+
+
 _MADE_IN: Final = {"forward": "activations", "recompute": "activations"}
+
+
 _PASSING: Final = ("activations", "other")
 """Categories of what may still turn out to be a gradient or the optimizer's state."""
+
+
 _BACKWARD: Final = ("backward", "recompute")
 
 
@@ -294,3 +301,29 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _tensors_in(getattr(value, field.name, None))
+
+
+def held_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters with a size, each once, by the name that the user knows."""
+    return _by_name(module.named_parameters())
+
+
+def held_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Likewise buffers."""
+    return _by_name(module.named_buffers())
+
+
+def storages_of(tensor: torch.Tensor) -> Mapping[int, int]:
+    """Storages of a tensor: an address that no other living storage has → bytes."""
+    with unnoticed():
+        return memory_of(tensor).storages
+
+
+def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A name with its wrappers where two tensors have the same plain one."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in named:
+        if not is_lazy(tensor):
+            path = plain_path(name)
+            found[name if path in found else path] = tensor
+    return found

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.flops.packed_weights import packed_objects, packed_tensors
-from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.inspect.modules.modules import packed_objects, packed_tensors, plain_path
 from lightning_modelprof.inspect.modules.tensor_memory import (
     has_no_memory,
     is_distributed,

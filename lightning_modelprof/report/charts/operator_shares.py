@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.operator_tally import Operator, pool_operators
+from lightning_modelprof.analysis.trace.operator_costs import Operator, pool_operators
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.layers import MAX_LAYERS
 from lightning_modelprof.report.model import Chart, Series, Unit

@@ -10,11 +10,12 @@ from typing import Any, Final
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD
 from lightning_modelprof.analysis.compare import (
     DEFAULT_TOLERANCE,
+    UNKNOWN,
     Comparison,
     Outcome,
     compare,
+    setting_differences,
 )
-from lightning_modelprof.analysis.run_settings import UNKNOWN, setting_differences
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.compare.tables import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lightning_modelprof.analysis.compare import batch_size, run_settings
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.run_settings import batch_size, run_settings
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.steps import StepTimings

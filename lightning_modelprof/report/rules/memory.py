@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.epoch_growth import EpochGrowth
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, Growth, MemoryUse
+from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, EpochGrowth, Growth, MemoryUse
 from lightning_modelprof.report.byte_sizes import size
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
 from lightning_modelprof.report.rules.base import Rule, count, duration

@@ -7,9 +7,8 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.ranks import LEAST_STEPS, RankSkew
+from lightning_modelprof.analysis.ranks import LEAST_STEPS, OPTIMIZER, RankSkew, Straggler
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.analysis.straggler import OPTIMIZER, Straggler
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.exact_lines import at_exact_lines

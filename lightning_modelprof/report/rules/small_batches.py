@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.batch_scaling import BatchScaling, fixed_by_work
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.batches import BatchScaling, fixed_by_work
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.slow_causes import COLLECTOR, MACHINE
+from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.rules.base import (
     ShareRule,

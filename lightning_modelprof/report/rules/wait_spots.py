@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from lightning_modelprof.analysis.trace.host_waits import HostWait
-from lightning_modelprof.analysis.wait_places import WaitPlace
+from lightning_modelprof.analysis.trace.host_waits import HostWait, WaitPlace
 from lightning_modelprof.report.model import Location
 from lightning_modelprof.run.sites import HOST_TO_DEVICE, PRINT, SourceSite, StepSites
 

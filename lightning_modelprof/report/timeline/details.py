@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.grouping import distinct
+from lightning_modelprof.analysis.timeline.tally import distinct
 from lightning_modelprof.trace.model import Collective, InputShapes, Trace
 
 _Column = tuple[list[str], NDArray[np.int64]]

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.grouping import distinct, stable_order
 from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.timeline.names import AUTOGRAD_PREFIX
+from lightning_modelprof.analysis.timeline.tally import distinct, stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
 from lightning_modelprof.report.profile import Lane
 from lightning_modelprof.trace.columns import stream_number

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.modules.model_flops import (
     Utilization,
     phases_of,
 )
-from lightning_modelprof.analysis.size_flops import MeanStep
+from lightning_modelprof.analysis.modules.size_law import MeanStep
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.batches import Shapes

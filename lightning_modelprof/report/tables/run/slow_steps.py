@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.slow_causes import SlowCause, SlowFacts
+from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.slow_words import cause_words

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.collectives import pool_collectives
 from lightning_modelprof.analysis.timeline.tally import share
-from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
+from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.model_summary_pool import pool_model_summaries
-from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary
+from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks

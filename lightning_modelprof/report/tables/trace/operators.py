@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.operator_tally import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
+from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
