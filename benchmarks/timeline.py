@@ -27,9 +27,8 @@ from generate_trace import generate_trace
 from trace_analysis import environment
 
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.report.timeline.lanes import find_lanes
+from lightning_modelprof.report.timeline.lanes import find_depths, find_lanes
 from lightning_modelprof.report.timeline.timeline import timeline_of
-from lightning_modelprof.report.timeline_depths import find_depths
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline, unpack_timeline
 from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import read_trace

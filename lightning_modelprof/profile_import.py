@@ -16,7 +16,7 @@ from lightning_modelprof.report.build_profile import run_profile, window_profile
 from lightning_modelprof.report.build_trace import group_ranks
 from lightning_modelprof.report.options import saved_options
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
+from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
 from lightning_modelprof.run.ranks import with_other_ranks

@@ -14,7 +14,7 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
-from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
+from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.finding import find_run, runs_below, told_choice
 from lightning_modelprof.run.ranks import with_other_ranks

@@ -8,9 +8,8 @@ import pytest
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.all_charts import CHARTS
-from lightning_modelprof.report.charts.bins import MAX_BINS, bin_sizes, bin_starts
-from lightning_modelprof.report.charts.layers import MAX_LAYERS
-from lightning_modelprof.report.charts.step_time import MAX_BARS
+from lightning_modelprof.report.charts.bins import MAX_BINS, MAX_LAYERS, bin_sizes, bin_starts
+from lightning_modelprof.report.charts.steps import MAX_BARS
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo

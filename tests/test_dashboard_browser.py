@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lightning_modelprof.cli.main import main
+from lightning_modelprof.report.build_profile import step_columns
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.report.step_columns import step_columns
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
 from tests.chromium import requested, said

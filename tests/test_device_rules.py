@@ -14,14 +14,12 @@ from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.report.diagnose import diagnose
-from lightning_modelprof.report.diagnose_traces import diagnose_traces
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Location, Severity, Status
-from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
-from lightning_modelprof.report.rules.device import Circumstances
-from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
-from lightning_modelprof.report.rules.host_waits import HostDeviceSync
-from lightning_modelprof.report.rules.launch_bound import LaunchBound
+from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
+from lightning_modelprof.report.rules.ranks import CommunicationExposed
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.sites import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.device_shares import DeviceShares, WaitShares
-from lightning_modelprof.report.diagnose_traces import diagnose_traces
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.launch_bound import LaunchBound
+from lightning_modelprof.report.rules.device import LaunchBound
 from lightning_modelprof.report.verdict import verdict_of_traces
 from tests.traces import FOLDER, event, load, make_trace, reference
 

@@ -11,8 +11,7 @@ from lightning_modelprof.analysis.steps.benchmark import benchmark
 from lightning_modelprof.analysis.steps.step_costs import step_costs
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.slow_epoch_turns import SlowEpochTurns
-from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.report.rules.validation import SlowEpochTurns, ValidationShare
 from lightning_modelprof.report.verdict import account
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -8,8 +8,8 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
+from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import sampler_advice
-from lightning_modelprof.report.exact_lines import at_exact_lines
 from lightning_modelprof.report.model import Finding, Location, Status
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 

@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.source.hot_lines import layer_hooks
 from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
+from lightning_modelprof.report.rules.callbacks import SlowLayerHooks
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.diagnosed import MS, analysis_of, only, steps_of

@@ -20,8 +20,7 @@ from lightning_modelprof.lightning.rank_wait import next_is_ready
 from lightning_modelprof.measure.resources.cpu import PERIOD
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.input import InputBound
-from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
+from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import CpuUse

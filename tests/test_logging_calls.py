@@ -27,11 +27,10 @@ from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.measure.sampling.log_calls import log_call
 from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Location, Severity, Status
-from lightning_modelprof.report.rules.lines import SlowLineInModule
-from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
-from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
+from lightning_modelprof.report.rules.callbacks import SlowLoggingCalls
+from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel, SlowLineInModule
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.sites import LOGGER, logging_kind
 from lightning_modelprof.run.stacks import LogCall

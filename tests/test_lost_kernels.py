@@ -10,8 +10,8 @@ from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_checks import count_kernel_launches, pool_kernel_launches
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.report.diagnose import diagnose
-from lightning_modelprof.report.diagnose_traces import diagnose_traces
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.records import Window
 from tests.diagnosed import analysis_of, steps_of

@@ -32,14 +32,12 @@ from lightning_modelprof.measure.resources.memory import (
     total_bytes,
 )
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.byte_sizes import size
-from lightning_modelprof.report.charts.memory_curve import memory_curve
+from lightning_modelprof.report.charts.model import memory_curve
 from lightning_modelprof.report.model import Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules.memory import MemoryCreep
-from lightning_modelprof.report.rules.memory_fragmentation import MemoryFragmentation
-from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
+from lightning_modelprof.report.rules.memory import MemoryCreep, MemoryFragmentation, MemoryNearCapacity
 from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
+from lightning_modelprof.report.words import size
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import CATEGORIES, MemoryPoint, MemoryRecord, PhasePeak, StepMemory
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo

@@ -15,12 +15,11 @@ from torch.ao.nn import quantized as ao
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.testing._internal.two_tensor import TwoTensor
 
-from lightning_modelprof.analysis.size_facts import total_size
 from lightning_modelprof.inspect.modules import modules as packed_weights
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.modules import module_records
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.tables.run.model_size import model_size_table
+from lightning_modelprof.report.tables.run.model_size import model_size_table, total_size
 from lightning_modelprof.run.model_cost import ModelSize, ModuleRecord, TensorSize
 
 TRAINABLE, FROZEN, GRADIENTS, STATE, BUFFERS = (

@@ -25,7 +25,7 @@ from lightning_modelprof.measure.resources.out_of_memory import (
     out_of_memory_error,
 )
 from lightning_modelprof.report.model import Location, Severity, Status
-from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory, rest_bytes
+from lightning_modelprof.report.rules.memory import RanOutOfMemory, rest_bytes
 from lightning_modelprof.run.memory import Holder, MemoryRecord, OutOfMemory
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from tests.diagnosed import only, steps_of

@@ -19,7 +19,7 @@ from lightning_modelprof.analysis.trace.communication_calls import list_communic
 from lightning_modelprof.analysis.trace.rank_waits import chance_of_at_least, compare_ranks
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build_trace import build_trace_report
-from lightning_modelprof.report.charts.rank_shares import rank_shares
+from lightning_modelprof.report.charts.ranks import rank_shares
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
 from lightning_modelprof.show.html.chart import chart_view

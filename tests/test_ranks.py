@@ -7,8 +7,7 @@ import pytest
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
-from lightning_modelprof.report.row_order import row_order
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import row_order, split_ranks
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 
 NONE, LOST = Absent("there is none"), Absent("its file is lost")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_modelprof.measure.steps.repeated_samples import ENOUGH, NUM_WATCHED, RepeatedSampleWatch, _hash
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.repeated_work import RepeatedWork
+from lightning_modelprof.report.rules.input import RepeatedWork
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import RepeatedSamples
 from tests.diagnosed import analysis_of, only, steps_of, with_loader

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.build import diagnose, without_repeats
 from lightning_modelprof.report.model import Finding, Location, Severity, Status
-from lightning_modelprof.report.repeated_time import without_repeats
-from lightning_modelprof.report.rules.callbacks import SlowCallback
+from lightning_modelprof.report.rules.callbacks import SlowCallback, SlowLoggingCalls
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync
-from lightning_modelprof.report.rules.lines import SlowLineInModule
-from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
-from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
+from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowLineInModule
 from lightning_modelprof.report.rules.validation import ValidationShare
 from tests.diagnosed import MS, analysis_of, steps_of
 from tests.test_hot_lines import hot_of

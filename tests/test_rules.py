@@ -14,30 +14,21 @@ from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts, trimmed_mean
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.report import rules
-from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.busy_cpus import BusyCpus
 from lightning_modelprof.report.rules.callbacks import SlowCallback
-from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
-from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
-from lightning_modelprof.report.rules.configure import configure_rules
-from lightning_modelprof.report.rules.conv_bias_before_batchnorm import ConvolutionBiasBeforeBatchNorm
-from lightning_modelprof.report.rules.cpu_threads_oversubscribed import CpuThreadsOversubscribed
-from lightning_modelprof.report.rules.cpus import SingleCpuThread
-from lightning_modelprof.report.rules.frozen_layers_computed import FrozenLayersComputed
-from lightning_modelprof.report.rules.input import InputBound
-from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
+from lightning_modelprof.report.rules.cpus import BusyCpus, CpuThreadsOversubscribed, SingleCpuThread
+from lightning_modelprof.report.rules.device import CompileRecompiles
+from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
+from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.memory import MemoryNearCapacity
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
+from lightning_modelprof.report.rules.phases import CheckpointShare, SlowLogger, SlowModuleHook, ZeroGradCost
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
-from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
-from lightning_modelprof.report.rules.slow_logger import SlowLogger
-from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
-from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
 from lightning_modelprof.report.rules.validation import ValidationShare
-from lightning_modelprof.report.rules.worker_startup import WorkerStartup
-from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
+from lightning_modelprof.report.rules.waste import ConvolutionBiasBeforeBatchNorm, FrozenLayersComputed
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.records import CallbackTime

@@ -11,8 +11,8 @@ from torch import nn
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.anomaly_detection import AnomalyDetection
-from lightning_modelprof.report.rules.slow_optimizer import SlowOptimizer
+from lightning_modelprof.report.rules.callbacks import AnomalyDetection
+from lightning_modelprof.report.rules.optimizer import SlowOptimizer
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.diagnosed import MS, SETUP, analysis_of, only, steps_of
 from tests.support import make_trainer

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Severity, Status, Unit
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.setup import OptimizerSetup

@@ -21,7 +21,7 @@ from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
 from lightning_modelprof.measure.steps.slow_steps import MAX_KEPT, CollectorWatch, Counts, SlowStepWatch
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.slow_words import cause_words
+from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -9,14 +9,12 @@ import pytest
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.analysis.source.source_lines import source_lines
-from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.advice.lines import module_pace
+from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Location, Severity, Status
-from lightning_modelprof.report.module_pace import module_pace
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.all_rules import RULES
-from lightning_modelprof.report.rules.lines import SlowLineInModule
-from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
-from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowForwardOutsideModel, SlowLineInModule
 from lightning_modelprof.report.tables.run.source_lines import source_lines_table
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
 from lightning_modelprof.run.setup import CodePlace

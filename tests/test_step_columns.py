@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.steps.benchmark import benchmark
-from lightning_modelprof.report.charts.phases_per_step import phases_per_step
-from lightning_modelprof.report.step_columns import step_columns, timings_of
+from lightning_modelprof.report.build_profile import step_columns, timings_of
+from lightning_modelprof.report.charts.steps import phases_per_step
 from lightning_modelprof.run.loops import FIT, LOOPS
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo

@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.trace.host_waits import ONE_STEP
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ConfigError, TraceError
-from lightning_modelprof.report.diagnose_traces import diagnose_traces
+from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.options import parse_step_range
 from tests.traces import event, make_trace

@@ -20,10 +20,9 @@ from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, Lane, Timeline
-from lightning_modelprof.report.timeline.timeline import timeline_of
-from lightning_modelprof.report.timeline_counters import MOST_POINTS, thin
-from lightning_modelprof.report.timeline_depths import find_depths
-from lightning_modelprof.report.timeline_kinds import WORDS
+from lightning_modelprof.report.timeline.details import WORDS
+from lightning_modelprof.report.timeline.lanes import find_depths
+from lightning_modelprof.report.timeline.timeline import MOST_POINTS, thin, timeline_of
 from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import (
     PYTHON_FUNCTION,

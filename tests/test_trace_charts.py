@@ -10,9 +10,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.bins import MAX_BINS
-from lightning_modelprof.report.charts.device import trace_steps
-from lightning_modelprof.report.charts.kernel_types import kernel_types
-from lightning_modelprof.report.charts.operator_shares import operator_shares
+from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
 from lightning_modelprof.show.html.chart import chart_view
 from tests.test_step_breakdown import NCCL, make, step
 from tests.traces import FOLDER, load

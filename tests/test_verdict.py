@@ -13,11 +13,11 @@ from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
-from lightning_modelprof.report.diagnose import diagnose
+from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.slow_logger import SlowLogger
+from lightning_modelprof.report.rules.phases import SlowLogger
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, Window
 from lightning_modelprof.run.steps import StepTag

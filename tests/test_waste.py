@@ -25,11 +25,9 @@ from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.measure.sampling.stack_look import ThreadClocks
 from lightning_modelprof.measure.setup.model_setup import calls_by_name
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.competing_thread import CompetingThread
-from lightning_modelprof.report.rules.dense_embeddings import DenseEmbeddings
-from lightning_modelprof.report.rules.double_precision import DoublePrecision
-from lightning_modelprof.report.rules.unused_gradients import UnusedGradientsRule
-from lightning_modelprof.report.rules.waste import RepeatedForward
+from lightning_modelprof.report.rules.cpus import CompetingThread
+from lightning_modelprof.report.rules.precision import DoublePrecision
+from lightning_modelprof.report.rules.waste import DenseEmbeddings, RepeatedForward, UnusedGradientsRule
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import (
     DenseTable,

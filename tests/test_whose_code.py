@@ -19,9 +19,8 @@ from lightning_modelprof.report.advice.libraries import Way, reached
 from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_optimizer
 from lightning_modelprof.report.libraries import LIBRARIES
 from lightning_modelprof.report.model import Location, Status
-from lightning_modelprof.report.rules.input import InputBound
+from lightning_modelprof.report.rules.input import InputBound, WorkerStartup
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
-from lightning_modelprof.report.rules.worker_startup import WorkerStartup
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.setup import CodePlace, Library, LoaderSetup, OptimizerSetup
 from lightning_modelprof.show.findings import found_texts
@@ -386,7 +385,7 @@ def test_the_users_own_loader_of_a_librarys_data():
 
 def test_no_advice_is_a_constructor_that_the_user_cannot_write():
     """All rules that speak of a DataLoader or an optimizer."""
-    from lightning_modelprof.report.diagnose import diagnose  # noqa: PLC0415
+    from lightning_modelprof.report.build import diagnose  # noqa: PLC0415
 
     setup = setup_of("fakelib")
     analysis = analysis_of(steps_of(40, dataloader=20, optimizer=20, forward=10, backward=10), setup=setup)

@@ -23,7 +23,7 @@ from lightning_modelprof.config.options import (
     parse_options,
 )
 from lightning_modelprof.errors import ConfigError, nearest, quoted
-from lightning_modelprof.report.rules.configure import configure_rules
+from lightning_modelprof.report.rules.all_rules import configure_rules
 
 ACTIVITIES: Final = ("cpu", "cuda", "xpu")
 _ACTIVITY_NAMES: Final = ", ".join(ACTIVITIES)

@@ -21,7 +21,7 @@ from lightning_modelprof.measure.window.schedule import ScheduledSteps
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
-from lightning_modelprof.report.tables.window_summaries import MAX_SHOWN
+from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Window, WindowStatus

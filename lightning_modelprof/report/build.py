@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, Final
@@ -11,18 +11,27 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.compare import run_settings
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.model_flops import ModelFlops
+from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
+from lightning_modelprof.errors import ConfigError, told
+from lightning_modelprof.report.advice.lines import at_exact_lines
+from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.charts.all_charts import CHARTS
-from lightning_modelprof.report.diagnose import diagnose
-from lightning_modelprof.report.flames import call_flame
-from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.module_flame import module_flame
+from lightning_modelprof.report.flames import call_flame, module_flame
+from lightning_modelprof.report.model import Finding, Report, Severity, Status, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
+from lightning_modelprof.report.rules.all_rules import configure_rules
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.cpus import BusyCpus
+from lightning_modelprof.report.rules.device import DeviceRule
+from lightning_modelprof.report.rules.memory import RanOutOfMemory
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, TableBuilder, loop_tables
+from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window, WindowStatus
+from lightning_modelprof.run.stacks import SampledStack
 
 FLAMES: Final = (call_flame, module_flame)
 """The flame graphs, in reading order; each ``None`` where there is nothing to draw."""
@@ -243,3 +252,161 @@ def _window_section(window: Window) -> dict[str, Any]:
     section["status"] = window.status.value
     section["recorded_steps"] = list(window.recorded_steps)
     return section
+
+
+_THE_SAME: Final[Mapping[Severity | None, Severity]] = {one: one for one in Severity}
+
+
+_LESS: Final[Mapping[Severity | None, Severity]] = {
+    Severity.CRITICAL: Severity.WARNING,
+    Severity.WARNING: Severity.INFO,
+    Severity.INFO: Severity.INFO,
+}
+"""What becomes of a severity that rests on times, where the training thread waited for a CPU."""
+
+
+_ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
+
+
+def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[Verdict, tuple[Finding, ...]]:
+    """The verdict, and what each rule says: found ones first, hints last of them, by time at stake.
+
+    Args:
+        analysis: of a run.
+        rules: to ask; by default those that the run's own configuration says.
+    """
+    if rules is None:
+        rules = _rules_of(analysis)
+    accounting = account(analysis.step_costs)
+    said = [(rule, _ask(rule, analysis)) for rule in rules]
+    is_busy = any(
+        one.kind == BusyCpus.kind and one.status is Status.FOUND for _, of_it in said for one in of_it
+    )
+    findings: list[Finding] = []
+    for rule, of_it in said:
+        # Whoever does not know where the time goes cannot say how much something matters.
+        severities = {} if not accounting.is_enough else _LESS if is_busy else _THE_SAME
+        findings += [
+            replace(one, severity=severities.get(one.severity)) if rule.rests_on_time else one
+            for one in of_it
+        ]
+    findings.sort(key=_rank)
+    findings = sorted(without_repeats(findings, rules, analysis.hot_lines), key=_rank)
+    return give_verdict(analysis, findings, rules, accounting), tuple(findings)
+
+
+def _rank(finding: Finding) -> tuple[int, bool, bool, float, bool]:
+    """Found ones first; what ended the loop before all others; hints last; then by time at stake.
+
+    A warning with more at stake stands above a critical one. Severity decides between equals, such as those
+    whose time is not known.
+    """
+    is_less, is_hint = finding.kind != RanOutOfMemory.kind, finding.severity is Severity.INFO
+    saving = finding.saving_ns_per_step or 0.0
+    is_mild = finding.severity is not Severity.CRITICAL
+    return _ORDER.index(finding.status), is_less, is_hint, -saving, is_mild
+
+
+def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
+    """What a rule says; a rule that fails costs its own finding, not the report."""
+    try:
+        findings = rule.evaluate(analysis)
+        libraries = () if analysis.setup is None else [one.package for one in analysis.setup.libraries]
+        if rule.takes_time_there:
+            findings = tuple(
+                at_exact_lines(
+                    finding,
+                    analysis.hot_lines,
+                    outside_modules=rule.outside_modules,
+                    phases=rule.sampled_phases,
+                    libraries=libraries,
+                    into_libraries=rule.into_libraries,
+                )
+                for finding in findings
+            )
+        return tuple(with_owners(finding, analysis.setup) for finding in findings)
+    except Exception as error:
+        return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")
+
+
+def _rules_of(analysis: Analysis) -> tuple[Rule, ...]:
+    """With the thresholds of the run, if this version knows all of them."""
+    try:
+        return configure_rules(analysis.info.config.get("rules"))
+    except ConfigError:  # saved by another version
+        return configure_rules(None)
+
+
+_MOSTLY: Final = 0.8
+"""Share of a finding's samples in another one's time, from which on it says the same time again."""
+
+
+_LEAST_SAMPLES: Final = 10
+
+
+_Claims = Callable[[SampledStack], bool]
+
+
+def without_repeats(
+    findings: Sequence[Finding], rules: Sequence[Rule], hot: HotLines | Absent
+) -> list[Finding]:
+    """The same findings, those that say the time of one above again as hints that name it.
+
+    What time a finding is about samples tell: those of its phases if these are all its own, else those with
+    one of its lines on the stack.
+
+    Args:
+        findings: in their order.
+        rules: that gave them.
+        hot: what samples of the training thread say.
+    """
+    if isinstance(hot, Absent):
+        return list(findings)
+    by_kind = {rule.kind: rule for rule in rules}
+    above: list[tuple[Finding, _Claims]] = []
+    result: list[Finding] = []
+    for finding in findings:
+        claims = _claims(finding, by_kind.get(finding.kind), hot)
+        first = None if claims is None else _first_with(finding, claims, above, hot)
+        if first is None:
+            result.append(finding)
+            above += [] if claims is None else [(finding, claims)]
+            continue
+        said = f"This time is part of what the finding {first.kind} is about."
+        result.append(
+            replace(
+                finding,
+                severity=Severity.INFO if finding.severity is not None else None,
+                summary=f"{finding.summary} {said}",
+                saving_ns_per_step=None,
+            )
+        )
+    return result
+
+
+def _claims(finding: Finding, rule: Rule | None, hot: HotLines) -> _Claims | None:
+    """Whether a stack is of a finding's time; ``None`` where samples do not tell."""
+    if rule is None or finding.status is not Status.FOUND or not finding.saving_ns_per_step:
+        return None
+    if isinstance(rule, DeviceRule):  # its time is the device's
+        return None
+    if rule.sampled_phases:
+        return lambda stack: stack.phase in rule.sampled_phases
+    lines = {(one.file, one.line) for one in finding.locations if one.is_exact}
+    frames = {number for number, frame in enumerate(hot.samples.frames) if (frame.file, frame.line) in lines}
+    return (lambda stack: not frames.isdisjoint(stack.frames)) if frames else None
+
+
+def _first_with(
+    finding: Finding, claims: _Claims, above: Sequence[tuple[Finding, _Claims]], hot: HotLines
+) -> Finding | None:
+    """The first finding above in whose time most of this one's is; several of one rule are several things."""
+    stacks = [stack for stack in hot.samples.stacks if claims(stack)]
+    whole_ns = sum(stack.time_ns for stack in stacks)
+    if sum(stack.samples for stack in stacks) < _LEAST_SAMPLES:
+        return None
+    for other, is_its in above:
+        inside_ns = sum(stack.time_ns for stack in stacks if is_its(stack))
+        if other.kind != finding.kind and inside_ns >= _MOSTLY * whole_ns:
+            return other
+    return None

@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import device_shares, lost_work
 from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
-from lightning_modelprof.report.rules.wait_findings import WaitRule
+from lightning_modelprof.report.rules.host_waits import WaitRule
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASES
 

@@ -25,7 +25,7 @@ from lightning_modelprof.report.device_shares import (
 )
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule, milliseconds, percent
-from lightning_modelprof.report.rules.busy_cpus import BusyCpus
+from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
 from lightning_modelprof.run.phases import PHASES
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, SlowCause
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.steps import StepTag
 
 STEP_LABELS: Final = {
     "kernel": "Kernel",
@@ -28,3 +31,37 @@ def other_shares(analysis: Analysis) -> tuple[str, ...]:
         f"Shares here are of all finished {loop_of(analysis.info.loop).steps}; the verdict, findings and Perf"
         " Summary leave some out, and say what theirs are of.",
     )
+
+
+_WORDS: Final = {
+    COLLECTOR: "Python's garbage collector",
+    MACHINE: "the machine: the training thread waited for a CPU",
+    "": "unknown",
+}
+
+
+def cause_words(one: SlowCause) -> str:
+    """The cause of one slow step."""
+    words = _WORDS[one.cause] if one.cause in _WORDS else PHASES[PHASE_INDEX[one.cause]].label
+    if one.cause == COLLECTOR:
+        words = f"{words}, generation {one.slow.generation}"
+    return f"{words}, at the start of an epoch" if one.slow.tags & StepTag.FIRST_OF_EPOCH else words
+
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(num_bytes: float) -> str:
+    """For sentences: three digits that count, in powers of 1024."""
+    power = 0
+    while abs(num_bytes) >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
+        power += 1
+    return f"{float(f'{num_bytes / 1024**power:.3g}'):g} {_UNITS[power]}"
+
+
+_DURATION_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+
+
+def duration_unit(largest_ns: float) -> tuple[float, str]:
+    """How many nanoseconds a unit has, and its name: the largest that is not above ``largest_ns``."""
+    return next((ns, unit) for ns, unit in _DURATION_UNITS if largest_ns >= ns or unit == "ns")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_modelprof.errors import ArchiveError, one_line, told
-from lightning_modelprof.report.step_columns import timings_of
+from lightning_modelprof.report.build_profile import timings_of
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.step_columns import unpack_steps

@@ -215,7 +215,7 @@ def within_epochs(steps: _Floats, sizes: _Floats, starts: Sequence[int]) -> Epoc
         return None
     num_groups = max(_LEAST_POINTS, _MOST_GROUPS // len(epochs))
     curves = [
-        _epoch_growth_medians(steps[of_epoch == one], sizes[of_epoch == one], num_groups) for one in epochs
+        _medians_of_epochs(steps[of_epoch == one], sizes[of_epoch == one], num_groups) for one in epochs
     ]
     slope, low, high = _slope(curves)
     lengths = [curve[0][-1] - curve[0][0] for curve in curves]
@@ -243,7 +243,7 @@ def without_growth(
     return steps, sizes - growth.bytes_per_step * (steps - begins)
 
 
-def _epoch_growth_medians(x: _Floats, y: _Floats, most: int) -> tuple[_Floats, _Floats]:
+def _medians_of_epochs(x: _Floats, y: _Floats, most: int) -> tuple[_Floats, _Floats]:
     num = min(most, len(x))
     return (
         np.array([np.median(one) for one in np.array_split(x, num)]),

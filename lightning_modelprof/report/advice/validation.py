@@ -11,9 +11,9 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLine
 from lightning_modelprof.analysis.steps.validation import ValidationSplit
 from lightning_modelprof.report.advice.libraries import as_arguments
+from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.advice.loader import FEWER_ITEMS, loader_advice, places_of_batches
 from lightning_modelprof.report.advice.owners import owner_of_loader
-from lightning_modelprof.report.exact_lines import location_at
 from lightning_modelprof.report.model import Evidence, Location
 from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup

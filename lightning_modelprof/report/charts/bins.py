@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.steps.phase_times import PhaseTime
+
 MAX_BINS: Final = 400
 """Bars across a chart: about two pixels each on a screen, and no file grows with the length of a run."""
 
@@ -48,3 +50,27 @@ def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -
     """A sentence on what one point of the chart stands for."""
     size = int(bin_sizes(starts, num_steps)[0])
     return f"One point is one {step}." if size == 1 else f"One point is the mean of {size:,} {steps}."
+
+
+MAX_LAYERS: Final = 7
+"""As many as there are colours that everybody can tell apart, besides gray for the rest."""
+
+
+def split_layers(phases: Sequence[PhaseTime]) -> tuple[list[PhaseTime], list[PhaseTime]]:
+    """The measured phases with the most time, and the other measured ones, each in the order of phases."""
+    measured = [phase for phase in phases if phase.total_ns]
+    largest = sorted(measured, key=lambda phase: -(phase.total_ns or 0))[:MAX_LAYERS]
+    return [phase for phase in measured if phase in largest], [
+        phase for phase in measured if phase not in largest
+    ]
+
+
+def layer_notes(phases: Sequence[PhaseTime], rest: Sequence[PhaseTime]) -> tuple[str, ...]:
+    """What the rest is made of, and which phases are in no layer."""
+    missing = [phase.label for phase in phases if phase.total_ns is None]
+    notes = []
+    if rest:
+        notes.append(f"Other phases: {', '.join(phase.label for phase in rest)}.")
+    if missing:
+        notes.append(f"Not measured, and in no layer: {', '.join(missing)}.")
+    return tuple(notes)

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.trace.kernels import KernelUse, pool_kernels
+from lightning_modelprof.analysis.trace.operator_costs import Operator, pool_operators
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts, even_axis
+from lightning_modelprof.report.charts.bins import MAX_LAYERS, bin_note, bin_sizes, bin_starts, even_axis
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.words import STEP_LABELS
 
@@ -84,3 +86,80 @@ def _chart(
         ),
         notes=(f"{note} Each moment counts for the first of the categories in Step time breakdown.",),
     )
+
+
+_LABELS = {
+    "tensor_cores": "Tensor Cores",
+    "kernel": "Other kernels",
+    "communication": "Communication",
+}
+
+
+def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
+    """How much of the kernels' time uses tensor cores or communicates; ``None`` with fewer than two kinds.
+
+    Definition: time of all kernels as in the Kernel Summary, those of all ranks added up, by what the name of
+    each says. One that communicates counts as that, whatever else its name says.
+    """
+    found = [facts.kernels for facts in by_rank.values() if not isinstance(facts.kernels, Absent)]
+    time_ns = dict.fromkeys(_LABELS, 0)
+    for kernel in pool_kernels(found).by_name:
+        time_ns[_kind(kernel)] += kernel.tally.total_ns
+    kinds = [kind for kind, ns in time_ns.items() if ns]
+    if len(kinds) < 2:
+        return None
+    return Chart(
+        id="kernel_types",
+        title="Time of the kernels",
+        kind="stacked",
+        x_label="trace",
+        x=(0.0,),
+        unit=Unit.DURATION_NS,
+        series=tuple(Series(key=kind, label=_LABELS[kind], values=(float(time_ns[kind]),)) for kind in kinds),
+        notes=(
+            "By the names of the kernels, also of those outside the steps; those that overlap count in full."
+            " Kernels whose names do not tell of tensor cores are among the others.",
+        ),
+    )
+
+
+def _kind(kernel: KernelUse) -> str:
+    if kernel.is_communication:
+        return "communication"
+    return "tensor_cores" if kernel.uses_tensor_cores else "kernel"
+
+
+def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
+    """The operators with the most time of their own, and the rest; ``None`` with fewer than two.
+
+    Definition: the column Self of the Operator Summary, on the device if the trace has device events, else on
+    the host; that of all threads and ranks added up.
+    """
+    ranks = [facts.operators for facts in by_rank.values() if not isinstance(facts.operators, Absent)]
+    has_device = any(rank.device_ns is not None for rank in ranks)
+    threads = [thread for rank in ranks for thread in rank.threads]
+    pooled = pool_operators(operator for thread in threads for operator in thread.operators)
+    time_ns = {operator.name: _own_ns(operator, has_device=has_device) for operator in pooled}
+    names = sorted((name for name, ns in time_ns.items() if ns), key=lambda name: (-time_ns[name], name))
+    if len(names) < 2:
+        return None
+    layers = {name: time_ns[name] for name in names[:MAX_LAYERS]}
+    rest_ns = sum(time_ns[name] for name in names[MAX_LAYERS:])
+    series = [Series(key=f"operator {name}", label=name, values=(float(ns),)) for name, ns in layers.items()]
+    if rest_ns:
+        series.append(Series(key="rest", label="Other operators", values=(float(rest_ns),)))
+    where = "on the device" if has_device else "on the host"
+    return Chart(
+        id="operator_shares",
+        title="Operators by their own time",
+        kind="stacked",
+        x_label="trace",
+        x=(0.0,),
+        unit=Unit.DURATION_NS,
+        series=tuple(series),
+        notes=(f"Self {where}, as in the Operator Summary.",),
+    )
+
+
+def _own_ns(operator: Operator, *, has_device: bool) -> int:
+    return (operator.device_self_ns or 0) if has_device else operator.host_self_ns

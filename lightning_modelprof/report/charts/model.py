@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.memory import MemoryPoint
 
 
 def flops_by_phase(analysis: Analysis) -> Chart | None:
@@ -28,3 +33,40 @@ def flops_by_phase(analysis: Analysis) -> Chart | None:
         ),
         notes=("Contractions in one step of one process; a multiply-add is two FLOPs.",),
     )
+
+
+_SERIES: Final = (
+    ("rss", "Process, resident", "rss_bytes"),
+    ("anonymous", "Process, its own", "anonymous_bytes"),
+    ("allocated", "Device, allocated", "allocated_bytes"),
+    ("reserved", "Device, reserved", "reserved_bytes"),
+)
+
+
+def memory_curve(analysis: Analysis) -> Chart | None:
+    """Whether memory grows; ``None`` with fewer than two points.
+
+    Definition: each point is what was there when its step was first looked at; kinds of memory that were
+    never measured have no series.
+    """
+    if isinstance(analysis.memory, Absent):
+        return None
+    curve = analysis.memory.record.curve
+    every = (Series(key=key, label=label, values=_values(curve, name)) for key, label, name in _SERIES)
+    series = tuple(one for one in every if any(value is not None for value in one.values))
+    if len(curve) < 2 or not series:
+        return None
+    return Chart(
+        id="memory_curve",
+        title="Memory",
+        kind="line",
+        x_label=loop_of(analysis.info.loop).step,
+        x=tuple(float(point.step) for point in curve),
+        unit=Unit.BYTES,
+        series=series,
+        notes=("As first seen in each step. The process's own memory is without files and shared memory.",),
+    )
+
+
+def _values(curve: Sequence[MemoryPoint], name: str) -> tuple[float | None, ...]:
+    return tuple(getattr(point, name) for point in curve)

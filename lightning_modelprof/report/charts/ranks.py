@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.charts.bins import even_axis
-from lightning_modelprof.report.charts.layers import split_layers
+from lightning_modelprof.analysis.trace.distributed import Distributed, StepShares
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.charts.bins import even_axis, split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit
 
 _MOST: Final = 256
@@ -53,4 +55,90 @@ def rank_phases(analysis: Analysis) -> Chart | None:
             "Means over the clean steps of each rank. Ranks meet in every step: what one does for longer"
             " shows on the others where they wait, mostly in Backward.",
         ),
+    )
+
+
+_LAYERS: Final = (
+    ("kernel", "Computation", "computation_ns"),
+    ("overlap", "Overlap", "overlap_ns"),
+    ("communication", "Exposed communication", "exposed_ns"),
+    ("memcpy", "Copies", "copies_ns"),
+    ("rest", "Other", "other_ns"),
+)
+"""Key, label and attribute; keys that other charts have, too, have their colour."""
+
+
+_LAYERS_ON_HOST: Final = (
+    ("communication", "Communication", "exposed_ns"),
+    ("rest", "Rest of the step", "other_ns"),
+)
+
+
+_NOTE: Final = (
+    "Means over the steps of each rank; the layers are disjoint and add up to its step. Computation: only"
+    " kernels that do not communicate run; Overlap: such and communication; Exposed communication: only"
+    " communication, the wait for other ranks included; Copies: only copies and sets; Other: none of these."
+)
+
+
+_HOST_NOTE: Final = (
+    "Means over the steps of each rank. Communication is the time in ranges of the backend on the host. No"
+    " kernels were recorded, so how much of it computation hides is not known."
+)
+
+
+def rank_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
+    """What the steps of each rank consist of; ``None`` with fewer than two ranks that have steps to show.
+
+    Definition: the parts of the Distributed Summary inside the steps. Where any rank has kernels, those
+    without are left out and named: their computation is not 0 but not measured.
+    """
+    found = {
+        rank: (fact.shares, fact.num_steps)
+        for rank, facts in sorted(by_rank.items())
+        if isinstance(fact := facts.distributed, Distributed) and fact.shares is not None
+    }
+    has_kernels = any(shares.computation_ns is not None for shares, _ in found.values())
+    shown = {
+        rank: (shares, num_steps)
+        for rank, (shares, num_steps) in found.items()
+        if not has_kernels or shares.computation_ns is not None
+    }
+    if len(shown) < 2:
+        return None
+    ranks = list(shown)
+    first, x_label = even_axis(ranks, "rank", f"ranks {_some(ranks)}")
+    return Chart(
+        id="rank_shares",
+        title="Ranks side by side",
+        kind="stacked",
+        x_label=x_label,
+        x=tuple(float(first + place) for place in range(len(ranks))),
+        unit=Unit.DURATION_NS,
+        series=tuple(
+            Series(key=key, label=label, values=values)
+            for key, label, attribute in (_LAYERS if has_kernels else _LAYERS_ON_HOST)
+            if any(values := tuple(_mean(*shown[rank], attribute) for rank in ranks))
+        ),
+        notes=(_NOTE if has_kernels else _HOST_NOTE, *_without_note(by_rank, ranks)),
+    )
+
+
+def _mean(shares: StepShares, num_steps: int, attribute: str) -> float:
+    part: int = getattr(shares, attribute)
+    return part / num_steps
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return f"{', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
+
+
+def _without_note(by_rank: Mapping[int, TraceFacts], shown: Sequence[int]) -> tuple[str, ...]:
+    """Which ranks have no bar."""
+    lacking = [str(rank) for rank in sorted(by_rank) if rank not in shown]
+    if not lacking:
+        return ()
+    return (
+        f"Without rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}: steps, communication or, unlike"
+        " the others, kernels were not recorded.",
     )

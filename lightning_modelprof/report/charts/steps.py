@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.charts.layers import layer_notes, split_layers
+from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts, layer_notes, split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.words import other_shares
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 
 def phase_shares(analysis: Analysis) -> Chart | None:
@@ -31,4 +38,144 @@ def phase_shares(analysis: Analysis) -> Chart | None:
         unit=Unit.RATIO,
         series=tuple(series),
         notes=(*other_shares(analysis), *layer_notes(analysis.phases, rest)),
+    )
+
+
+def phases_per_step(analysis: Analysis) -> Chart | None:
+    """When the steps were slow, and which phase made them so; ``None`` when no step ran to its end.
+
+    Definition: self time of each phase in a step, or its mean over the steps of a bin. The layers add up to
+    the wall time of the step, unless a phase was not measured. The phases with the most time have layers of
+    their own, the rest is one layer.
+    """
+    steps, loop = analysis.steps, loop_of(analysis.info.loop)
+    layers, rest = split_layers(analysis.phases)
+    num_steps = len(steps)
+    if num_steps == 0 or not layers:
+        return None
+    starts = bin_starts(num_steps)
+    sizes = bin_sizes(starts, num_steps)
+
+    def layer(key: str, label: str, keys: list[str]) -> Series:
+        time_ns = steps.phases_ns[:, [PHASE_INDEX[one] for one in keys]].sum(axis=1)
+        return Series(key=key, label=label, values=tuple((np.add.reduceat(time_ns, starts) / sizes).tolist()))
+
+    series = [layer(phase.key, phase.label, [phase.key]) for phase in layers]
+    if rest:
+        series.append(layer("rest", "Other phases", [phase.key for phase in rest]))
+    per_point = bin_note(starts, num_steps, loop.step, loop.steps)
+    which = "finished" if num_steps == analysis.num_steps else "kept"
+    return Chart(
+        id="phases_per_step",
+        title=f"Phases of each {loop.step}",
+        kind="stacked",
+        x_label=loop.step,
+        x=tuple(steps.step[starts].astype(float).tolist()),
+        unit=Unit.DURATION_NS,
+        series=tuple(series),
+        notes=(
+            f"All {which} {loop.steps}, clean or not. {per_point}",
+            *layer_notes(analysis.phases, rest),
+        ),
+    )
+
+
+MAX_BARS: Final = 60
+
+
+_TAIL: Final = 99
+"""Percentile up to which the bars go where the slowest step would squeeze them."""
+
+
+def step_time(analysis: Analysis) -> Chart | None:
+    """Whether the steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean steps.
+
+    Definition: number of clean steps by wall time without the phase Profiler, in bars as wide as numpy's rule
+    ``auto`` says (the narrower of Freedman-Diaconis and Sturges), at most ``MAX_BARS`` of them. Where the
+    slowest step took more than twice the 99th percentile, the bars end at this percentile and a note says how
+    many steps lie beyond.
+    """
+    times_ms = analysis.steps.clean().duration_ns / 1e6
+    if len(times_ms) < 2:
+        return None
+    loop = loop_of(analysis.info.loop)
+    end = float(times_ms.max())
+    tail = float(np.percentile(times_ms, _TAIL))
+    if end > 2 * tail:
+        end = tail
+    shown = times_ms[times_ms <= end]
+    edges = np.histogram_bin_edges(shown, "auto")
+    if len(edges) - 1 > MAX_BARS:
+        edges = np.histogram_bin_edges(shown, MAX_BARS)
+    counts, _ = np.histogram(shown, edges)
+    kept = "" if len(analysis.steps) == analysis.num_steps else ", as far as they were kept"
+    notes = [f"The {len(times_ms):,} clean {loop.steps}, which the benchmark is made of{kept}."]
+    num_beyond = len(times_ms) - len(shown)
+    if num_beyond:
+        which = f"{loop.step} lies" if num_beyond == 1 else f"{loop.steps} lie"
+        notes.append(f"{num_beyond:,} slower {which} beyond the right edge.")
+    return Chart(
+        id="step_time",
+        title=f"{loop.step.capitalize()} times",
+        kind="histogram",
+        x_label=f"time of a {loop.step} (ms)",
+        x=tuple(edges[:-1].tolist()),
+        unit=Unit.COUNT,
+        series=(
+            Series(key="steps", label=loop.steps.capitalize(), values=tuple(counts.astype(float).tolist())),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def throughput(analysis: Analysis) -> Chart | None:
+    """Whether the loop became slower or faster; ``None`` with fewer than two finished steps.
+
+    Definition: samples of the steps of a bin over their wall time; steps over wall time when the samples of
+    any step are unknown. ``None`` where the clock stood still.
+    """
+    steps, loop = analysis.steps, loop_of(analysis.info.loop)
+    num_steps = len(steps)
+    if num_steps < 2:
+        return None
+    starts = bin_starts(num_steps)
+    sizes = bin_sizes(starts, num_steps)
+    has_samples = bool((steps.samples != NOT_MEASURED).all())
+    amounts = np.add.reduceat(steps.samples, starts) if has_samples else sizes
+    times_ns = np.add.reduceat(steps.duration_ns, starts)
+    rates = [
+        1e9 * amount / time_ns if time_ns else None
+        for amount, time_ns in zip(amounts.tolist(), times_ns.tolist(), strict=True)
+    ]
+    name = f"{analysis.info.sample_unit if has_samples else loop.steps}/s"
+    size = int(sizes[0])
+    over = f"one {loop.step}" if size == 1 else f"{size:,} {loop.steps}"
+    return Chart(
+        id="throughput",
+        title="Throughput",
+        kind="line",
+        x_label=loop.step,
+        x=tuple(steps.step[starts].astype(float).tolist()),
+        unit=Unit.RATE,
+        series=(Series(key="throughput", label=name, values=tuple(rates)),),
+        notes=(f"All finished {loop.steps}, clean or not. One point is over {over}.",),
+    )
+
+
+def validation_shares(analysis: Analysis) -> Chart | None:
+    """What the validations inside a fit spent their time on; ``None`` when there was none.
+
+    Definition: self time of a part over that of all parts, as in the table Validation.
+    """
+    split = analysis.validation
+    if isinstance(split, Absent) or not split.total_ns:
+        return None
+    return Chart(
+        id="validation_shares",
+        title="Where validation spends its time",
+        kind="stacked",
+        x_label="validations",
+        x=(float(split.num_runs),),
+        unit=Unit.RATIO,
+        series=tuple(Series(key=part.key, label=part.label, values=(part.ratio,)) for part in split.parts),
     )

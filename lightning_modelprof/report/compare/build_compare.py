@@ -25,9 +25,9 @@ from lightning_modelprof.report.compare.tables import (
     phases_table,
     settings_table,
 )
-from lightning_modelprof.report.duration_unit import duration_unit
 from lightning_modelprof.report.model import Report, Status
-from lightning_modelprof.report.rules.busy_cpus import BusyCpus
+from lightning_modelprof.report.rules.cpus import BusyCpus
+from lightning_modelprof.report.words import duration_unit
 from lightning_modelprof.run.loops import loop_of
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}

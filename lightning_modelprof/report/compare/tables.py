@@ -9,8 +9,8 @@ from typing import Final
 from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
 from lightning_modelprof.report.compare.changed_figures import first_figure, heading_of
+from lightning_modelprof.report.compare.row_changes import row_paths
 from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
-from lightning_modelprof.report.row_paths import row_paths
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 

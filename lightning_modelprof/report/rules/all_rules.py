@@ -2,54 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Final
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
 
-from lightning_modelprof.report.rules.anomaly_detection import AnomalyDetection
+from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.busy_cpus import BusyCpus
-from lightning_modelprof.report.rules.callbacks import SlowCallback
-from lightning_modelprof.report.rules.checkpoint_share import CheckpointShare
-from lightning_modelprof.report.rules.clip_cost import ClipCost
-from lightning_modelprof.report.rules.communication_exposed import CommunicationExposed
-from lightning_modelprof.report.rules.competing_thread import CompetingThread
-from lightning_modelprof.report.rules.compile_recompiles import CompileRecompiles
-from lightning_modelprof.report.rules.conv_bias_before_batchnorm import ConvolutionBiasBeforeBatchNorm
-from lightning_modelprof.report.rules.cpu_threads_oversubscribed import CpuThreadsOversubscribed
-from lightning_modelprof.report.rules.cpus import SingleCpuThread
-from lightning_modelprof.report.rules.dense_embeddings import DenseEmbeddings
-from lightning_modelprof.report.rules.double_precision import DoublePrecision
-from lightning_modelprof.report.rules.frozen_layers_computed import FrozenLayersComputed
-from lightning_modelprof.report.rules.host_to_device_copy import HostToDeviceCopy
-from lightning_modelprof.report.rules.host_waits import HostDeviceSync
-from lightning_modelprof.report.rules.input import InputBound
-from lightning_modelprof.report.rules.launch_bound import LaunchBound
-from lightning_modelprof.report.rules.lines import SlowLineInModule
-from lightning_modelprof.report.rules.memory import MemoryCreep
-from lightning_modelprof.report.rules.memory_fragmentation import MemoryFragmentation
-from lightning_modelprof.report.rules.memory_near_capacity import MemoryNearCapacity
-from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
-from lightning_modelprof.report.rules.out_of_memory import RanOutOfMemory
-from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
-from lightning_modelprof.report.rules.ranks import StragglerRank
-from lightning_modelprof.report.rules.repeated_work import RepeatedWork
-from lightning_modelprof.report.rules.slow_custom_module import SlowCustomModule
-from lightning_modelprof.report.rules.slow_epoch_turns import SlowEpochTurns
-from lightning_modelprof.report.rules.slow_forward_outside_model import SlowForwardOutsideModel
-from lightning_modelprof.report.rules.slow_layer_hooks import SlowLayerHooks
-from lightning_modelprof.report.rules.slow_logger import SlowLogger
-from lightning_modelprof.report.rules.slow_logging_calls import SlowLoggingCalls
-from lightning_modelprof.report.rules.slow_lr_scheduler import SlowLearningRateScheduler
-from lightning_modelprof.report.rules.slow_module_hook import SlowModuleHook
-from lightning_modelprof.report.rules.slow_optimizer import SlowOptimizer
-from lightning_modelprof.report.rules.slow_transfer import SlowTransfer
-from lightning_modelprof.report.rules.small_batches import SmallBatches
-from lightning_modelprof.report.rules.steps import SlowStepsCost
-from lightning_modelprof.report.rules.synchronous_loader import SynchronousLoader
-from lightning_modelprof.report.rules.unused_gradients import UnusedGradientsRule
-from lightning_modelprof.report.rules.validation import ValidationShare
-from lightning_modelprof.report.rules.waste import RepeatedForward
-from lightning_modelprof.report.rules.worker_startup import WorkerStartup
-from lightning_modelprof.report.rules.zero_grad_cost import ZeroGradCost
+from lightning_modelprof.report.rules.callbacks import (
+    AnomalyDetection,
+    SlowCallback,
+    SlowLayerHooks,
+    SlowLoggingCalls,
+)
+from lightning_modelprof.report.rules.cpus import (
+    BusyCpus,
+    CompetingThread,
+    CpuThreadsOversubscribed,
+    SingleCpuThread,
+)
+from lightning_modelprof.report.rules.device import CompileRecompiles, LaunchBound
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
+from lightning_modelprof.report.rules.input import (
+    InputBound,
+    RepeatedWork,
+    SlowTransfer,
+    SynchronousLoader,
+    WorkerStartup,
+)
+from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowForwardOutsideModel, SlowLineInModule
+from lightning_modelprof.report.rules.memory import (
+    MemoryCreep,
+    MemoryFragmentation,
+    MemoryNearCapacity,
+    RanOutOfMemory,
+)
+from lightning_modelprof.report.rules.optimizer import OptimizerNotFused, SlowOptimizer
+from lightning_modelprof.report.rules.phases import (
+    CheckpointShare,
+    ClipCost,
+    SlowLearningRateScheduler,
+    SlowLogger,
+    SlowModuleHook,
+    ZeroGradCost,
+)
+from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerRank
+from lightning_modelprof.report.rules.steps import SlowStepsCost, SmallBatches
+from lightning_modelprof.report.rules.validation import SlowEpochTurns, ValidationShare
+from lightning_modelprof.report.rules.waste import (
+    ConvolutionBiasBeforeBatchNorm,
+    DenseEmbeddings,
+    FrozenLayersComputed,
+    RepeatedForward,
+    UnusedGradientsRule,
+)
 
 RULES: Final[tuple[Rule, ...]] = (
     RanOutOfMemory(),
@@ -101,3 +108,71 @@ RULES: Final[tuple[Rule, ...]] = (
     MemoryFragmentation(),
 )
 """All rules with their default thresholds, in the order of findings that have no time at stake."""
+
+
+def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tuple[Rule, ...]:
+    """The rules that are on, with thresholds replaced.
+
+    Args:
+        given: kind of a rule → its thresholds by name, or whether it is on; ``None`` changes nothing.
+        where: what a message begins with.
+
+    Raises:
+        ConfigError: for a rule or a threshold that does not exist, and for a threshold that is no number of
+            at least 0 or, being a warning, above its critical one.
+    """
+    given = given or {}
+    known = {rule.kind: rule for rule in RULES}
+    for kind in given:
+        if kind not in known:
+            raise ConfigError(
+                f"{where}: unknown rule {quoted(kind)}."
+                f"{nearest(kind, known) or f' Expected one of {_list(known)}.'}"
+            )
+    rules = []
+    for kind, rule in known.items():
+        wanted = given.get(kind, True)
+        if wanted is True:
+            rules.append(rule)
+        elif wanted is not False:
+            rules.append(_with(rule, wanted, where))
+    return tuple(rules)
+
+
+def _with(rule: Rule, wanted: Any, where: str) -> Rule:
+    if not isinstance(wanted, Mapping):
+        raise ConfigError(
+            f"{where}: {rule.kind}: expected a mapping of thresholds, or false, got {quoted(wanted)}."
+        )
+    names = [field.name for field in fields(rule)]
+    for name, value in wanted.items():
+        if name not in names:
+            raise ConfigError(
+                f"{where}: {rule.kind}: unknown threshold {quoted(name)}."
+                f"{nearest(name, names) or f' Thresholds: {_list(names)}.'}"
+            )
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= sys.float_info.max
+        ):
+            raise ConfigError(
+                f"{where}: {rule.kind}: {name}: expected a number of at least 0, got {quoted(value)}."
+                f" The default is {getattr(rule, name)}."
+            )
+    changed = replace(rule, **wanted)
+    for lower in names:
+        upper = lower.replace("warning", "critical")
+        if lower == upper or upper not in names:
+            continue
+        least, most = getattr(changed, lower), getattr(changed, upper)
+        if least > most and {lower, upper} & set(wanted):
+            raise ConfigError(
+                f"{where}: {rule.kind}: expected {lower} of at most {upper}, got {lower}={least:g} and"
+                f" {upper}={most:g}. Lower {lower}, or raise {upper}."
+            )
+    return changed
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.analysis.source.logging_calls import (
+    COMPUTE,
+    FORWARD,
+    LOG,
+    RANKS,
+    UPDATE,
+    LoggingCalls,
+    LoggingLine,
+)
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     THE_LOOP,
+    SampledCallsRule,
     ShareRule,
     Whole,
     count,
@@ -20,7 +34,10 @@ from lightning_modelprof.report.rules.base import (
     percent,
     ratio,
 )
+from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.sites import LOGGER
+from lightning_modelprof.run.stacks import StackFrame
 
 _ONCE: Final = {"setup", "teardown", "on_train_start", "on_train_end", "on_fit_start", "on_fit_end"}
 """Hooks that run once, however long the training."""
@@ -100,3 +117,253 @@ class SlowCallback(ShareRule):
             places=locations,
             evidence=evidence,
         )
+
+
+_MOST_NAMES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLayerHooks(SampledCallsRule):
+    """Functions that torch calls as hooks of modules, tensors or their gradients.
+
+    Such as are registered to look for NaN or to keep statistics of each layer, and forgotten.
+
+    Caveats:
+        A hook may change what the layer computes: then it is no surplus.
+    """
+
+    kind: ClassVar[str] = "slow_layer_hooks"
+    title: ClassVar[str] = "Hooks on layers take long"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
+    what: ClassVar[str] = "Hooks on layers take"
+
+    def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:  # noqa: ARG002
+        """As the analysis has found them."""
+        return analysis.layer_hooks
+
+    def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
+        """Which functions."""
+        names = ", ".join(calls.functions[:_MOST_NAMES])
+        return f"Torch calls {names} for layers or tensors of the model: {took}."
+
+    def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
+        """Fewer of them."""
+        return (
+            "Remove the hook (the handle that registering it returned has remove()), register it on fewer"
+            " layers, or let it work in every hundredth step only."
+        )
+
+
+_IS_ON: Final = (
+    "Anomaly detection is on: autograd keeps the Python stack of every operator, and looks for NaN in every"
+    " gradient."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnomalyDetection(SampledCallsRule):
+    """The mode is on, and samples are where the stacks of operators are written down.
+
+    Caveats:
+        More goes than is said: what looking for NaN takes is not told apart, and code that keeps the
+        interpreter is sampled too seldom. In a model of 110 operators a step of 56 ms took 10 ms without it,
+        where 27 were said.
+    """
+
+    kind: ClassVar[str] = "anomaly_detection"
+    title: ClassVar[str] = "Anomaly detection is on"
+    what: ClassVar[str] = "Keeping the stacks of operators takes"
+
+    def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
+        """Python's own formatting of stacks."""
+        setup = analysis.setup
+        if setup is None or setup.detects_anomaly is None:
+            return Absent("whether anomaly detection is on was not looked at")
+        found = hot.found_by(_traceback, ("forward",)) if setup.detects_anomaly else _NOTHING
+        return found._replace(lines=())  # of Python's own, which nobody can change
+
+    def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
+        """What the stacks take."""
+        return f"{_IS_ON} The stacks alone take at least {took}."
+
+    def action(self, analysis: Analysis, calls: FoundCalls | None = None) -> str:  # noqa: ARG002
+        """Off."""
+        return (
+            "Remove detect_anomaly=True of the Trainer, or torch.autograd.set_detect_anomaly(True), unless"
+            " you search for a NaN."
+        )
+
+    def too_few(self, analysis: Analysis, summary: str) -> tuple[Finding, ...]:  # noqa: ARG002
+        """A hint where it is on, whatever it takes."""
+        if analysis.setup is None or not analysis.setup.detects_anomaly:
+            return self.clean("Anomaly detection is off.")
+        return (self.found(_IS_ON, self.action(analysis), Severity.INFO),)
+
+
+_NOTHING: Final = FoundCalls(lines=(), share=0.0, samples=0, functions=())
+
+
+def _traceback(path: Sequence[StackFrame]) -> int | None:
+    return next((at for at, frame in enumerate(path) if frame.module == "traceback"), None)
+
+
+_IN_STEP: Final = "in the step's own phases"
+
+
+_MOST_LINES: Final = 5
+
+
+_MOST_LOGGED_NAMES: Final = 4
+
+
+_WORTH: Final = 0.1
+"""Lines of a kind with less than this share of the time get no advice of their own."""
+
+
+_HELP: Final = {
+    FORWARD: "Calling a metric computes its value for every batch: call its update(...) in the step, and its"
+    " compute() at the epoch's end.",
+    UPDATE: "Put metrics of the same inputs into one MetricCollection, whose compute groups update once, or"
+    " collect outputs and update the metrics at the epoch's end.",
+    COMPUTE: "Compute metrics at the epoch's end (on_train_epoch_end), not in every step.",
+    RANKS: "Leave out sync_dist=True, or dist_sync_on_step, for what is logged in every step: each call"
+    " waits for all ranks. With on_step=False, on_epoch=True they meet once, at the epoch's end.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLoggingCalls(ShareRule):
+    """Samples below ``self.log``, ``self.log_dict``, loggers and metrics that the user's code calls.
+
+    All lines are one finding, as thirty calls on thirty lines are one cause. Where they run does not matter:
+    in the step, in functions that it calls, in other hooks, in a validation.
+
+    Attributes:
+        least_samples: below such calls.
+
+    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+
+    Caveats:
+        What Lightning does with logged values after the batch is the phase Logging (``slow_logger``). The
+        share less two standard errors must be worth a finding. In a phase that another rule speaks of, such
+        as Validation, the time does not speak for the verdict a second time.
+    """
+
+    kind: ClassVar[str] = "slow_logging_calls"
+    title: ClassVar[str] = "self.log, loggers and metrics take long"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "module_hooks", "callbacks", "logging")
+    bound: ClassVar[str | None] = "overhead_bound"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.10
+    critical: float = 0.20
+    least_samples: int = 10
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop, as samples are of all of it."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def stake_ns(self, finding: Finding) -> float:
+        """Only what is in the step's own phases."""
+        return next((float(one.value or 0) for one in finding.evidence if one.label == _IN_STEP), 0.0)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without samples."""
+        costs, calls, hot = analysis.step_costs, analysis.logging_calls, analysis.hot_lines
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(calls, Absent) or isinstance(hot, Absent):
+            return self.not_evaluated(calls.reason if isinstance(calls, Absent) else "nothing was sampled")
+        wall_ns = costs.loop.wall_ns
+        error = math.sqrt(calls.share * (1 - calls.share) / hot.num_samples)
+        least = calls.share - 2 * error
+        evidence = [
+            duration("per step", calls.share * wall_ns),
+            ratio("share of the samples", calls.share),
+            count("samples", calls.samples),
+            duration(_IN_STEP, calls.share_in_step * wall_ns),
+        ]
+        if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
+            took = milliseconds(calls.share * wall_ns)
+            return self.clean(f"self.log, loggers and metrics take {took} a step.", evidence)
+        every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
+        return (
+            self.found(
+                f"{percent(calls.share)} of the samples are in self.log, loggers and metrics:"
+                f" {milliseconds(calls.share * wall_ns)} a step. {_where(calls.lines)}",
+                _action(calls, every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0),
+                self.severity(calls.share),
+                saving_ns=calls.share * wall_ns,
+                places=[_location(line) for line in calls.lines[:_MOST_LINES]],
+                evidence=evidence,
+            ),
+        )
+
+
+def _location(line: LoggingLine) -> Location:
+    return Location(file=line.file, line=line.line, function=line.function, is_exact=True)
+
+
+def _where(lines: Sequence[LoggingLine]) -> str:
+    """The lines with most of the time, each with its keys."""
+    several_files = len({line.file for line in lines}) > 1
+    shown = [
+        f"line {line.line}{f' of {os.path.basename(line.file)}' * several_files}"  # noqa: PTH119 - no path here
+        f" ({_names(line)}{percent(line.share)})"
+        for line in lines[:_MOST_LINES]
+    ]
+    others = len(lines) - len(shown)
+    more = f", and {others} more" if others else ""
+    return f"Most is at {', '.join(shown)}{more}."
+
+
+def _names(line: LoggingLine) -> str:
+    call = line.call
+    if call is None:
+        return ""
+    names = ", ".join(call.names[:_MOST_LOGGED_NAMES])
+    left = len(call.names) - _MOST_LOGGED_NAMES
+    names += f" and {left} more" if left > 0 else ""
+    if not call.is_repeated:
+        return f"{names}: "
+    return f"keys built in a loop, {names}: " if line.kind == LOG else f"{names} in a loop: "
+
+
+def _action(calls: LoggingCalls, every: int) -> str:
+    """What helps against what takes at least a tenth of it, most first."""
+    shares: dict[str, float] = {}
+    for line in calls.lines:
+        shares[line.kind] = shares.get(line.kind, 0.0) + line.share
+    kinds = sorted(shares, key=lambda kind: -shares[kind])
+    told = [_help(kind, every) for kind in kinds if shares[kind] >= _WORTH * calls.share]
+    options = {option for line in calls.lines if line.call is not None for option in line.call.options}
+    if "sync_dist" in options and RANKS not in kinds:
+        told.append("sync_dist=True in a step makes ranks wait for each other: use it with on_step=False.")
+    if "prog_bar" in options:
+        told.append(
+            "prog_bar=True reads the value in every refresh of the bar: keep it for one or two values."
+        )
+    return " ".join(told)
+
+
+def _help(kind: str, every: int) -> str:
+    if kind == LOGGER:
+        steps = every if every > 1 else 50
+        return (
+            "A logger that is called itself writes at every call, whatever log_every_n_steps is. Call it"
+            f" every {steps} steps (if self.global_step % {steps} == 0), with one dict for all values, or"
+            " leave them to self.log_dict, which gives them to the loggers when they write."
+        )
+    if kind != LOG:
+        return _HELP[kind]
+    per_epoch = (
+        "What is looked at once an epoch needs no call for each batch: add it up and log it at the epoch's"
+        " end, with on_step=False, on_epoch=True."
+    )
+    if every <= 1:  # 0 outside of a fit's steps
+        return per_epoch
+    return (
+        f"Each self.log takes as long whether a logger writes it or not, and they write every {every} steps:"
+        f" log only there (if (self.global_step + 1) % {every} == 0), with one self.log_dict for what belongs"
+        f" together. {per_epoch}"
+    )

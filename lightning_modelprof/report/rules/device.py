@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.host_waits import HostWaits, pool_host_waits
+from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.device_shares import lost_work
-from lightning_modelprof.report.model import Finding
-from lightning_modelprof.report.rules.base import ShareRule
-from lightning_modelprof.run.setup import TrainingSetup
-from lightning_modelprof.run.sites import StepSites
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.rules.base import (
+    FLOOR_NS,
+    NO_SETUP,
+    ShareRule,
+    count,
+    duration,
+    location_of,
+    milliseconds,
+    percent,
+    ratio,
+)
+from lightning_modelprof.run.setup import Compilation, CompileSetup, TrainingSetup
+from lightning_modelprof.run.sites import LineCount, StepSites
 
 NO_WINDOW: Final = "no profiler window was recorded (active is how many steps it has)"
+
+
 ON_THE_CPU: Final = "the run used no device beside the CPU"
 
 
@@ -94,3 +107,187 @@ def pooled_waits(traces: Sequence[TraceFacts]) -> HostWaits | Absent:
     if known:
         return pool_host_waits(known)
     return next(fact for fact in facts if isinstance(fact, Absent))
+
+
+_MOST_LINES: Final = 3
+
+
+_ACTION: Final = (
+    "Give each kernel more to do, or launch fewer: a larger batch, torch.compile (mode='reduce-overhead' uses"
+    " CUDA graphs), a fused optimizer, operations on whole tensors instead of loops. What else the host does"
+    " between launches counts too. A profiler makes launches slower, so the true share is smaller."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchBound(DeviceRule):
+    """Idle time of the device in which nothing was queued, less fetches and less what waits cost.
+
+    With this package's phases in the trace only that in forward, backward and optimizer.
+
+    Source: 10 % and 30 % are this project's own: a profiler makes each launch longer, so a few percent say
+    nothing. torch_tb_profiler advises from 50 % on.
+    """
+
+    kind: ClassVar[str] = "launch_bound"
+    title: ClassVar[str] = "The device waits for the host to launch its work"
+    bound: ClassVar[str | None] = "host_bound"
+
+    warning: float = 0.10
+    critical: float = 0.30
+
+    def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without steps on a device."""
+        facts = pooled_waits(traces)
+        if isinstance(facts, Absent):
+            return self.not_evaluated(facts.reason)
+        if not facts.steps_ns:
+            return self.not_evaluated("the recorded steps took no time")
+        share = facts.launch_ns / facts.steps_ns
+        late_ns = circumstances.per_step(facts.launch_ns, facts.steps_ns, facts.num_steps)
+        num_kernels = facts.num_kernels / facts.num_steps
+        launches = _launches(traces)
+        evidence = [
+            duration("idle per step, host late", late_ns),
+            ratio("share of the step", share),
+            duration("longest stretch", facts.longest_launch_ns),
+            count("kernels per step", num_kernels),
+            *_kernel_evidence(launches),
+        ]
+        if not self.is_found(share, late_ns):
+            return self.clean(f"The device waits {milliseconds(late_ns)} a step for launches.", evidence)
+        return (
+            self.found(
+                f"In {milliseconds(late_ns)} of a step ({percent(share)}) the device has nothing to do,"
+                f" because the host has not launched the next work yet, at most"
+                f" {milliseconds(facts.longest_launch_ns)} at a stretch. {_kernels(num_kernels, launches)}",
+                _ACTION,
+                self.severity(share),
+                saving_ns=late_ns,
+                places=_busiest_lines(circumstances.sites),
+                evidence=evidence,
+            ),
+        )
+
+
+def _launches(traces: Sequence[TraceFacts]) -> KernelLaunches | None:
+    """Of the trace with most kernels: medians of several cannot be put together."""
+    known = [facts.kernel_launches for facts in traces if not isinstance(facts.kernel_launches, Absent)]
+    return max(known, key=lambda one: one.kernels.count, default=None)
+
+
+def _kernel_evidence(launches: KernelLaunches | None) -> list[Evidence]:
+    if launches is None:
+        return []
+    return [
+        duration("median kernel", launches.kernels.median_ns),
+        ratio("kernels shorter than their launch", launches.shorter_ratio),
+    ]
+
+
+def _kernels(num_kernels: float, launches: KernelLaunches | None) -> str:
+    if launches is None or launches.kernels.median_ns is None:
+        return f"It runs {num_kernels:,.0f} kernels a step."
+    median_us = launches.kernels.median_ns / 1e3
+    text = f"It runs {num_kernels:,.0f} kernels a step, of {median_us:.3g} us at the median"
+    if launches.shorter_ratio is None:
+        return f"{text}."
+    return f"{text}; {percent(launches.shorter_ratio)} take less time than their launch."
+
+
+def _busiest_lines(sites: StepSites | None) -> list[Location]:
+    """The lines of the forward that run most operators; where no line is known, the module."""
+    lines = [] if sites is None else [line for line in sites.lines if line.phase == "forward"]
+    lines.sort(key=lambda line: line.views - line.calls)
+    return [_location(line) for line in lines[:_MOST_LINES] if line.file is not None or line.module]
+
+
+def _location(line: LineCount) -> Location:
+    return Location(
+        file=line.file,
+        line=line.line,
+        function=line.function or None,
+        module=line.module or None,
+        is_exact=line.file is not None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRecompiles(ShareRule):
+    """Functions that torch.compile compiled more than once, and where it broke a graph.
+
+    The time at stake is that of the compilations after the first of each function, spread over all finished
+    steps; graph breaks have no time of their own.
+
+    Attributes:
+        least: recompilations, or graph breaks, from which on it is found.
+    """
+
+    kind: ClassVar[str] = "compile_recompiles"
+    title: ClassVar[str] = "torch.compile compiles again, or breaks graphs"
+    takes_time_there: ClassVar[bool] = False
+
+    least: int = 1
+    floor_ns: float = FLOOR_NS
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without torch.compile."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        if setup.compiled is None:
+            return self.not_evaluated("torch.compile compiled nothing while the loop ran")
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        compiled = setup.compiled
+        again = [one for one in compiled.compilations if one.attempt > 0]
+        breaks = sum(compiled.graph_breaks.values())
+        if len(again) < self.least and breaks < self.least:
+            return self.clean(
+                f"{len(compiled.compilations)} compilations, none of them again, no graph break."
+            )
+        known_s = [one.seconds for one in again if one.seconds is not None]
+        cost_ns = 1e9 * sum(known_s) / analysis.num_steps if len(known_s) == len(again) else None
+        share = None if cost_ns is None or not costs.loop.wall_ns else cost_ns / costs.loop.wall_ns
+        is_slow = cost_ns is not None and self.is_found(share, cost_ns)
+        places = dict.fromkeys(_place(one) for one in again)
+        return (
+            self.found(
+                _summary(compiled, len(again), breaks)
+                + (
+                    f" That took {milliseconds(cost_ns)} a step ({percent(share)} of the loop)."
+                    if again and cost_ns
+                    else ""
+                ),
+                "torch.compile(..., dynamic=True) or batches of one shape (drop_last=True, padding) against"
+                " recompilations; fullgraph=True shows where graphs break.",
+                self.severity(share) if is_slow and share is not None else Severity.INFO,
+                saving_ns=cost_ns if again else None,
+                places=places,
+                evidence=[
+                    count("recompilations", len(again)),
+                    count("graph breaks", breaks),
+                    duration("recompiling per step", cost_ns),
+                    ratio("share of the loop", share),
+                ],
+            ),
+        )
+
+
+def _place(one: Compilation) -> Location:
+    """The function; of what torch has put around a module the user's statement that ran it."""
+    if not one.function.is_library or one.caller is None:
+        return location_of(one.function)
+    return replace(location_of(one.caller), is_exact=True)
+
+
+def _summary(compiled: CompileSetup, again: int, breaks: int) -> str:
+    sentences = []
+    if again:
+        failed = next((reasons[0] for reasons in compiled.failed_guards.values() if reasons), None)
+        reason = f", because a guard failed: {failed}" if failed else ""
+        sentences.append(f"{again} of {len(compiled.compilations)} compilations were again{reason}.")
+    if breaks:
+        reason = max(compiled.graph_breaks, key=lambda key: compiled.graph_breaks[key])
+        sentences.append(f"Graphs broke {breaks} times, most often: {reason}.")
+    return " ".join(sentences)

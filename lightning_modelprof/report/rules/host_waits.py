@@ -2,44 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import ClassVar, Final
 
-from lightning_modelprof.analysis.trace.host_waits import HostWait
-from lightning_modelprof.report.rules.device import Circumstances
-from lightning_modelprof.report.rules.wait_findings import WaitRule
-from lightning_modelprof.report.rules.wait_spots import is_lightnings_own
-from lightning_modelprof.run.sites import DEVICE_TO_HOST, PRINT, SYNCHRONISATION, SourceSite
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.advice.owners import owner_of_loader
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
+from lightning_modelprof.run.sites import (
+    BATCH_START,
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    PRINT,
+    SYNCHRONISATION,
+    SourceSite,
+    StepSites,
+)
 
 _VALUE: Final = frozenset(("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"))
+
+
 _INDEXING: Final = ("aten::nonzero", "aten::argwhere", "aten::index", "aten::index_put_")
+
+
 _SELECTING: Final = ("aten::masked_select", "aten::repeat_interleave", "aten::bincount")
+
+
 _UNIQUE: Final = ("aten::_unique2", "aten::unique_consecutive", "aten::unique_dim")
+
+
 _SIZE: Final = frozenset((*_INDEXING, *_SELECTING, *_UNIQUE))
+
+
 _COPY: Final = frozenset(("aten::to", "aten::_to_copy", "aten::copy_"))
+
 
 _FOR_LIGHTNING: Final = (
     "Lightning itself reads values here: log less often (Trainer(log_every_n_steps=...)), and"
     " self.log(..., prog_bar=False) for what need not be in the progress bar."
 )
+
+
 _FOR_VALUES: Final = (
     "Keep the value a tensor: add it up on the device and read it every n steps, write the condition with"
     " torch.where, check with torch._assert_async, or check on the host before the copy."
 )
+
+
 _FOR_SIZES: Final = (
     "The size of the result depends on values: use torch.where or masked operations of fixed shape instead of"
     " nonzero, boolean indexing, masked_select or unique."
 )
+
+
 _FOR_COPIES: Final = (
     "Copy to the host every n steps, or with non_blocking=True into pinned memory that is read in the next"
     " step."
 )
+
+
 _FOR_PRINTS: Final = "Print every n steps: a tensor's text needs its values."
+
+
 _FOR_CALLS: Final = (
     "Remove the synchronization (torch.cuda.synchronize, event.synchronize), or do it every n steps: timing"
     " by events does not need it."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitRule(DeviceRule):
+    """Waits of some kinds; what to do about them is the subclass's.
+
+    The time at stake is how much earlier the device would be done if no call waited (``HostWaits.stake_ns``):
+    the idle time after waits, but never more than the host waited.
+    """
+
+    bound: ClassVar[str | None] = "sync_bound"
+    site_kinds: ClassVar[tuple[str, ...]]
+    """Of source lines that such waits come from."""
+    verb: ClassVar[str]
+    """What the calls do, in the plural."""
+
+    def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
+        """Found for each place that costs enough, clean, or not evaluated without steps on a device."""
+        facts = pooled_waits(traces)
+        if isinstance(facts, Absent):
+            has_lines = circumstances.sites is not None
+            return self.without_window(circumstances) if has_lines else self.not_evaluated(facts.reason)
+        if not facts.steps_ns:
+            return self.not_evaluated("the recorded steps took no time")
+        waits = [wait for wait in facts.waits if self.is_asked(wait)]
+        stake = sum(wait.stake_ns for wait in waits)
+        share = stake / facts.steps_ns
+        cost_ns = circumstances.per_step(stake, facts.steps_ns, facts.num_steps)
+        if not self.is_found(share, cost_ns):
+            return self.clean(
+                self._clean_summary(waits, facts, circumstances, cost_ns),
+                (duration("at stake per step", cost_ns), ratio("share of the step", share)),
+            )
+        spots = spots_of(waits, circumstances.sites, self.site_kinds)
+        return tuple(
+            self._finding(some, facts, circumstances) for some in self._grouped(spots, facts, circumstances)
+        )
+
+    @abstractmethod
+    def is_asked(self, wait: HostWait) -> bool:
+        """Whether the wait is of the kinds that the rule is about."""
+
+    @abstractmethod
+    def advice(
+        self, waits: Sequence[HostWait], sites: Sequence[SourceSite], circumstances: Circumstances
+    ) -> str:
+        """What to change; either of the two may be empty."""
+
+    def without_window(self, circumstances: Circumstances) -> tuple[Finding, ...]:
+        """The lines of one step, without times."""
+        sites = circumstances.sites
+        if sites is None:
+            return self.not_evaluated(f"{NO_WINDOW}, and no step's source lines were watched")
+        waiting = [
+            site
+            for site in sites.sites
+            if site.kind in self.site_kinds and site.is_blocking and site.device != "cpu"
+        ]
+        if not waiting:
+            return self.clean("No line of the watched step does so.")
+        calls = sum(site.calls for site in waiting)
+        places = tuple(dict.fromkeys(map(location_of_site, waiting)))
+        return (
+            self.found(
+                f"In the watched step {calls:,} calls in {len(places)} places {self.verb}. What that costs is"
+                " not known: record a profiler window (active) for the time.",
+                self.advice((), waiting, circumstances),
+                Severity.INFO,
+                places=places[:_MOST_LOCATIONS],
+                evidence=[count("calls per step", calls)],
+            ),
+        )
+
+    def _clean_summary(
+        self, waits: Sequence[HostWait], facts: HostWaits, circumstances: Circumstances, cost_ns: float
+    ) -> str:
+        calls = sum(wait.calls for wait in waits) / facts.num_steps
+        if not calls:
+            return "In the recorded steps the host does not wait for that."
+        host_ns = circumstances.per_step(sum(wait.wait_ns for wait in waits), facts.steps_ns, facts.num_steps)
+        return (
+            f"{_times(calls)} a step the host waits, {milliseconds(host_ns)} in all; without that the device"
+            f" would be done {milliseconds(cost_ns)} earlier."
+        )
+
+    def _grouped(
+        self, spots: Sequence[WaitSpot], facts: HostWaits, circumstances: Circumstances
+    ) -> list[list[WaitSpot]]:
+        """The spots that cost enough by themselves, one each; the others together."""
+        alone: list[list[WaitSpot]] = []
+        rest: list[WaitSpot] = []
+        for spot in spots:
+            cost_ns = circumstances.per_step(spot.stake_ns, facts.steps_ns, facts.num_steps)
+            if len(alone) < _MOST_FINDINGS - 1 and self.is_found(spot.stake_ns / facts.steps_ns, cost_ns):
+                alone.append([spot])
+            elif spot.stake_ns:
+                rest.append(spot)
+        return [*alone, rest] if rest else alone
+
+    def _finding(self, spots: Sequence[WaitSpot], facts: HostWaits, circumstances: Circumstances) -> Finding:
+        stake = sum(spot.stake_ns for spot in spots)
+        share = stake / facts.steps_ns
+        cost_ns = circumstances.per_step(stake, facts.steps_ns, facts.num_steps)
+        calls = sum(spot.calls for spot in spots) / facts.num_steps
+        host_ns = circumstances.per_step(sum(spot.wait_ns for spot in spots), facts.steps_ns, facts.num_steps)
+        what = spots[0].what if len(spots) == 1 else f"{len(spots)} places ({spots[0].what}, ...)"
+        sites = tuple(dict.fromkeys(site for spot in spots for site in spot.sites))
+        places: dict[Location, None] = dict.fromkeys(place for spot in spots for place in spot.locations)
+        return self.found(
+            f"{_times(calls)} a step the host waits in {what}, {milliseconds(host_ns)} in all. After that the"
+            f" device waits for the host: without, it would be done {milliseconds(cost_ns)} earlier"
+            f" ({percent(share)} of a step).",
+            self.advice([wait for spot in spots for wait in spot.waits], sites, circumstances),
+            self._severity(share, cost_ns),
+            saving_ns=cost_ns,
+            places=tuple(places)[:_MOST_LOCATIONS],
+            evidence=_evidence(cost_ns, share, calls, host_ns),
+        )
+
+    def _severity(self, share: float, cost_ns: float) -> Severity:
+        return self.severity(share) if self.is_found(share, cost_ns) else Severity.INFO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +235,210 @@ class HostDeviceSync(WaitRule):
             if applies
         ]
         return " ".join(chosen) or _FOR_VALUES
+
+
+_TRANSFER: Final = "transfer"
+
+
+_FOR_BATCHES: Final = (
+    "{call}: copies of the batch from pageable memory block the host; from pinned memory"
+    " Lightning does not wait for them."
+)
+
+
+_FOR_OTHERS: Final = (
+    "Make the tensor on the device (device=self.device), or once: register_buffer in __init__. What must be"
+    " copied each time goes from pinned memory with non_blocking=True."
+)
+
+
+_FOR_EITHER: Final = (
+    "If this is the batch: {call} and .to(device, non_blocking=True). If it is made in"
+    " the step: make it on the device, or once."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostToDeviceCopy(WaitRule):
+    """Blocking copies to the device: of the batch, and of what the step makes on the host.
+
+    From pageable memory the host copies into memory of the driver itself, after the work that was queued
+    before is done; then the queue is empty.
+    """
+
+    kind: ClassVar[str] = "host_to_device_copy"
+    title: ClassVar[str] = "Copies to the device block the host"
+    site_kinds: ClassVar[tuple[str, ...]] = (HOST_TO_DEVICE,)
+    verb: ClassVar[str] = "copy to the device and block the host meanwhile"
+
+    def is_asked(self, wait: HostWait) -> bool:
+        """Copies to the device."""
+        return wait.place.kind == "host_to_device"
+
+    def advice(
+        self, waits: Sequence[HostWait], sites: Sequence[SourceSite], circumstances: Circumstances
+    ) -> str:
+        """For the batch, for other tensors, or for both."""
+        if not circumstances.is_run and not any(wait.place.phase == _TRANSFER for wait in waits):
+            return _FOR_EITHER.format(call=_call(circumstances))
+        of_batch = [wait.place.phase == _TRANSFER for wait in waits]
+        of_batch += [site.phase == BATCH_START for site in sites if not waits]
+        chosen = [_FOR_BATCHES.format(call=_call(circumstances))] if any(of_batch) else []
+        if not all(of_batch):
+            chosen.append(_FOR_OTHERS)
+        return " ".join(chosen) or _FOR_OTHERS
+
+
+def _call(circumstances: Circumstances) -> str:
+    """What pins the memory of batches."""
+    setup = circumstances.setup
+    owner = owner_of_loader(setup, setup.loaders[0]) if setup is not None and setup.loaders else None
+    return "DataLoader(pin_memory=True)" if owner is None else owner.loader("DataLoader", pin_memory=True)
+
+
+_MOST_FINDINGS: Final = 5
+
+
+_MOST_LOCATIONS: Final = 10
+
+
+def _evidence(cost_ns: float, share: float, calls: float, host_ns: float) -> list[Evidence]:
+    return [
+        duration("at stake per step", cost_ns),
+        ratio("share of the step", share),
+        count("waits per step", calls),
+        duration("host's wait per step", host_ns),
+    ]
+
+
+def _times(calls: float) -> str:
+    return f"{calls:.3g} times"
+
+
+_FUNCTION: Final = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<name>.+)")
+
+
+_PHASES_OF_SITES: Final[Mapping[str, tuple[str, ...]]] = {
+    "forward": ("forward",),
+    "backward": ("backward", "recompute"),
+    "optimizer": ("optimizer",),
+}
+"""Phase of a trace → phases of sites; those around the model are told apart otherwise there, so all fit."""
+
+
+_MADE_ON_HOST: Final = "aten::lift_fresh"
+"""Of ``torch.tensor(..., device=...)``, which a trace shows as a copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitSpot:
+    """One place to change: waits that come from the same source lines, as far as they are known.
+
+    Attributes:
+        waits: of the trace; most at stake first.
+        sites: the source lines, most calls first; empty if none is known.
+    """
+
+    waits: tuple[HostWait, ...]
+    sites: tuple[SourceSite, ...]
+
+    @property
+    def stake_ns(self) -> int:
+        """In all recorded steps."""
+        return sum(wait.stake_ns for wait in self.waits)
+
+    @property
+    def wait_ns(self) -> int:
+        """Host time in all recorded steps."""
+        return sum(wait.wait_ns for wait in self.waits)
+
+    @property
+    def calls(self) -> int:
+        """In all recorded steps."""
+        return sum(wait.calls for wait in self.waits)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Of the most expensive wait, innermost first."""
+        return self.waits[0].place.operators
+
+    @property
+    def what(self) -> str:
+        """What waits, as a reader would call it."""
+        place = self.waits[0].place
+        name = place.operators[-1] if place.operators else place.call
+        where = place.annotation or place.phase
+        return f"{name} in {where}" if where else name
+
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """Exact lines; without any the function, the range or the phase."""
+        if self.sites:
+            return tuple(dict.fromkeys(map(location_of_site, self.sites)))
+        place = self.waits[0].place
+        match = _FUNCTION.fullmatch(place.function)
+        if match is not None:
+            return (Location(file=match["file"], line=int(match["line"]), function=match["name"]),)
+        where = place.annotation or place.phase or self.what
+        return (Location(function=where),)
+
+
+def spots_of(
+    waits: Iterable[HostWait], sites: StepSites | None, kinds: Collection[str]
+) -> tuple[WaitSpot, ...]:
+    """The places to change, most at stake first.
+
+    Args:
+        waits: of a trace, most at stake first.
+        sites: source lines of one step.
+        kinds: of sites, that these waits can come from.
+    """
+    usable = [] if sites is None else [one for one in sites.sites if one.kind in kinds and one.is_blocking]
+    found: dict[object, tuple[list[HostWait], tuple[SourceSite, ...]]] = {}
+    for wait in waits:
+        lines = _sites_of(wait.place, usable)
+        place = wait.place
+        where = place.annotation or place.phase
+        key = lines or place.function or (where, place.operators[-1:] or place.call)
+        found.setdefault(key, ([], lines))[0].append(wait)
+    spots = [WaitSpot(waits=tuple(same), sites=lines) for same, lines in found.values()]
+    return tuple(sorted(spots, key=lambda spot: (-spot.stake_ns, -spot.wait_ns)))
+
+
+def location_of_site(site: SourceSite) -> Location:
+    """The line itself; of code that no line of the user's calls, the library's function."""
+    if site.file is None:
+        return Location(function=site.caller or site.operator, module=site.module or None)
+    return Location(
+        file=site.file,
+        line=site.line,
+        function=site.function or None,
+        module=site.module or None,
+        is_exact=True,
+    )
+
+
+def is_lightnings_own(sites: Sequence[SourceSite]) -> bool:
+    """Whether no line of the user's waits, but Lightning does."""
+    return bool(sites) and all(site.file is None and "lightning" in site.caller for site in sites)
+
+
+def _sites_of(place: WaitPlace, sites: Sequence[SourceSite]) -> tuple[SourceSite, ...]:
+    """The sites a wait may come from: of its phase, its operators and, if that is known, its function."""
+    phases = _PHASES_OF_SITES.get(place.phase)
+    in_phase = [site for site in sites if phases is None or site.phase in phases]
+    fitting = [site for site in in_phase if site.operator in place.operators]
+    if not fitting and place.operators:
+        others = (PRINT, _MADE_ON_HOST) if place.kind == HOST_TO_DEVICE else (PRINT,)
+        fitting = [site for site in in_phase if site.operator in others]
+    match = _FUNCTION.fullmatch(place.function)
+    if match is not None:
+        # What the step of the sites ran and what the window recorded need not be the same.
+        fitting = [
+            site
+            for site in fitting
+            if site.function_line == int(match["line"])
+            and site.file is not None
+            and PurePath(site.file).name == PurePath(match["file"]).name
+        ]
+    return tuple(sorted(fitting, key=lambda site: -site.calls))

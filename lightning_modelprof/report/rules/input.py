@@ -9,21 +9,32 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.loader import (
+    FEWER_ITEMS,
+    is_row_by_row,
     loader_advice,
     places_of_batches,
     sampler_advice,
 )
-from lightning_modelprof.report.advice.owners import owner_of_loader
-from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
 from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    NOT_A_FIT,
+    THE_LOOP,
     ShareRule,
     Whole,
+    count,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
+    text,
     usual_step,
 )
+from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 _WAIT: Final = "wait per step"
 
@@ -104,3 +115,238 @@ class InputBound(ShareRule):
                 evidence=[*evidence, *advice.evidence],
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronousLoader(ShareRule):
+    """``num_workers=0`` while the wait for batches is more than a share of the step.
+
+    It names a cause of ``input_bound`` and has no time of its own, so that nothing counts twice.
+    """
+
+    kind: ClassVar[str] = "synchronous_loader"
+    title: ClassVar[str] = "Batches are made in the training process"
+
+    sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
+    into_libraries: ClassVar[bool] = True
+
+    warning: float = 0.01
+    covered: float = 0.05
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where the loader is not torch's."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        loader = next((one for one in setup.loaders if one.num_workers is not None), None)
+        if loader is None:
+            return self.not_evaluated("there is no DataLoader of torch's")
+        if loader.num_workers:
+            return self.clean(f"num_workers is {loader.num_workers}.")
+        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), usual_step(costs, costs.typical)
+        if wait_ns is None or not wall_ns:
+            return self.not_evaluated("the fetches of batches were not seen")
+        share = wait_ns / wall_ns
+        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
+            return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
+        if share >= self.covered:
+            return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
+        cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
+        advice = loader_advice(
+            (loader,), setup.usable_cpus, wait_ns, wall_ns, cpu, owner=owner_of_loader(setup, loader)
+        )
+        if advice.num_workers is None:
+            return self.clean("num_workers is 0, and workers would save little.")
+        return (
+            self.found(
+                f"num_workers is 0: {whole} stands still for {milliseconds(wait_ns)} ({percent(share)} of it)"
+                " while its batch is made.",
+                advice.action,
+                Severity.INFO,
+                places=[loader.dataset],
+                evidence=[
+                    duration("wait per step", wait_ns),
+                    ratio(f"share of {whole}", share),
+                    *advice.evidence,
+                ],
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStartup(ShareRule):
+    """Stopping and starting workers at the epochs' boundaries, spread over all steps.
+
+    It is the phase Dataloader init, and what the first fetch of an epoch waits longer than one in the
+    middle of it. The very first start is left out: nothing can save it.
+
+    Caveats:
+        Persistent workers begin an epoch with an empty queue as well, so its first batch is still waited for.
+    """
+
+    kind: ClassVar[str] = "worker_startup"
+    title: ClassVar[str] = "Workers are started anew with each epoch"
+    phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
+    bound: ClassVar[str | None] = "input_bound"
+    takes_time_there: ClassVar[bool] = False
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop, as it is spread over all of it."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated within a single epoch."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        loader = next((one for one in setup.loaders if one.num_workers), None)
+        if loader is None:
+            return self.clean("There are no workers.")
+        bounds = costs.boundaries
+        if bounds.count == 0:
+            return self.not_evaluated("no epoch but the first began after the first steps")
+        each_ns = (bounds.init_ns + (bounds.extra_wait_ns or 0)) / bounds.count
+        total_ns = each_ns * bounds.num_all / analysis.num_steps
+        share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
+        evidence = [
+            duration("per step", total_ns),
+            ratio("share of the loop", share),
+            duration("per epoch", each_ns),
+            count("epochs begun", bounds.num_all),
+        ]
+        if share is None or not self.is_found(share, total_ns) or loader.persistent_workers:
+            return self.clean(f"The start of an epoch costs {milliseconds(each_ns)}.", evidence)
+        return (
+            self.found(
+                f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
+                f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop).",
+                f"{loader_call(setup, loader, persistent_workers=True)}: False now.",
+                self.severity(share),
+                saving_ns=total_ns,
+                places=[loader.worker_init, *lines_that_call(setup, "DataLoader"), loader.dataset],
+                evidence=evidence,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowTransfer(PhaseShareRule):
+    """The phase Transfer on the host, with the batch-transfer hooks."""
+
+    kind: ClassVar[str] = "slow_transfer"
+    title: ClassVar[str] = "Moving batches to the device takes long"
+    phase: ClassVar[str] = "transfer"
+    what: ClassVar[str] = "Moving the batch to the device"
+    less: ClassVar[str] = "Do less in {names}: it runs in the step, work on samples belongs to the workers."
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Pin, and do less in the hooks."""
+        hooks = ", ".join(one.name for one in self.places(setup))
+        parts = [self.less.format(names=hooks)] if hooks else []
+        unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
+        if setup.cuda is not None and unpinned is not None:
+            parts.append(
+                f"{loader_call(setup, unpinned, pin_memory=True)}: False now; copies from pageable memory"
+                " block the host."
+            )
+        return " ".join(parts) or FEWER_ITEMS
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's own transfer hooks."""
+        return hooks_named(
+            setup, "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+        )
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:
+        """Whether memory is pinned."""
+        return [
+            text("pin_memory", str(one.pin_memory)) for one in setup.loaders if one.pin_memory is not None
+        ]
+
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedWork(ShareRule):
+    """A few samples of the data set, hashed in batches of several epochs, where the loop waits for batches.
+
+    It is found where all of them had the same bytes each time their index came. One that differs, as of
+    augmented data, ends it. The wait is what making batches costs; how much of it keeping samples would save
+    is not known, and ``input_bound`` speaks of the same time.
+
+    Caveats:
+        Of large tensors some values are hashed, spread evenly. A change that is made to few samples of a
+        hundred may not come by.
+
+    Attributes:
+        least_compared: samples that have to be the same.
+    """
+
+    kind: ClassVar[str] = "repeated_work"
+    title: ClassVar[str] = "The same samples are made again in each epoch"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.05
+    critical: float = 0.20
+    least_compared: int = 12
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of a usual clean step."""
+        return usual_step(costs, costs.typical)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where too few samples could be compared."""
+        costs, setup, seen = analysis.step_costs, analysis.setup, analysis.repeated
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None or not setup.loaders:
+            return self.not_evaluated(NO_SETUP if setup is None else "the dataloader was not seen")
+        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), self.whole(analysis, costs)
+        if wait_ns is None or not wall_ns:
+            return self.not_evaluated("the fetches of batches were not seen")
+        share = wait_ns / wall_ns
+        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
+            return self.clean(f"Batches are waited for {milliseconds(wait_ns)} a step.")
+        if is_row_by_row(setup.loaders[0], wait_ns):
+            return self.clean("Samples are rows in memory: there is no work to keep.")
+        if seen is None:
+            return self.not_evaluated("samples were not compared (the run is of an older version)")
+        compared = [count("samples compared", seen.num_compared), count("the same", seen.num_equal)]
+        if seen.num_equal < seen.num_compared:
+            return self.clean("A sample of the same index was another one in another epoch.", compared)
+        if seen.note or seen.num_compared < self.least_compared:
+            return self.not_evaluated(
+                seen.note or f"only {seen.num_compared} samples came again while samples were watched"
+            )
+        evidence = [duration("wait per step", wait_ns), *compared]
+        memory = f"A sample takes {seen.sample_bytes:,} bytes in its batch"
+        if seen.num_samples:
+            total = seen.sample_bytes * seen.num_samples
+            memory += f", all {seen.num_samples:,} of them {_mebibytes(total)}"
+            evidence.append(Evidence(label="memory of all samples", value=total, unit=Unit.BYTES))
+        owner = owner_of_loader(setup, setup.loaders[0])
+        each = " in each worker that keeps them" if setup.loaders[0].num_workers else ""
+        return (
+            self.found(
+                f"All {seen.num_compared} samples that were compared are the same each time their index"
+                f" comes ({seen.num_indices} indices); {whole} waits {milliseconds(wait_ns)}"
+                f" ({percent(share)} of it) for its batch.",
+                "Make each sample once and keep it: in a list in memory, in files, or ahead of the training."
+                f" {memory}{each}. What is random has to stay behind what is kept."
+                f"{'' if owner is None else owner.cheaper_batches}",
+                Severity.INFO,
+                places=places_of_batches(setup.loaders),
+                evidence=evidence,
+            ),
+        )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / _MIB:,.{0 if size >= 10 * _MIB else 2}f} MiB"

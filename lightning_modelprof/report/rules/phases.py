@@ -11,19 +11,23 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
-from lightning_modelprof.report.model import Evidence, Finding, Location
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
+    NOT_A_FIT,
     THE_LOOP,
     ShareRule,
     Whole,
+    count,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
     usual_step,
 )
-from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +111,196 @@ class PhaseShareRule(ShareRule):
 def hooks_named(setup: TrainingSetup, *names: str) -> list[CodePlace]:
     """The module's own hooks of these names."""
     return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointShare(PhaseShareRule):
+    """The phase Checkpoint over the whole loop, also after the last step."""
+
+    kind: ClassVar[str] = "checkpoint_share"
+    title: ClassVar[str] = "Saving checkpoints takes long"
+    phase: ClassVar[str] = "checkpoint"
+    what: ClassVar[str] = "Saving checkpoints"
+    is_in_every_step: ClassVar[bool] = False
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Save less often, or less."""
+        settings = "; ".join(map(_settings, setup.checkpoints))
+        advice = "Save less often (every_n_train_steps, every_n_epochs), fewer (save_top_k) or less"
+        return f"{advice} (save_weights_only=True)." + (f" Now: {settings}." if settings else "")
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace | Location]:
+        """The plugin that writes, if it is the user's own, and where ModelCheckpoint is made."""
+        plugin = setup.checkpoint_io
+        own = [] if plugin is None or plugin.is_library else [plugin]
+        return [*own, *lines_that_call(setup, "ModelCheckpoint")]
+
+
+def _settings(setup: CheckpointSetup) -> str:
+    words = {
+        "every_n_train_steps": setup.every_n_train_steps,
+        "every_n_epochs": setup.every_n_epochs,
+        "save_top_k": setup.save_top_k,
+        "save_last": setup.save_last,
+        "save_weights_only": setup.save_weights_only,
+    }
+    arguments = ", ".join(f"{name}={value}" for name, value in words.items() if value is not None)
+    return f"ModelCheckpoint({arguments})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCost(PhaseShareRule):
+    """The phase Gradient clipping."""
+
+    kind: ClassVar[str] = "clip_cost"
+    title: ClassVar[str] = "Clipping gradients takes long"
+    phase: ClassVar[str] = "clip"
+    what: ClassVar[str] = "Clipping gradients"
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Cheaper clipping."""
+        own = hooks_named(setup, "configure_gradient_clipping")
+        if own:
+            return f"Do less in {own[0].name}; torch.nn.utils.clip_grad_norm_(foreach=True) is one pass."
+        return "Clip by value (gradient_clip_algorithm='value'), which needs no norm, or do not clip."
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's own clipping."""
+        return hooks_named(setup, "configure_gradient_clipping")
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:
+        """Of how many gradients."""
+        return [count("parameters with gradients", setup.num_trainable_tensors)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLogger(PhaseShareRule):
+    """The phase Logging: collecting metrics after the batch, and the loggers' ``log_metrics``."""
+
+    kind: ClassVar[str] = "slow_logger"
+    title: ClassVar[str] = "Logging takes long"
+    phase: ClassVar[str] = "logging"
+    what: ClassVar[str] = "Logging"
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Log less often, or faster."""
+        every = setup.log_every_n_steps or 1
+        names = ", ".join(one.name.rpartition(".")[0] for one in setup.loggers)
+        return (
+            f"Trainer(log_every_n_steps={max(50, every * 10)}): {every} now, with {names}; or make"
+            " log_metrics hand its work to another thread."
+            if names
+            else "There is no logger: look at what self.log() is given, and what is computed for it."
+        )
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The loggers, the user's own first."""
+        return sorted(setup.loggers, key=lambda one: one.is_library)
+
+    def more(self, setup: TrainingSetup) -> list[Evidence]:
+        """How often."""
+        return [count("log_every_n_steps", setup.log_every_n_steps)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLearningRateScheduler(PhaseShareRule):
+    """The phase LR scheduler."""
+
+    kind: ClassVar[str] = "slow_lr_scheduler"
+    title: ClassVar[str] = "Stepping the learning rate takes long"
+    phase: ClassVar[str] = "lr_scheduler"
+    what: ClassVar[str] = "Stepping learning-rate schedulers"
+    less: ClassVar[str] = "Do less in {names}, or step less often (interval='epoch' or frequency=...)."
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Step less often."""
+        own = hooks_named(setup, "lr_scheduler_step")
+        if own:
+            return f"Do less in {own[0].name}, or step less often (interval='epoch' or frequency=...)."
+        return "Step the scheduler less often (interval='epoch' or frequency=...), or make it cheaper."
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's ``lr_scheduler_step``, and where schedulers are made."""
+        return hooks_named(setup, "lr_scheduler_step", "configure_optimizers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowModuleHook(PhaseShareRule):
+    """The phase Module hooks. The phase has all hooks in one: with several, all of them are named."""
+
+    kind: ClassVar[str] = "slow_module_hook"
+    title: ClassVar[str] = "Hooks of the module take long"
+    phase: ClassVar[str] = "module_hooks"
+    what: ClassVar[str] = "The time in hooks of the module"
+    is_in_every_step: ClassVar[bool] = False
+    less: ClassVar[str] = "Do less in {names}, or do it in fewer steps."
+
+    def action(self, setup: TrainingSetup) -> str:
+        """Do less there."""
+        names = ", ".join(one.name for one in self.places(setup)) or "the DataModule's or Strategy's hooks"
+        return f"Do less in {names}, or do it in fewer steps."
+
+    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+        """The module's own hooks that run in a step, and those that it has from a library."""
+        return [
+            place
+            for name, place in setup.module_hooks.items()
+            if name.startswith("on_")
+            and "batch_transfer" not in name
+            and (place.package or not place.is_library)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroGradCost(ShareRule):
+    """The module's own ``optimizer_zero_grad`` takes more than a share of the step, or keeps the gradients.
+
+    Without such a hook nothing can be saved: Lightning drops the tensors. Whether it keeps them is read from
+    its source: ``set_to_none=False``.
+    """
+
+    kind: ClassVar[str] = "zero_grad_cost"
+    title: ClassVar[str] = "Clearing gradients takes long"
+    phases: ClassVar[tuple[str, ...]] = ("zero_grad",)
+    bound: ClassVar[str | None] = "overhead_bound"
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of a usual clean step."""
+        return usual_step(costs, costs.typical)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated under manual optimization."""
+        costs, setup = analysis.step_costs, analysis.setup
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        if setup.manual_optimization:
+            return self.not_evaluated("under manual optimization it is a part of the forward")
+        cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "zero_grad"), self.whole(analysis, costs)
+        if cost_ns is None or not wall_ns:
+            return self.not_evaluated("the time of zero_grad was not seen")
+        share = cost_ns / wall_ns
+        evidence = [duration("per step", cost_ns), ratio(f"share of {whole}", share)]
+        hook = setup.module_hooks.get("optimizer_zero_grad")
+        is_slow = self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "zero_grad"))
+        if hook is None or not (is_slow or setup.keeps_gradients):
+            return self.clean(f"Clearing gradients takes {milliseconds(cost_ns)} a step.", evidence)
+        action = (
+            f"{hook.name}: call optimizer.zero_grad() without set_to_none=False."
+            if setup.keeps_gradients
+            else f"Do less in {hook.name}; optimizer.zero_grad() alone only drops the tensors."
+        )
+        return (
+            self.found(
+                f"Clearing gradients takes {milliseconds(cost_ns)} ({percent(share)} of {whole})"
+                + ("; they are filled with zeros, not dropped." if setup.keeps_gradients else "."),
+                action,
+                self.severity(share) if is_slow else Severity.INFO,
+                saving_ns=cost_ns,
+                places=[hook],
+                evidence=evidence,
+            ),
+        )

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    NOT_A_FIT,
     THE_LOOP,
+    Rule,
     ShareRule,
     Whole,
     count,
     duration,
+    lines_that_call,
     milliseconds,
     percent,
     ratio,
+    usual_step,
 )
-from lightning_modelprof.run.model_cost import RepeatedCall
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +110,311 @@ def _outermost(calls: tuple[RepeatedCall, ...]) -> list[RepeatedCall]:
             for depth in range(1, one.path.count(".") + 1)
         )
     ]
+
+
+_OF_WEIGHTS: Final = 0.5
+"""Of a layer's backward, what its weights' gradients take: one of two matrix products of the same size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedGradientsRule(ShareRule):
+    """With several optimizers: gradients that are thrown away, or that nobody uses in the step.
+
+    Seen in the one counted step, by which parameters get gradients in which backward pass, and which of them
+    an optimizer steps with. Where a pass goes on into a module after the last gradient that is used, all of
+    it is at stake; where it has to go through a module, half of that: the gradients of its weights.
+
+    Caveats:
+        A pass takes as long as any other through the same module. Gradients that are kept for a later step
+        while others are used at once would count as unused.
+    """
+
+    kind: ClassVar[str] = "unused_gradients"
+    title: ClassVar[str] = "Backward makes gradients that no optimizer uses"
+    phases: ClassVar[tuple[str, ...]] = ("backward", "forward")
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.05
+    critical: float = 0.20
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where no step was counted or timed."""
+        costs, modules = analysis.step_costs, analysis.modules
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if analysis.cost is None or analysis.cost.waste is None:
+            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+        if isinstance(modules, Absent):
+            return self.not_evaluated(f"modules: {modules.reason}")
+        unused = {one.path: one for one in analysis.cost.waste.unused}
+        with_parameters = {one.path for one in modules.modules if one.trainable}
+        backward = {one.path: one.backward_ns or 0 for one in modules.modules}
+        beyond = _outermost_unused(
+            {path: one for path, one in unused.items() if one.beyond}, with_parameters
+        )
+        within = _outermost_unused(
+            {path: one for path, one in unused.items() if one.within and not one.beyond}, with_parameters
+        )
+        beyond_ns = sum(backward.get(path, 0) * one.beyond / one.passes for path, one in beyond.items())
+        within_ns = sum(
+            _OF_WEIGHTS * backward.get(path, 0) * one.within / one.passes for path, one in within.items()
+        )
+        cost_ns = beyond_ns + within_ns
+        share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
+        if share is None or not self.is_found(share, cost_ns):
+            return self.clean("Gradients that are made are used.")
+        most = beyond if beyond_ns >= within_ns else within
+        names = ", ".join(most)
+        action = (
+            f"Cut the graph before {names} in this loss: use the .detach()ed output of {names}, or make it"
+            " under torch.no_grad()."
+            if most is beyond
+            else f"Freeze {names} for this backward: self.toggle_optimizer(optimizer) of the other optimizer,"
+            f" or {next(iter(names.split(', ')))}.requires_grad_(False)."
+        )
+        lines = dict.fromkeys(line for one in most.values() for line in one.lines)
+        return (
+            self.found(
+                f"A backward pass makes gradients of {names} that no optimizer uses:"
+                f" {milliseconds(cost_ns)} a step ({percent(share)} of {THE_LOOP}).",
+                action,
+                self.severity(share),
+                saving_ns=cost_ns,
+                places=[
+                    Location(file=one.file, line=one.line, function=one.name, is_exact=True) for one in lines
+                ],
+                evidence=[
+                    duration("of whole passes", beyond_ns),
+                    duration("of weights alone", within_ns),
+                    ratio(f"share of {THE_LOOP}", share),
+                ],
+            ),
+        )
+
+
+def _outermost_unused(
+    unused: Mapping[str, UnusedGradients], with_parameters: set[str]
+) -> dict[str, UnusedGradients]:
+    """The highest modules below which all parameters' gradients are unused, by their paths."""
+    found: dict[str, UnusedGradients] = {}
+    for path in sorted(unused, key=lambda one: one.count(".")):
+        parts = path.split(".")
+        for depth in range(1, len(parts) + 1):
+            above = ".".join(parts[:depth])
+            below = [one for one in with_parameters if one == above or one.startswith(f"{above}.")]
+            owners = [one for one in below if not any(other.startswith(f"{one}.") for other in below)]
+            if above in found or all(one in unused for one in owners):
+                found.setdefault(above, unused[path])
+                break
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenLayersComputed(ShareRule):
+    """Backward time of modules without a trainable parameter that stand before all trainable ones.
+
+    Nothing there needs a gradient: backward only comes there because an input requires one. Modules stand
+    in the order in which they are registered; after the first trainable one a gradient may have to pass.
+
+    Caveats:
+        A model that runs in another order than it is registered in, or that wants the gradient of its input
+        (as for adversarial examples), is found wrongly.
+    """
+
+    kind: ClassVar[str] = "frozen_layers_computed"
+    title: ClassVar[str] = "Backward goes through frozen layers"
+    phases: ClassVar[tuple[str, ...]] = ("backward",)
+    takes_time_there: ClassVar[bool] = False
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where backward was not timed by module."""
+        costs, setup, modules = analysis.step_costs, analysis.setup, analysis.modules
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        if isinstance(modules, Absent):
+            return self.not_evaluated(f"modules: {modules.reason}")
+        frozen = _frozen_at_the_start(modules.modules)
+        if not frozen:
+            return self.clean("No frozen layer stands before the trainable ones.")
+        known = [(one.backward_ns, one) for one in frozen if one.backward_ns is not None]
+        if not known and modules.root.backward_ns is None:
+            return self.not_evaluated("the backward of modules was not timed")
+        cost_ns = sum(ns for ns, _ in known)
+        share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        if share is None or not self.is_found(share, cost_ns):
+            return self.clean(
+                f"Backward spends {milliseconds(cost_ns)} a step in frozen layers at the start."
+            )
+        worst = sorted(known, key=lambda pair: -pair[0])
+        names = ", ".join(one.path for _, one in worst[:3])
+        step = setup.module_hooks.get("training_step")
+        return (
+            self.found(
+                f"{names} and what is in it has no trainable parameter and nothing trainable before it, yet"
+                f" backward takes {milliseconds(cost_ns)} ({percent(share)} of a clean step) there.",
+                "Do not let the model's input require gradients (requires_grad), or run these layers under"
+                " torch.no_grad().",
+                self.severity(share),
+                saving_ns=cost_ns,
+                places=[
+                    Location(
+                        file=None if step is None else step.file,
+                        line=None if step is None else step.line,
+                        function=None if step is None else step.name,
+                        module=one.path,
+                    )
+                    for _, one in worst
+                ],
+                evidence=[duration("backward per step", cost_ns), ratio("share of a clean step", share)],
+            ),
+        )
+
+
+def _frozen_at_the_start(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
+    """The outermost modules without a trainable parameter, up to the first module that has one itself."""
+    found: list[ModuleCost] = []
+    for module in modules:
+        if found and module.path.startswith(f"{found[-1].path}."):
+            continue
+        if _has_trainable_of_its_own(module, modules):
+            return found
+        if module.path and module.parameters and not module.trainable:
+            found.append(module)
+    return found
+
+
+def _has_trainable_of_its_own(module: ModuleCost, modules: tuple[ModuleCost, ...]) -> bool:
+    """Whether it trains more than its children do, as with the factors LoRA puts beside a frozen layer."""
+    prefix = f"{module.path}." if module.path else ""
+    children = (
+        one
+        for one in modules
+        if one.path and one.path.startswith(prefix) and "." not in one.path[len(prefix) :]
+    )
+    return (module.trainable or 0) > sum(one.trainable or 0 for one in children)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionBiasBeforeBatchNorm(Rule):
+    """A convolution with a bias right before a BatchNorm of as many channels.
+
+    What it costs is not measured: no time at stake, and never a warning.
+    """
+
+    kind: ClassVar[str] = "conv_bias_before_batchnorm"
+    title: ClassVar[str] = "A convolution's bias is subtracted again by BatchNorm"
+    takes_time_there: ClassVar[bool] = False
+
+    least: int = 1
+    """So many of them are worth a word."""
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found or clean."""
+        if analysis.setup is None:
+            return self.not_evaluated(NO_SETUP)
+        pairs = analysis.setup.convolution_biases
+        if len(pairs) < self.least:
+            return self.clean(
+                "No convolution with a bias stands right before a BatchNorm, as far as order is known."
+            )
+        first = pairs[0]
+        certain = all(pair.is_sequential for pair in pairs)
+        return (
+            self.found(
+                f"{first.convolution} adds a bias that {first.normalisation} subtracts with the mean"
+                + (f", and so do {len(pairs) - 1} more convolutions" if len(pairs) > 1 else "")
+                + ("." if certain else "; the order is told by their names."),
+                "Conv(..., bias=False): the BatchNorm after it has a bias of its own.",
+                Severity.INFO,
+                places=[
+                    Location(
+                        file=None if pair.owner is None else pair.owner.file,
+                        line=None if pair.owner is None else pair.owner.line,
+                        function=None if pair.owner is None else pair.owner.name,
+                        module=pair.convolution,
+                    )
+                    for pair in pairs
+                ],
+                evidence=[count("convolutions", len(pairs))],
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseEmbeddings(ShareRule):
+    """Embeddings with dense gradients, of which a step looks up few rows, and the time of the optimizer.
+
+    At stake is the share of the phases Optimization and Zero grad that unused rows have of all trainable
+    parameters. Making the gradient, which is mostly zeros, comes on top and is not counted.
+
+    Attributes:
+        most_used: share of a table's rows that a step looks up at most.
+    """
+
+    kind: ClassVar[str] = "dense_embeddings"
+    title: ClassVar[str] = "Each step updates all rows of an embedding, and uses few"
+    phases: ClassVar[tuple[str, ...]] = ("optimizer", "zero_grad")
+    bound: ClassVar[str | None] = "optimizer_bound"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.05
+    critical: float = 0.20
+    most_used: float = 0.25
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of a usual clean step."""
+        return usual_step(costs, costs.typical)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where no step was counted."""
+        costs, modules = analysis.step_costs, analysis.modules
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if analysis.info.device_type != "cpu":
+            return self.not_evaluated("the device's time in the optimizer is not the host's")
+        if analysis.cost is None or analysis.cost.waste is None:
+            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+        if isinstance(modules, Absent) or not modules.root.trainable:
+            return self.not_evaluated("the parameters of the model are not known")
+        tables = [one for one in analysis.cost.waste.tables if one.used <= self.most_used * one.rows]
+        unused = sum((one.rows - one.used) * one.columns for one in tables)
+        phases = [costs.usual_ns(costs.typical, phase) or 0.0 for phase in self.phases]
+        wall_ns, whole = self.whole(analysis, costs)
+        part = min(1.0, unused / modules.root.trainable)
+        cost_ns = part * sum(phases)
+        share = cost_ns / wall_ns if wall_ns else None
+        if share is None or not self.is_found(share, cost_ns):
+            return self.clean("No embedding has many rows that its steps do not use.")
+        first = max(tables, key=lambda one: one.rows * one.columns)
+        return (
+            self.found(
+                f"A step looks up at most {first.used:,} of the {first.rows:,} rows of {first.path}, and the"
+                f" optimizer changes all of them: {milliseconds(cost_ns)} a step ({percent(share)} of"
+                f" {whole}) are for rows that it did not use.",
+                "nn.Embedding(..., sparse=True) with torch.optim.SparseAdam (SGD and Adagrad take sparse"
+                " gradients as they are) changes the rows of the batch alone. Adam's averages of all other"
+                " rows stand still then, which changes the training a little: compare the validation loss.",
+                self.severity(share),
+                saving_ns=cost_ns,
+                places=lines_that_call(analysis.setup, "Embedding", "EmbeddingBag"),
+                evidence=[
+                    duration("for unused rows per step", cost_ns),
+                    ratio(f"share of {whole}", share),
+                    ratio("share of the parameters in unused rows", part),
+                    count("rows of the largest table", first.rows),
+                    count("looked up in a step", first.used),
+                ],
+            ),
+        )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.memory import summarize_memory
+from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.profile import Timeline
-from lightning_modelprof.report.timeline.details import find_details
-from lightning_modelprof.report.timeline.lanes import find_lanes
-from lightning_modelprof.report.timeline_counters import find_counters
-from lightning_modelprof.report.timeline_depths import find_depths
-from lightning_modelprof.report.timeline_kinds import find_kinds
-from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.report.model import Unit
+from lightning_modelprof.report.profile import Counter, Lane, Timeline
+from lightning_modelprof.report.timeline.details import find_details, find_kinds
+from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label, find_depths, find_lanes
+from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 
 def timeline_of(
@@ -91,3 +94,141 @@ def _steps(shared: TraceTimeline) -> tuple[tuple[tuple[int, int, int], ...], tup
         for number, (begin_ns, end_ns) in zip(bounds.numbers, bounds.intervals.tolist(), strict=True)
     )
     return steps, (*shared.steps.notes, *bounds.notes)
+
+
+MOST_POINTS: Final = 20_000
+"""Of one counter; more are thinned."""
+
+
+_KEPT_OF_A_BUCKET: Final = 3
+
+
+_CPU: Final = 0
+
+
+_FULL: Final = 1 << 40
+"""All multiprocessors of a device, in parts: the sums are of integers, so that nothing drifts."""
+
+
+def find_counters(
+    trace: Trace, memory: Memory | Absent, lanes: Sequence[Lane]
+) -> tuple[tuple[Counter, ...], tuple[str, ...]]:
+    """The counters of the host and of each device, and notes on them.
+
+    Args:
+        trace: what was recorded.
+        memory: the Memory Summary's facts of the same trace.
+        lanes: the counters come in the order of their groups, the host's first.
+    """
+    counters = [*_work_counters(trace)]
+    if isinstance(memory, Memory):
+        counters += _memory_counters(trace, memory)
+    groups = list(dict.fromkeys((HOST_GROUP, *(lane.group for lane in lanes))))
+    counters.sort(key=lambda one: groups.index(one.group) if one.group in groups else len(groups))
+    thinned = [thin(counter) for counter in counters]
+    notes = [
+        f"{counter.label}: {len(few.value):,} of {len(counter.value):,} points, which are the lowest, the"
+        " highest and the last of every few that follow each other."
+        for counter, few in zip(counters, thinned, strict=True)
+        if len(few.value) < len(counter.value)
+    ]
+    if any(few.group == HOST_GROUP for few in thinned):
+        notes.append(
+            "CPU memory counts from 0 at the begin of the trace; it is below 0 where more was released than"
+            " allocated since."
+        )
+    return tuple(thinned), tuple(notes)
+
+
+def thin(counter: Counter, most: int = MOST_POINTS) -> Counter:
+    """At most so many points: the first, and the lowest, highest and last of each of equal buckets.
+
+    The last of a bucket is what holds until the next one; without it a peak would seem to last.
+    """
+    count = len(counter.value)
+    if count <= most:
+        return counter
+    num_buckets = max((most - 1) // _KEPT_OF_A_BUCKET, 1)
+    starts = np.arange(num_buckets) * count // num_buckets
+    bucket = np.repeat(np.arange(num_buckets), np.diff(starts, append=count))
+    kept = np.zeros(count, np.bool_)
+    kept[0] = True
+    kept[np.append(starts[1:], count) - 1] = True
+    for extreme in (np.minimum.reduceat(counter.value, starts), np.maximum.reduceat(counter.value, starts)):
+        reached = np.flatnonzero(counter.value == extreme[bucket])
+        kept[reached[np.diff(bucket[reached], prepend=-1) > 0]] = True
+    return replace(counter, time_ns=counter.time_ns[kept], value=counter.value[kept])
+
+
+def _memory_counters(trace: Trace, memory: Memory) -> Iterator[Counter]:
+    """What each device had allocated and reserved; at the begin of the trace what it had before."""
+    events = trace.allocations
+    kinds, device_of = np.unique(
+        np.column_stack((events.device_type, events.device)), axis=0, return_inverse=True
+    )
+    for index, (kind, device) in enumerate(zip(kinds[:, 0].tolist(), memory.devices, strict=True)):
+        own = np.flatnonzero(device_of.reshape(-1) == index)
+        time_ns, allocated, reserved = (
+            column[own] for column in (events.time_ns, events.allocated_bytes, events.reserved_bytes)
+        )
+        name, group, what = device.total.name, device.total.name, "allocated"
+        if kind == _CPU:
+            group, what = HOST_GROUP, "allocated since the begin"
+            allocated, reserved = np.cumsum(events.size_bytes[own]), np.full(len(own), NOT_RECORDED)
+        if device.begin_bytes is not None:
+            known = np.full(len(own), True) if kind == _CPU else allocated >= 0
+            begin_ns = min(0, int(time_ns[0]))
+            yield _counter(
+                f"{name} memory {what}",
+                group,
+                Unit.BYTES,
+                np.append(begin_ns, time_ns[known]),
+                np.append(device.begin_bytes, allocated[known]),
+            )
+        held = reserved >= 0
+        if held.any():
+            yield _counter(f"{name} memory reserved", group, Unit.BYTES, time_ns[held], reserved[held])
+
+
+def _work_counters(trace: Trace) -> Iterator[Counter]:
+    """How many kernels run on each device, or which share of its multiprocessors they fill, if known."""
+    work = trace.device
+    is_kernel = trace.category[work.event] == Category.KERNEL
+    for number in np.unique(work.device[is_kernel]).tolist():
+        own = is_kernel & (work.device == number)
+        blocks = work.blocks_per_sm
+        counted = own & np.isfinite(blocks) & (blocks >= 0)
+        label = device_label(number)
+        if counted.any():
+            parts = np.rint(np.minimum(blocks[counted], 1.0) * _FULL).astype(np.int64)
+            time_ns, level = _levels(trace, work.event[counted], parts)
+            share = np.minimum(level, _FULL) / _FULL
+            yield _counter(f"{label} SM efficiency (est.)", label, Unit.RATIO, time_ns, share)
+        if (own & ~counted).any():
+            events = work.event[own]
+            time_ns, level = _levels(trace, events, np.ones(len(events), np.int64))
+            yield _counter(f"{label} kernels running", label, Unit.COUNT, time_ns, level)
+
+
+def _levels(
+    trace: Trace, events: NDArray[np.int64], parts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When the sum of the parts of what runs changes, from 0 at the begin of the trace, and to what."""
+    time_ns = np.concatenate(([0], trace.begin_ns[events], trace.end_ns[events]))
+    order = np.argsort(time_ns, kind="stable")
+    time_ns = time_ns[order]
+    level = np.cumsum(np.concatenate(([0], parts, -parts))[order])
+    is_last = np.append(time_ns[1:] > time_ns[:-1], True)
+    time_ns, level = time_ns[is_last], level[is_last]
+    changes = np.diff(level, prepend=-1) != 0
+    return time_ns[changes], level[changes]
+
+
+def _counter(
+    label: str,
+    group: str,
+    unit: Unit,
+    time_ns: NDArray[np.int64],
+    values: NDArray[np.int64] | NDArray[np.float64],
+) -> Counter:
+    return Counter(label=label, group=group, unit=unit, time_ns=time_ns, value=values.astype(np.float64))

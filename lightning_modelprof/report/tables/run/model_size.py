@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.size_facts import total_size
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.run.model_cost import ModelSize
+from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 
 _MOST_NAMES: Final = 5
+
+
 _NOTE: Final = (
     "What this process holds: a tensor counts once, and so does memory that several tensors share."
     " Activations and temporary tensors are not in it."
@@ -81,3 +82,17 @@ def _some(names: Sequence[str]) -> str:
     """The first names, and how many there are more."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def total_size(size: ModelSize) -> TensorSize:
+    """All that is held, of every kind and dtype; its ``kind`` is ``total``.
+
+    Its bytes can be added since a storage counts once in a ``ModelSize``.
+    """
+    return TensorSize(
+        kind="total",
+        dtype="",
+        tensors=sum(row.tensors for row in size.sizes),
+        elements=sum(row.elements for row in size.sizes),
+        num_bytes=sum(row.num_bytes for row in size.sizes),
+    )

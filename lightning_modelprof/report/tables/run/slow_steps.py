@@ -7,7 +7,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.slow_words import cause_words
+from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL, SlowStep

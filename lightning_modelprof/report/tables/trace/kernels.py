@@ -9,8 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.row_order import row_order
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import row_order, split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),

@@ -12,8 +12,7 @@ from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChang
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.row_order import is_of_memory, row_order
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
 
 _NAME: Final = Column("name", "Name")
 _SHAPE: Final = Column("input_shapes", "Input Shapes")

@@ -15,8 +15,7 @@ from lightning_modelprof.analysis.trace.user_ranges import (
 )
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.row_order import row_order
-from lightning_modelprof.report.tables.rows import Ranks, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks, row_order, split_ranks
 
 _TITLE: Final = "UserDefined Summary"
 _COLUMNS: Final = (
