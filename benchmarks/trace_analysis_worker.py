@@ -42,9 +42,9 @@ class Meter:
 
 
 def ours(path: str) -> tuple[Meter, Details]:
+    from lightning_modelprof.reading import analyze_files  # noqa: PLC0415
     from lightning_modelprof.show.json import render_json  # noqa: PLC0415
     from lightning_modelprof.show.text import render_text  # noqa: PLC0415
-    from lightning_modelprof.trace_report import analyze_files  # noqa: PLC0415
 
     with Meter() as meter:
         report = analyze_files([Path(path)])
@@ -135,9 +135,9 @@ def key_averages(num_steps: str, order: str) -> tuple[None, Details]:
     import torch  # noqa: PLC0415
     from torch.profiler import ProfilerActivity, profile, schedule  # noqa: PLC0415
 
+    from lightning_modelprof.reading import analyze_files  # noqa: PLC0415
     from lightning_modelprof.show.json import render_json  # noqa: PLC0415
     from lightning_modelprof.show.text import render_text  # noqa: PLC0415
-    from lightning_modelprof.trace_report import analyze_files  # noqa: PLC0415
 
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)

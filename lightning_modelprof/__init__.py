@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from lightning_modelprof.config.options import Bounds, InspectOptions, ReportOptions
     from lightning_modelprof.inspect.flops.count import count_flops
     from lightning_modelprof.lightning.callback import ModelProfCallback
-    from lightning_modelprof.reading import read_report
+    from lightning_modelprof.reading import analyze, read_report
     from lightning_modelprof.show.terminal.terminal import print_report
     from lightning_modelprof.timing.event_timer import EventTimer
     from lightning_modelprof.timing.inference import benchmark_inference
     from lightning_modelprof.timing.model_profile import profile_model
-    from lightning_modelprof.trace_report import analyze
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lightning_modelprof.tensorboard_plugin.static_files import static_files
+from lightning_modelprof.tensorboard_plugin.plugin import static_files
 from tests.chromium import requested, said
 
 # What TensorBoard 2.21 sends with every page of a plugin.

@@ -45,8 +45,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.step_columns import unpack_steps
-from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile
+from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile, unpack_steps
 from lightning_modelprof.show.text import render_text
 from tests.fits import loader, run_fit
 

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.show.step_columns import unpack_steps
+from lightning_modelprof.show.tensorboard.profile_blob import unpack_steps
 from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timeline
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from lightning_modelprof.trace.reader import read_trace

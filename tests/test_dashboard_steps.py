@@ -19,7 +19,7 @@ from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 from lightning_modelprof.show.format import format_amount, format_cell, format_duration
-from lightning_modelprof.show.step_columns import pack_steps
+from lightning_modelprof.show.tensorboard.profile_blob import pack_steps
 from tests.dashboard_page import serve, wait, watched
 from tests.fits import run_fit
 from tests.steps_page import page_files, sample_steps, with_profiler_time

@@ -14,7 +14,7 @@ import pytest
 
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError, TraceError
-from lightning_modelprof.reading import read_report
+from lightning_modelprof.reading import analyze, read_report
 from lightning_modelprof.run import opening
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.step_totals import StepTotals
@@ -27,7 +27,6 @@ from lightning_modelprof.show.text import render_text
 from lightning_modelprof.trace import columns as trace_columns
 from lightning_modelprof.trace import reader as chrome
 from lightning_modelprof.trace import text as trace_text
-from lightning_modelprof.trace_report import analyze
 from tests.fits import run_fit
 from tests.hostile_runs import as_text, deep, mutated
 

@@ -11,8 +11,7 @@ from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.tables.run import all_tables
 from lightning_modelprof.report.tables.trace import copies, distributed, kernels, operators, user_ranges
 from lightning_modelprof.show.format import DASH
-from lightning_modelprof.show.html.table import table_view
-from lightning_modelprof.show.html_groups import NO_NAMESPACE, namespace_of
+from lightning_modelprof.show.html.table import NO_NAMESPACE, namespace_of, table_view
 
 COLUMNS = (
     Column("name", "Name"),

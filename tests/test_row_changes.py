@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_modelprof.reading import analyze_files
 from lightning_modelprof.report.compare.changed_figures import FIGURES, comparable, num_steps
 from lightning_modelprof.report.compare.row_changes import changed_rows, row_changes, row_paths
 from lightning_modelprof.report.compare.tables import changed_tables
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
-from lightning_modelprof.trace_report import analyze_files
 from tests.traces import FOLDER
 
 OPERATOR_COLUMNS = (

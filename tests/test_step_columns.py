@@ -18,8 +18,8 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from lightning_modelprof.show.html.chart import chart_view
-from lightning_modelprof.show.step_columns import TAG_WORDS, pack_steps, unpack_steps
 from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.profile_blob import TAG_WORDS, pack_steps, unpack_steps
 
 # The order in which docs/report.md names what is not clean, by the tag that says so: the first one counts.
 DEFINITION = (
@@ -138,7 +138,7 @@ def test_layers_and_colours_are_those_of_the_report(steps):
 
 
 def test_only_the_newest_steps_are_packed_and_a_note_says_so(monkeypatch):
-    monkeypatch.setattr("lightning_modelprof.show.step_columns.MAX_STEPS", 1_000)
+    monkeypatch.setattr("lightning_modelprof.show.tensorboard.profile_blob.MAX_STEPS", 1_000)
     meta, packed = unpack_columns(pack_steps(step_columns(make_run(1_005))))
     assert meta["notes"] == ["The newest 1,000 steps; 5 older ones are left out."]
     assert packed["step"][0] == 5

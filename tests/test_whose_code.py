@@ -15,9 +15,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.measure.user_code import place_of
-from lightning_modelprof.report.advice.libraries import Way, reached
+from lightning_modelprof.report.advice.libraries import LIBRARIES, Way, reached
 from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_optimizer
-from lightning_modelprof.report.libraries import LIBRARIES
 from lightning_modelprof.report.model import Location, Status
 from lightning_modelprof.report.rules.input import InputBound, WorkerStartup
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
+from lightning_modelprof.reading import analyze_files
 from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
-from lightning_modelprof.trace_report import analyze_files
 from tests.traces import FOLDER, reference
 
 real = pytest.mark.skipif(

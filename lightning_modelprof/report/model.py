@@ -126,15 +126,15 @@ class Table:
         Raises:
             MissingExtraError: when pandas is not installed.
         """
-        return _shown("table_formats", "table_dataframe")(self)
+        return _shown("text", "table_dataframe")(self)
 
     def to_csv(self) -> str:
         """The same values as CSV with a header, as of RFC 4180; what was not measured is empty."""
-        return str(_shown("table_formats", "table_csv")(self))
+        return str(_shown("text", "table_csv")(self))
 
     def to_markdown(self) -> str:
         """The table as a reader sees it, in GitHub's Markdown."""
-        return str(_shown("tensorboard", "markdown_table")(self, max_rows=len(self.rows) + 1))
+        return str(_shown("tensorboard.scalars", "markdown_table")(self, max_rows=len(self.rows) + 1))
 
 
 def _shown(file: str, function: str) -> Callable[..., Any]:

@@ -5,11 +5,14 @@ Stable and without colour: what goes into ``report.txt``, into logs and into gol
 
 from __future__ import annotations
 
+import csv
+import io
 import textwrap
 from collections.abc import Iterable
+from typing import Any
 
-from lightning_modelprof.errors import one_line
-from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.errors import MissingExtraError, one_line
+from lightning_modelprof.report.model import Cell, Report, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.grid import (
     Block,
@@ -26,9 +29,16 @@ from lightning_modelprof.show.grid import (
 PERF_SUMMARY = "perf_summary"
 """The id of the table that is drawn as a box."""
 
+
 _MAX_ROWS = 200
+
+
 _PROSE_WIDTH = 100
+
+
 _GAP = "  "
+
+
 _MIN_RULE = 16
 """Dashes around the title of a narrow table."""
 
@@ -137,3 +147,37 @@ def _prose(sentences: Iterable[str], bullet: str = "") -> list[str]:
             text, _PROSE_WIDTH, initial_indent=bullet, subsequent_indent=_GAP, break_long_words=False
         )
     return lines
+
+
+def table_csv(table: Table) -> str:
+    """Raw values below the keys of the columns; ``None`` is empty."""
+    text = io.StringIO()
+    header, rows = _raw(table)
+    csv.writer(text).writerows([header, *rows])
+    return text.getvalue()
+
+
+def table_dataframe(table: Table) -> Any:
+    """The same as a DataFrame, with the units of the columns in ``attrs["units"]``.
+
+    Raises:
+        MissingExtraError: when pandas is not installed.
+    """
+    try:
+        import pandas as pd  # noqa: PLC0415  # nothing else needs it
+    except ImportError:
+        raise MissingExtraError(
+            "to_dataframe: expected pandas to be installed, got no pandas. Install it: pip install pandas;"
+            " to_csv() and to_markdown() work without it."
+        ) from None
+    header, rows = _raw(table)
+    frame = pd.DataFrame(rows, columns=header)
+    frame.attrs["units"] = {column.key: column.unit.value for column in table.columns}
+    return frame
+
+
+def _raw(table: Table) -> tuple[list[str], list[tuple[Cell, ...]]]:
+    header = [column.key for column in table.columns]
+    if not table.depths:
+        return header, list(table.rows)
+    return ["depth", *header], [(depth, *row) for depth, row in zip(table.depths, table.rows, strict=True)]

@@ -7,7 +7,9 @@ imported with the first request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorboard import plugin_util
@@ -17,16 +19,24 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugi
 from werkzeug.wrappers import Request
 
 from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
 
 if TYPE_CHECKING:
     from lightning_modelprof.tensorboard_plugin.answers import Answers
 
+
 PLUGIN_NAME: Final = "modelprof"
 """As in ``show/tensorboard/event_file.py``, which is not imported here."""
 
+
 _TAB_NAME: Final = "Model Profile"
+
+
 _JSON: Final = "application/json"
+
+
 _BINARY: Final = "application/octet-stream"
+
 
 Answer = Callable[[Any, str, Mapping[str, str]], Any]
 """From TensorBoard's context, the experiment and the request's arguments to what is sent."""
@@ -90,9 +100,36 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
 
 
 def _send_static(request: Request) -> Any:
-    from lightning_modelprof.tensorboard_plugin.static_files import static_files  # noqa: PLC0415
+    from lightning_modelprof.tensorboard_plugin.plugin import static_files  # noqa: PLC0415
 
     file = static_files().get(request.path.partition("/static/")[2])
     if file is None:
         return Respond(request, "There is no such file.", "text/plain", code=404)
     return Respond(request, file.content, file.media_type)
+
+
+_STATIC: Final = Path(__file__).with_name("static")
+
+
+_TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+"""Said and not guessed: some systems take .js for plain text, which browsers refuse to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file of the page."""
+
+    content: bytes
+    media_type: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """Name → file: those of the dashboard, and under ``html/`` those that it shares with report.html."""
+    files = {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*")}
+    files |= {f"html/{name}": SHARED_FOLDER / name for name in SHARED_FILES}
+    return {
+        name: StaticFile(path.read_bytes(), _TYPES[path.suffix])
+        for name, path in sorted(files.items())
+        if path.suffix in _TYPES
+    }

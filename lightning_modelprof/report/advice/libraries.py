@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +71,225 @@ def reached(ways: Sequence[Way], arguments: Mapping[str, Any], kind: str) -> tup
 def as_arguments(arguments: Mapping[str, Any]) -> str:
     """As they are written in a call."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+_MODEL: Final = "neuralforecast.models.nhits:NHITS.__init__"
+_TRAIN: Final = "scvi.model.base:UnsupervisedTrainingMixin.train"
+
+_ALL: Final = (
+    # anomalib: DataModules of images, whose models make their own optimizers.
+    LibraryWays(
+        package="anomalib",
+        loader=(
+            Way(
+                words="{arguments} where the DataModule is made, as in Folder(...)",
+                target="anomalib.data:Folder.__init__",
+                parameter="num_workers",
+                reaches=("num_workers",),
+            ),
+        ),
+    ),
+    # chemprop: data sets that make graphs of molecules for each batch.
+    LibraryWays(
+        package="chemprop",
+        loader=(
+            Way(
+                words="chemprop.data.build_dataloader(dataset, {arguments})",
+                target="chemprop.data:build_dataloader",
+                parameter="**kwargs",
+            ),
+        ),
+        batches=(
+            Way(
+                words="dataset.cache = True before the training, which makes each molecule's graph once",
+                target="chemprop.data:MoleculeDataset.cache",
+            ),
+        ),
+    ),
+    # darts: forecasting models that build DataLoader, optimizer and Trainer in ``fit``.
+    LibraryWays(
+        package="darts",
+        loader=(
+            Way(
+                words="model.fit(..., dataloader_kwargs={{items}})",
+                target="darts.models.forecasting.torch_forecasting_model:TorchForecastingModel.fit",
+                parameter="dataloader_kwargs",
+            ),
+        ),
+        optimizer=(
+            Way(
+                words="optimizer_kwargs={{items}} beside what is in it now, where the model is made",
+                target="darts.models.forecasting.pl_forecasting_module:PLForecastingModule.__init__",
+                parameter="optimizer_kwargs",
+            ),
+        ),
+    ),
+    # deepforest: a model that makes its loaders by its config.
+    LibraryWays(
+        package="deepforest",
+        loader=(
+            Way(
+                words="model.config.workers = {value} before loaders are made",
+                target="deepforest.conf.schema:Config.workers",
+                reaches=("num_workers",),
+            ),
+        ),
+    ),
+    # GluonTS: estimators whose ``train`` builds an iterable of batches and the Trainer.
+    LibraryWays(
+        package="gluonts",
+        batches=(
+            Way(
+                words="estimator.train(..., cache_data=True), which transforms each series once",
+                target="gluonts.torch.model.estimator:PyTorchLightningEstimator.train",
+                parameter="cache_data",
+            ),
+        ),
+    ),
+    # neuralforecast: models whose ``fit`` builds a DataModule and the Trainer.
+    LibraryWays(
+        package="neuralforecast",
+        loader=(
+            Way(
+                words="dataloader_kwargs={{items}} where the model is made",
+                target=_MODEL,
+                parameter="dataloader_kwargs",
+            ),
+        ),
+        optimizer=(
+            # Without an optimizer its optimizer_kwargs are ignored.
+            Way(
+                words="optimizer=torch.optim.{kind}, optimizer_kwargs={{items}} where the model is made",
+                target=_MODEL,
+                parameter="optimizer_kwargs",
+            ),
+        ),
+    ),
+    # pytorch-forecasting: data sets that make their DataLoaders, models that make their optimizer.
+    LibraryWays(
+        package="pytorch_forecasting",
+        loader=(
+            Way(
+                words="TimeSeriesDataSet.to_dataloader({arguments})",
+                target="pytorch_forecasting:TimeSeriesDataSet.to_dataloader",
+                parameter="**kwargs",
+            ),
+        ),
+        optimizer=(
+            Way(
+                words="optimizer_params={{items}} where the model is made, as in from_dataset(...)",
+                target="pytorch_forecasting.models.base:BaseModel.__init__",
+                parameter="optimizer_params",
+            ),
+        ),
+    ),
+    # pytorch-tabular: models that are told of data and optimizer by config objects.
+    LibraryWays(
+        package="pytorch_tabular",
+        loader=(
+            Way(
+                words="DataConfig({arguments})",
+                target="pytorch_tabular.config:DataConfig.__init__",
+                parameter="num_workers",
+                reaches=("num_workers", "pin_memory"),
+            ),
+            Way(
+                words="DataConfig(dataloader_kwargs={{items}})",
+                target="pytorch_tabular.config:DataConfig.__init__",
+                parameter="dataloader_kwargs",
+            ),
+        ),
+        optimizer=(
+            Way(
+                words="OptimizerConfig(optimizer_params={{items}})",
+                target="pytorch_tabular.config:OptimizerConfig.__init__",
+                parameter="optimizer_params",
+            ),
+        ),
+    ),
+    # rl4co: LightningModules that make loader and optimizer of an environment.
+    LibraryWays(
+        package="rl4co",
+        loader=(
+            Way(
+                words="dataloader_num_workers={value} where the model is made",
+                target="rl4co.models.rl.common.base:RL4COLitModule.__init__",
+                parameter="dataloader_num_workers",
+                reaches=("num_workers",),
+            ),
+        ),
+        optimizer=(
+            Way(
+                words="optimizer_kwargs={{items}} beside what is in it now, where the model is made",
+                target="rl4co.models.rl.common.base:RL4COLitModule.__init__",
+                parameter="optimizer_kwargs",
+            ),
+        ),
+    ),
+    # scvi-tools: models whose ``train`` builds data splitter, training plan and Trainer.
+    LibraryWays(
+        package="scvi",
+        loader=(
+            Way(
+                words="scvi.settings.dl_num_workers = {value}",
+                target="scvi:settings.dl_num_workers",
+                reaches=("num_workers",),
+            ),
+            Way(
+                words="scvi.settings.dl_persistent_workers = {value}",
+                target="scvi:settings.dl_persistent_workers",
+                reaches=("persistent_workers",),
+            ),
+            Way(
+                words="model.train(..., datasplitter_kwargs={{items}})",
+                target=_TRAIN,
+                parameter="datasplitter_kwargs",
+            ),
+        ),
+        optimizer=(
+            Way(
+                words=(
+                    "model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator': lambda parameters:"
+                    " torch.optim.{kind}(parameters, {arguments})}) with lr, eps and weight_decay as they are now"
+                ),
+                target="scvi.train:TrainingPlan.__init__",
+                parameter="optimizer_creator",
+            ),
+        ),
+        batches=(
+            Way(
+                words="model.train(..., load_sparse_tensor=True) for sparse data",
+                target=_TRAIN,
+                parameter="load_sparse_tensor",
+            ),
+        ),
+    ),
+    # torch-uncertainty: DataModules of known data sets.
+    LibraryWays(
+        package="torch_uncertainty",
+        loader=(
+            Way(
+                words="{arguments} where the DataModule is made",
+                target="torch_uncertainty.datamodules:CIFAR10DataModule.__init__",
+                parameter="persistent_workers",
+                reaches=("num_workers", "persistent_workers", "pin_memory"),
+            ),
+        ),
+    ),
+    # torchgeo: DataModules that keep their workers, and tasks that make an AdamW of their own.
+    LibraryWays(
+        package="torchgeo",
+        loader=(
+            # With workers it sets persistent_workers itself.
+            Way(
+                words="num_workers={value} where the DataModule is made",
+                target="torchgeo.datamodules:NonGeoDataModule.__init__",
+                parameter="num_workers",
+                reaches=("num_workers", "persistent_workers"),
+            ),
+        ),
+    ),
+)
+
+LIBRARIES: Final[Mapping[str, LibraryWays]] = {one.package: one for one in _ALL}
+"""By the name that they are imported by."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
 
-from lightning_modelprof.report.advice.libraries import LibraryWays, as_arguments, reached
-from lightning_modelprof.report.libraries import LIBRARIES
+from lightning_modelprof.report.advice.libraries import LIBRARIES, LibraryWays, as_arguments, reached
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 

@@ -452,9 +452,7 @@ def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns
     return forward_ns * (share + 2 * math.sqrt(share * (1 - share) / samples))
 
 
-def _logging_share_of_forward(
-    hot: HotLines | Absent, place: CodePlace | None
-) -> tuple[float, float]:
+def _logging_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -> tuple[float, float]:
     """Share of Forward in ``self.log`` and metrics, a cause of its own, and its standard error."""
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return 0.0, 0.0

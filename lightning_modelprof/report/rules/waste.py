@@ -155,9 +155,7 @@ class UnusedGradientsRule(ShareRule):
         unused = {one.path: one for one in analysis.cost.waste.unused}
         with_parameters = {one.path for one in modules.modules if one.trainable}
         backward = {one.path: one.backward_ns or 0 for one in modules.modules}
-        beyond = _outermost_unused(
-            {path: one for path, one in unused.items() if one.beyond}, with_parameters
-        )
+        beyond = _outermost_unused({path: one for path, one in unused.items() if one.beyond}, with_parameters)
         within = _outermost_unused(
             {path: one for path, one in unused.items() if one.within and not one.beyond}, with_parameters
         )

@@ -21,20 +21,31 @@ from lightning_modelprof.show.format import (
     format_amount,
     format_cell,
     format_duration,
+    format_tick,
     heading,
 )
-from lightning_modelprof.show.html_axis import Tick, point_width, without_noise, x_ticks, y_ticks
 
 _SIDE: Final = 1000.0
+
+
 _GAP: Final = 0.12
 """Share of a bar's place that stays free, where there are few bars."""
+
+
 _FEW: Final = 80
+
+
 _STROKE: Final = 4.0
 """Half the length of the stroke that a lone point of a curve is."""
+
+
 _OUTLIER: Final = 3.0
 """The axis ends near the 98th percentile where the largest value is so many times as large."""
+
+
 _LEAST_FOR_OUTLIERS: Final = 10
 """Of fewer points each one matters, and nothing is usual."""
+
 
 _COLORS: Final = {
     "dataloader": 1,
@@ -52,6 +63,7 @@ _COLORS: Final = {
 }
 """Numbers of the colours that mean the same in every chart; 0 is gray."""
 
+
 _WISHES: Final = {
     "other": 7,
     "validation": 7,
@@ -63,8 +75,10 @@ _WISHES: Final = {
 """Colours of what comes often beside these, as long as no other series of the chart has them: what is the
 same in two runs then looks the same."""
 
+
 _LINES: Final = (2, 5, 4, 6, 1)
 """Those that a thin line can have: yellow is not seen on white."""
+
 
 _NS_PER: Final[dict[TimeUnit, float]] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 
@@ -280,3 +294,54 @@ def _hover(chart: Chart, write: Callable[[float | None], str]) -> dict[str, Any]
             for column in columns
         ]
     return hover
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label at a share of an axis, in percent from the left or from the bottom."""
+
+    at: float
+    label: str
+
+
+def _nice_step(span: float, most: int) -> float:
+    """The smallest of 1, 2, 5, 10, 20, ... that divides ``span`` into at most ``most`` parts."""
+    power = 10.0 ** math.floor(math.log10(span / most))
+    return next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
+
+
+def y_ticks(top: float, scale: float) -> list[Tick]:
+    """Labels at round numbers from 0 up to ``top``, counted in ``scale`` of the values' own unit."""
+    step = _nice_step(top / scale, 5)
+    count = int(top / scale / step * (1 + 1e-9))
+    return [
+        Tick(100 * k * step * scale / top, format_tick(without_noise(k * step), step))
+        for k in range(count + 1)
+    ]
+
+
+def without_noise(value: float) -> float | int:
+    """Without the noise that a multiple of 0.1 has in binary."""
+    rounded = float(f"{value:.12g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def x_ticks(chart: Chart) -> tuple[Tick, ...]:
+    """Labels at round numbers: at the edges of a histogram's bars, else below the middle of a point."""
+    first, width = chart.x[0], point_width(chart)
+    span = width * len(chart.x)
+    is_edge = chart.kind == "histogram"
+    step = _nice_step(span, 7)
+    if not is_edge and width >= 1:
+        step = max(1.0, step)  # a step has no half
+    ticks = []
+    for k in range(math.ceil(first / step - 1e-9), math.floor((first + span) / step + 1e-9) + 1):
+        at = 100 * (k * step - first + (0 if is_edge else min(width, 1) / 2)) / span
+        if 0 <= at <= 100:
+            ticks.append(Tick(at, format_tick(without_noise(k * step), step, is_place=True)))
+    return tuple(ticks)
+
+
+def point_width(chart: Chart) -> float:
+    """Distance of two points; 1 where there is only one."""
+    return (chart.x[-1] - chart.x[0]) / (len(chart.x) - 1) if len(chart.x) > 1 else 1.0

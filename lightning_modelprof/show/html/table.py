@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
-from lightning_modelprof.show.grid import Block, Grid, build_grid, shown_rows
-from lightning_modelprof.show.html_cells import (
-    CellView,
-    Header,
-    is_share,
-    with_raw_unit,
-    write_cell,
-    write_header,
-)
-from lightning_modelprof.show.html_groups import Grouping, ShownColumn, groupings
+from lightning_modelprof.show.format import DASH, format_cell
+from lightning_modelprof.show.grid import Block, Grid, Strip, build_grid, shown_rows
 
 MAX_ROWS: Final = 10_000
 """Rows of a table in the page, and below any one row; a browser gets slow with more."""
 
+
 FIRST_ROWS: Final = 100
 """Rows that are there before the reader asks for all, of a table that does not say how many."""
+
 
 _OPEN_ROWS: Final = 40
 """A tree opens as far as this many rows are seen."""
@@ -194,3 +190,288 @@ def _open(rows: Sequence[RowView], limit: int) -> None:
             hidden_below = row.depth
         row.is_open = row.depth < deepest
         row.is_hidden = hidden_below is not None or row.depth > deepest
+
+
+_RAW_UNITS: Final = {
+    Unit.DURATION_NS: "ns",
+    Unit.RATIO: "fraction",
+    Unit.BYTES: "bytes",
+    Unit.BYTES_PER_S: "bytes/s",
+    Unit.FLOPS: "FLOP",
+    Unit.FLOPS_PER_S: "FLOP/s",
+    Unit.MACS: "MAC",
+}
+"""What raw numbers count, as far as their unit has a name."""
+
+
+_PERCENT: Final = re.compile(r"\s*\(%\)$|^%$")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The heading of one column.
+
+    Attributes:
+        label: as shown.
+        is_number: whether it belongs to the right.
+        is_sortable: whether its cells have an order.
+        raw: the heading of the raw numbers, with the group and their unit: ``CPU Total (ns)``.
+        full: the heading of the numbers as shown, where nothing else says group and unit: ``CPU Total (ms)``.
+    """
+
+    label: str
+    is_number: bool
+    is_sortable: bool
+    raw: str
+    full: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """One cell.
+
+    Attributes:
+        text: as in the terminal, padded so that decimal points stand below each other.
+        value: the raw number to sort by; ``None`` for text and for what was not measured.
+        bar: share of the cell that is filled, 0..1; ``None`` without a bar.
+        is_number: whether it belongs to the right.
+        is_missing: whether it is the dash of what was not measured.
+        full: the whole name where ``text`` is cut; ``""`` otherwise.
+    """
+
+    text: str
+    value: float | None
+    bar: float | None
+    is_number: bool
+    is_missing: bool
+    full: str
+
+
+def write_header(
+    strip: Strip, group: str, before: str, time_unit: TimeUnit | None, *, has_order: bool
+) -> Header:
+    """The heading of a column.
+
+    Args:
+        strip: the column.
+        group: heading above it; ``""`` without one.
+        before: label of the column before it, of which a column that is called ``%`` alone is the share.
+        time_unit: of the table's durations.
+        has_order: whether there are rows to sort.
+    """
+    name = " ".join(filter(None, (group, _PERCENT.sub("", strip.label) or before)))
+    shown = "%" if strip.unit is Unit.RATIO else time_unit if strip.unit is Unit.DURATION_NS else None
+    return Header(
+        label=strip.label,
+        is_number=strip.is_number,
+        is_sortable=has_order and strip.unit is not Unit.BY_ROW and strip.label != "",
+        raw=with_raw_unit(name, strip.unit),
+        full=f"{name} ({shown})" if shown else name,
+    )
+
+
+def with_raw_unit(name: str, unit: Unit) -> str:
+    """A name with what the raw numbers of ``unit`` count, unless it says so itself, as ``FLOPs`` does."""
+    raw = _RAW_UNITS.get(unit)
+    if raw is None or re.search(rf"\b{re.escape(raw)}", name):
+        return name
+    return f"{name} ({raw})"
+
+
+def is_share(unit: Unit, values: Iterable[Cell]) -> bool:
+    """Whether a column holds shares of something, which a bar shows well; a change may be below 0."""
+    return unit is Unit.RATIO and not any(isinstance(value, int | float) and value < 0 for value in values)
+
+
+def write_cell(text: str, raw: Cell, unit: Unit, *, has_bar: bool) -> CellView:
+    """A cell of a column of ``unit``; spaces at the left do nothing in a cell that belongs to the right."""
+    if isinstance(raw, str) or raw is None:
+        full = one_line(raw) if isinstance(raw, str) else ""
+        full = full if len(full) > len(text) else ""
+        shown = text if unit is Unit.TEXT else text.lstrip()
+        return CellView(shown, None, None, unit is not Unit.TEXT, text.strip() == DASH, full)
+    value = float(raw) if math.isfinite(raw) else None
+    bar = min(max(value, 0.0), 1.0) if has_bar and value is not None else None
+    return CellView(text.lstrip(), value, bar, unit is not Unit.TEXT, False, "")
+
+
+NAMESPACE: Final = "Namespace"
+
+
+NO_NAMESPACE: Final = "no namespace"
+
+
+_NAMESPACE: Final = re.compile(r"(?:void )?(\w+|\(anonymous namespace\))::")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownColumn:
+    """A column of the page: its place in the table's rows, ``None`` if nothing of it was measured."""
+
+    place: int | None
+    strip: Strip
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows under one heading.
+
+    Attributes:
+        name: the heading.
+        num_rows: how many there are.
+        sums: one per column behind the name; ``None`` where it does not add up or no row has a value.
+        num_known: for each sum, how many rows have a value.
+    """
+
+    name: str
+    num_rows: int
+    sums: tuple[CellView | None, ...]
+    num_known: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """One way to put the rows together; ``members`` has the number of each row's group."""
+
+    label: str
+    members: tuple[int, ...]
+    groups: tuple[Group, ...]
+
+    def data(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        return {
+            "label": self.label,
+            "members": self.members,
+            "groups": [
+                {
+                    "name": group.name,
+                    "rows": f"{format_cell(group.num_rows, Unit.COUNT)} row{'s' * (group.num_rows != 1)}",
+                    "sums": [
+                        None if cell is None else _sum_data(cell, known, group.num_rows)
+                        for cell, known in zip(group.sums, group.num_known, strict=True)
+                    ],
+                }
+                for group in self.groups
+            ],
+        }
+
+
+def namespace_of(name: Cell) -> str | None:
+    """What stands before the first ``::`` of a name: ``aten`` of ``aten::mm``, ``at`` of ``void at::f<...>``.
+
+    ``None`` when there is none, or anything but one word before it, as in ``Memcpy (a::b -> c)``.
+    """
+    match = _NAMESPACE.match(name) if isinstance(name, str) else None
+    return match[1] if match else None
+
+
+def groupings(
+    table: Table,
+    rows: Sequence[tuple[Cell, ...]],
+    columns: Sequence[ShownColumn],
+    time_unit: TimeUnit | None,
+) -> tuple[Grouping, ...]:
+    """The ways that put at least two rows together and do not leave one group only; none of a tree.
+
+    Args:
+        table: the table.
+        rows: the raw cells of the rows in the page.
+        columns: those of the page behind the name.
+        time_unit: of the table's durations.
+    """
+    if any(table.depths):
+        return ()
+    spaces = [namespace_of(row[0]) for row in rows]
+    found: list[tuple[str, list[str | None], str]] = [(NAMESPACE, spaces, NO_NAMESPACE)]
+    for column in columns:
+        if column.place is not None and column.strip.unit is Unit.TEXT:
+            cells = [row[column.place] for row in rows]
+            if all(cell is None or isinstance(cell, str) for cell in cells):
+                texts = [one_line(str(cell)) if cell else None for cell in cells]
+                found.append((" ".join(filter(None, (column.group, column.strip.label))), texts, DASH))
+    sums = _Sums(table, rows, columns, time_unit)
+    return tuple(_grouping(label, keys, unnamed, sums) for label, keys, unnamed in found if _is_of_use(keys))
+
+
+def _is_of_use(keys: Sequence[str | None]) -> bool:
+    known = [key for key in keys if key is not None]
+    return len(set(known)) < len(known) and len(set(keys)) > 1
+
+
+def _grouping(label: str, keys: Sequence[str | None], unnamed: str, sums: _Sums) -> Grouping:
+    """Rows with the same key are a group; groups stand in the order of their first rows."""
+    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    members: list[list[int]] = [[] for _ in order]
+    for row, key in enumerate(keys):
+        members[order[key]].append(row)
+    cells, known = sums.of(members)
+    groups = (
+        Group(
+            unnamed if key is None else key,
+            len(members[number]),
+            tuple(column[number] for column in cells),
+            tuple(counts[number] for counts in known),
+        )
+        for key, number in order.items()
+    )
+    return Grouping(label, tuple(order[key] for key in keys), tuple(groups))
+
+
+class _Sums:
+    """Adds up rows of a table."""
+
+    def __init__(
+        self,
+        table: Table,
+        rows: Sequence[tuple[Cell, ...]],
+        columns: Sequence[ShownColumn],
+        time_unit: TimeUnit | None,
+    ) -> None:
+        self._table = table
+        self._rows = rows
+        self._columns = columns
+        self._time_unit = time_unit
+
+    def of(self, members: Sequence[Sequence[int]]) -> tuple[list[list[CellView | None]], list[list[int]]]:
+        """For each column and each group the sum, and how many rows have a value."""
+        sums: list[list[CellView | None]] = []
+        known: list[list[int]] = []
+        for column in self._columns:
+            numbers = [self._numbers(one, column.place) for one in members]
+            sums.append(self._written([_sum(one) for one in numbers], column.strip))
+            known.append([len(one) for one in numbers])
+        return sums, known
+
+    def _numbers(self, rows: Sequence[int], place: int | None) -> list[int | float]:
+        """The values of a column that adds up."""
+        if place is None or not self._table.columns[place].adds_up:
+            return []
+        values = (self._rows[row][place] for row in rows)
+        return [value for value in values if isinstance(value, int | float)]
+
+    def _written(self, totals: Sequence[int | float | None], strip: Strip) -> list[CellView | None]:
+        """Sums as cells, with their decimal points below those of the column."""
+        if all(total is None for total in totals):
+            return [None] * len(totals)
+        texts = [format_cell(total, strip.unit, time_unit=self._time_unit or "ms") for total in totals]
+        aligned = Strip(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
+        return [
+            None
+            if total is None
+            else write_cell(text, total, strip.unit, has_bar=is_share(strip.unit, totals))
+            for text, total in zip(aligned, totals, strict=True)
+        ]
+
+
+def _sum(numbers: Sequence[int | float]) -> int | float | None:
+    """Exact for integers; ``None`` of nothing, which is not zero."""
+    if not numbers:
+        return None
+    return sum(numbers) if all(isinstance(number, int) for number in numbers) else math.fsum(numbers)
+
+
+def _sum_data(cell: CellView, num_known: int, num_rows: int) -> dict[str, Any]:
+    is_partial = num_known < num_rows
+    about = f"Sum of {num_known} of {num_rows} rows; the others have no value." if is_partial else ""
+    return {"text": cell.text, "value": cell.value, "bar": cell.bar, "about": about}

@@ -14,22 +14,29 @@ from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError, told, without_surrogates
-from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.profile import Profile, ProfileKind
-from lightning_modelprof.show.step_columns import pack_steps
-from lightning_modelprof.show.tensorboard.columns import inflate
+from lightning_modelprof.report.model import Chart, Report, Series, Unit
+from lightning_modelprof.report.profile import Profile, ProfileKind, StepColumns
+from lightning_modelprof.show.html.chart import chart_view
+from lightning_modelprof.show.tensorboard.columns import inflate, pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
 
 T = TypeVar("T")
 
+
 PROFILE_SCHEMA_VERSION: Final = 1
 """Raised when a reader of the old one would go wrong."""
 
+
 _LEVEL: Final = 6
 
+
 STEPS: Final = "steps"
+
+
 TIMELINE: Final = "timeline"
 
 
@@ -242,3 +249,178 @@ def _encode(value: Any) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a surrogate pair, as in some file names, has no UTF-8
         return msgspec.json.encode(without_surrogates(msgspec.to_builtins(value)))
+
+
+MAX_STEPS: Final = 1_000_000
+"""A browser draws as many without a pause; each takes about 30 bytes."""
+
+
+MAX_LAYERS: Final = 7
+"""Phases with a layer and a colour of their own, as in the charts of report.html."""
+
+
+TAG_WORDS: Final = {
+    1: "first of an epoch or dataloader",
+    2: "skip_first",
+    4: "profiler warm-up",
+    8: "recorded by torch.profiler",
+    16: "window closed or archive saved",
+    32: "validation inside",
+    64: "no optimizer step",
+    128: "prefetched while the profiler worked",
+    256: "FLOPs counted or modules timed",
+    512: "the whole epoch",
+}
+"""Bit of ``run.records.StepTag`` → what it says of a step."""
+
+
+_FIRST_OF: Final = ("first of an epoch", "first of a dataloader")
+"""What the benchmark calls the first tag, in a fit and in evaluation loops."""
+
+
+_NOT_MEASURED: Final = -1
+
+
+_DELTAS: Final = frozenset({"step"})
+
+
+class _StepMeta(msgspec.Struct):
+    """What Python reads of the description."""
+
+    phases: tuple[tuple[str, str], ...]
+    exclusions: tuple[str, ...]
+
+
+def pack_steps(columns: StepColumns) -> bytes:
+    """Pack the newest ``MAX_STEPS`` steps.
+
+    The description holds ``phases`` ([key, label] of each), ``exclusions``, ``tags`` (``TAG_WORDS``),
+    ``layers`` ({label, color, phases}: which phases a layer of the stacked chart is made of, by position, and
+    its colour number, as in report.html), ``unmeasured`` (positions of the phases that some step has no time
+    of) and ``notes``, which say which steps are not among them.
+    """
+    left_out = max(len(columns.step) - MAX_STEPS, 0)
+    newest = slice(left_out, None)
+    meta: dict[str, Any] = {
+        "phases": [list(phase) for phase in columns.phases],
+        "exclusions": list(columns.exclusions),
+        "tags": {str(bit): word for bit, word in _tag_words(columns).items()},
+        "layers": _layers(columns),
+        "unmeasured": [place for place in range(len(columns.phases)) if not _is_measured(columns, place)],
+        "notes": _notes(columns.step[newest], left_out),
+    }
+    packed = {
+        "step": columns.step[newest],
+        "duration": columns.duration_ns[newest],
+        "samples": columns.samples[newest],
+        "tags": columns.tags[newest],
+        "exclusion": columns.exclusion[newest],
+    }
+    for place in range(len(columns.phases)):
+        packed[f"phase_{place}"] = columns.phases_ns[newest, place]
+    return pack_columns(meta, packed, _DELTAS)
+
+
+def unpack_steps(packed: bytes) -> StepColumns:
+    """The steps that :func:`pack_steps` packed.
+
+    Raises:
+        ValueError: when the bytes are nothing that it made.
+    """
+    plain, columns = unpack_columns(packed)
+    try:
+        meta = msgspec.convert(plain, _StepMeta)
+        phases = meta.phases
+        times = [columns[f"phase_{place}"] for place in range(len(phases))]
+        steps = StepColumns(
+            step=columns["step"],
+            duration_ns=columns["duration"],
+            samples=columns["samples"],
+            tags=columns["tags"],
+            exclusion=columns["exclusion"],
+            exclusions=meta.exclusions,
+            phases=phases,
+            phases_ns=np.stack(times, axis=1) if times else np.zeros((len(columns["step"]), 0), np.int64),
+        )
+        _check_ranges(steps)
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        raise ValueError(f"these columns hold no steps: {error}") from error
+    return steps
+
+
+def _check_ranges(steps: StepColumns) -> None:
+    """Refuse numbers that no measurement has.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    columns = (steps.duration_ns, steps.samples, steps.tags, steps.exclusion, steps.phases_ns)
+    if any(len(column) != len(steps.step) for column in columns):
+        raise ValueError("their lengths differ")
+    least = dict.fromkeys(("step", "duration_ns", "tags", "exclusion"), 0)
+    least |= dict.fromkeys(("samples", "phases_ns"), _NOT_MEASURED)
+    for name, lowest in least.items():
+        if (getattr(steps, name) < lowest).any():
+            raise ValueError(f"{name} holds less than {lowest}")
+    if (np.diff(steps.step) <= 0).any():
+        raise ValueError("the steps are not in order")
+    if (steps.exclusion >= len(steps.exclusions)).any():
+        raise ValueError("exclusion holds what is not in the list of reasons")
+    if (steps.phases_ns > steps.duration_ns[:, None]).any():
+        raise ValueError("a phase takes longer than its step")
+
+
+def _notes(step: NDArray[np.int64], left_out: int) -> list[str]:
+    """Which steps are not there."""
+    notes = []
+    if left_out:
+        notes.append(f"The newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out.")
+    span = int(step[-1] - step[0]) + 1 if len(step) else 0
+    if span > len(step):
+        notes.append(
+            f"{len(step):,} steps of {span:,} were kept, spread evenly; the Overview's totals and means are"
+            " of all of them."
+        )
+    return notes
+
+
+def _tag_words(columns: StepColumns) -> dict[int, str]:
+    """The benchmark's own word where it has used one, so that a reason is not said twice in two words."""
+    used = next((word for word in _FIRST_OF if word in columns.exclusions), TAG_WORDS[1])
+    return TAG_WORDS | {1: used}
+
+
+def _is_measured(columns: StepColumns, place: int) -> bool:
+    return bool((columns.phases_ns[:, place] >= 0).all())
+
+
+def _layers(columns: StepColumns) -> list[dict[str, Any]]:
+    """The layers of the chart of all phases: the same ones, with the same colours, as in report.html."""
+    totals = columns.phases_ns.sum(axis=0).tolist()
+    measured = [place for place in range(len(totals)) if _is_measured(columns, place) and totals[place]]
+    largest = sorted(measured, key=lambda place: -totals[place])[:MAX_LAYERS]
+    shown = [[place] for place in measured if place in largest]
+    rest = [place for place in measured if place not in largest]
+    series = [_series(*columns.phases[place], totals[place]) for (place,) in shown]
+    if rest:
+        shown.append(rest)
+        series.append(_series("rest", "Other phases", sum(totals[place] for place in rest)))
+    chart = Chart(
+        id="phases",
+        title="",
+        kind="stacked",
+        x_label="",
+        x=(0.0,),
+        unit=Unit.DURATION_NS,
+        series=tuple(series),
+    )
+    view = chart_view(chart)
+    drawn = () if view is None else view.layers
+    return [
+        {"label": one.label, "color": layer.color, "phases": places}
+        for one, layer, places in zip(series, drawn, shown, strict=True)
+    ]
+
+
+def _series(key: str, label: str, total: float) -> Series:
+    return Series(key=key, label=label, values=(float(total),))

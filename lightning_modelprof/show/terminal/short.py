@@ -20,8 +20,8 @@ from lightning_modelprof.report.model import (
 from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
 from lightning_modelprof.show.format import ELLIPSIS, format_duration, shorten
 from lightning_modelprof.show.grid import display_width
-from lightning_modelprof.show.screen import PLAIN, Screen, wrap
 from lightning_modelprof.show.step_card import merge_small
+from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
 
 MAX_LINES: Final = 20
 """With the empty line above."""

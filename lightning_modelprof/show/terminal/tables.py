@@ -20,7 +20,7 @@ from lightning_modelprof.show.grid import (
     display_width,
     part_absent,
 )
-from lightning_modelprof.show.screen import Screen, cut_line, wrap
+from lightning_modelprof.show.terminal.screen import Screen, cut_line, wrap
 
 _GAP: Final = "  "
 """Between two columns, and before what belongs to the line above."""

@@ -9,7 +9,7 @@ from typing import IO, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.show.screen import encodable, find_screen, write_lines
+from lightning_modelprof.show.terminal.screen import encodable, find_screen, write_lines
 from lightning_modelprof.show.terminal.short import short_lines
 from lightning_modelprof.show.terminal.tables import full_lines
 from lightning_modelprof.show.text import render_text

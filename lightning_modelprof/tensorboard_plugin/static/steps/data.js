@@ -16,7 +16,7 @@ const NOT_MEASURED = -1;
 
 /** Every step of a run; a step is its place in the columns, from 0. */
 export class Steps {
-  /** @param {Unpacked} unpacked what show/step_columns.py packed */
+  /** @param {Unpacked} unpacked what show/tensorboard/profile_blob.py packed */
   constructor(unpacked) {
     const { meta, columns } = unpacked;
     const column = (/** @type {string} */ name) => {

@@ -33,7 +33,7 @@ const KEYS = "Arrow keys move the cursor, with Shift they pan; plus and minus zo
 /**
  * Show the steps of a run.
  * @param {HTMLElement} container
- * @param {import("../columns.js").Unpacked} unpacked what show/step_columns.py packed
+ * @param {import("../columns.js").Unpacked} unpacked what show/tensorboard/profile_blob.py packed
  * @param {Options} [options]
  * @returns {{destroy: () => void, state: () => State}}
  */

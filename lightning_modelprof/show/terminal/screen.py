@@ -11,8 +11,24 @@ from urllib.parse import quote
 from lightning_modelprof.show.format import DASH, ELLIPSIS
 from lightning_modelprof.show.grid import display_width
 
+
+def _width(stream: IO[str]) -> int:
+    """Columns of the terminal, 80 if nothing tells."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    for one in (stream, sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        try:
+            if width := os.get_terminal_size(one.fileno()).columns:  # type: ignore[union-attr]
+                return width
+        except (AttributeError, OSError, ValueError):  # noqa: PERF203 - no file, or no terminal
+            continue
+    return 80
+
+
 _MAX_PROSE_WIDTH: Final = 100
 """Lines of more than a hundred characters are hard to read."""
+
 
 _CODES: Final = {
     "bold": "1",
@@ -25,9 +41,12 @@ _CODES: Final = {
     "blue": "34",
     "magenta": "35",
 }
+
+
 _WITHOUT_COLOUR: Final = {"bold cyan": "bold", "bold red": "bold", "cyan": ""} | dict.fromkeys(
     ("yellow", "green", "blue", "magenta"), ""
 )
+
 
 PLAIN: Final = str.maketrans(
     {DASH: "-", ELLIPSIS: "...", "·": "-", "−": "-", "±": "+-", "→": "->", "│": "|", "─": "-"}
@@ -36,12 +55,17 @@ PLAIN: Final = str.maketrans(
 )
 """What a console that cannot show a character gets in its place."""
 
+
 _NO_TERMINALS: Final = ("ipykernel", "idlelib")
 """Whose streams may call themselves terminals, or be asked for colours (Jupyter sets FORCE_COLOR)."""
 
+
 _WITH_LINKS: Final = ("iTerm.app", "WezTerm", "ghostty", "Hyper")
+
+
 _FIRST_VTE_WITH_LINKS: Final = 5000
 """GNOME Terminal and its relatives."""
+
 
 _NEW_WINDOWS: Final = ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM")
 """One of them is set in a console of Windows that understands colours and lines."""
@@ -118,20 +142,6 @@ def _links() -> str:
     vte = asked("VTE_VERSION", "")
     is_new = vte.isdecimal() and int(vte) >= _FIRST_VTE_WITH_LINKS
     return "file" if knows or is_new or asked("WT_SESSION") or asked("KONSOLE_VERSION") else ""
-
-
-def _width(stream: IO[str]) -> int:
-    """Columns of the terminal, 80 if nothing tells."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return int(columns)
-    for one in (stream, sys.__stdin__, sys.__stdout__, sys.__stderr__):
-        try:
-            if width := os.get_terminal_size(one.fileno()).columns:  # type: ignore[union-attr]
-                return width
-        except (AttributeError, OSError, ValueError):  # noqa: PERF203 - no file, or no terminal
-            continue
-    return 80
 
 
 def write_lines(text: str, stream: IO[str]) -> None:
