@@ -5,7 +5,7 @@
 
 The first part is CPU time of this process, all threads, of the same call with and without the callback in
 turns: medians, their difference with its quartiles, and the ratio. The second part is what
-``fit/allowance.py`` supposes beforehand: the wall time that counting a step and a window of ten steps took
+``loop/step_boundaries.py`` supposes beforehand: the wall time that counting a step and a window of ten steps took
 beyond usual steps, and the estimate.
 """
 
@@ -29,8 +29,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import allowance
 from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
+from lightning_modelprof.loop import step_boundaries as allowance
 
 BATCH: Final = 384
 STEPS: Final = 300

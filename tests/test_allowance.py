@@ -12,10 +12,10 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import allowance
-from lightning_modelprof.fit.allowance import Allowance
 from lightning_modelprof.loop import session
+from lightning_modelprof.loop import step_boundaries as allowance
 from lightning_modelprof.loop.inspection_plan import InspectionPlan, plan_later
+from lightning_modelprof.loop.step_boundaries import Allowance
 from lightning_modelprof.measure.window import capture, torch_profiler
 from lightning_modelprof.measure.window.schedule import Action, Schedule
 from lightning_modelprof.report.build import build_report

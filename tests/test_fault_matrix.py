@@ -26,8 +26,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_modelprof.fit.live import LiveFigures
-from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
@@ -41,6 +39,8 @@ from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.loop.step_boundaries import SaveTimer
+from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.resources.memory import MemoryCurve
 from lightning_modelprof.measure.sampling import sampler
 from lightning_modelprof.measure.sampling.sampler import Sampler

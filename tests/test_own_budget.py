@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.measure.own_budget import OwnBudget
+from lightning_modelprof.loop.step_timing import OwnBudget
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
 from tests.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings, windows_of

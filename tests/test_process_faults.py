@@ -26,8 +26,8 @@ from lightning.pytorch.loggers.logger import Logger
 from torch.utils.data import DataLoader, _utils
 
 from lightning_modelprof import ConfigError
-from lightning_modelprof.fit import save_timer
-from lightning_modelprof.fit.save_timer import SaveTimer
+from lightning_modelprof.loop import step_boundaries as save_timer
+from lightning_modelprof.loop.step_boundaries import SaveTimer
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
@@ -58,7 +58,7 @@ import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
-import lightning_modelprof.fit.save_timer as save_timer
+import lightning_modelprof.loop.step_boundaries as save_timer
 from lightning_modelprof.loop.session import LoopSession
 from tests.fits import *
 

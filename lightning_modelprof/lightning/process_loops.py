@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.lightning.checks import warn
 from lightning_modelprof.loop.inspection_plan import num_steps
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
+from lightning_modelprof.loop.step_boundaries import SaveTimer
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.report.build import with_loops
 from lightning_modelprof.report.model import Report

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -16,32 +18,43 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.errors import ModelProfError, told
-from lightning_modelprof.fit.followed_step import FollowedStep
-from lightning_modelprof.fit.size_plan import SizePlan
-from lightning_modelprof.fit.step_copy import StepCopy
-from lightning_modelprof.inspect.core.copies import compiled_frames, find_compiled
+from lightning_modelprof.inspect.core.copies import (
+    compiled_frames,
+    fake_copy,
+    fake_inputs,
+    find_compiled,
+    plain_copy,
+    reaches_outside,
+    values_are_missing,
+)
 from lightning_modelprof.inspect.core.counter import FlopCounter
-from lightning_modelprof.inspect.core.untouched import modes_on
+from lightning_modelprof.inspect.core.untouched import modes_on, random_states_kept
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
+from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.inspect.flops.peaks import peak_rates
 from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
 from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.inspect.modules.modules import module_records
-from lightning_modelprof.loop.inspection_plan import InspectionPlan
+from lightning_modelprof.loop.inspection_plan import InspectionPlan, SizePlan
+from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.loops import Loop
-from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.model_cost import ForwardTable, ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 NEVER: Final = 2**62
+
+
 _WITHOUT_COMPILE: Final = "To count it, profile a short run without torch.compile"
+
+
 T = TypeVar("T")
 
 
@@ -403,3 +416,93 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
     except Exception as error:  # whatever the user's model or a library does here, it is not training's fault
         said = str(error) if isinstance(error, ModelProfError) else told(error)
         return None, said.partition("\n")[0]
+
+
+_CONTEXTS: Final = {
+    "fit": "train_step_context",
+    "validate": "val_step_context",
+    "test": "test_step_context",
+    "predict": "predict_step_context",
+}
+"""Loop → the context of the precision plugin in which Lightning runs a step."""
+
+
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCopy:
+    """What is needed to run a step on a copy.
+
+    ``arguments`` are those of the step's method; ``instead`` is what to do where a copy cannot be counted, as
+    a sentence.
+    """
+
+    module: nn.Module
+    loop: Loop
+    trainer: Any
+    arguments: tuple[Any, ...]
+    instead: str = ""
+
+    def count(self, formulas: Mapping[Any, Formula] | None) -> FlopCounter:
+        """Count the step and its backward on tensors that hold no data.
+
+        Raises:
+            ModelProfError: when the module cannot be copied, needs values, communicates, or reaches what is
+                not copied.
+        """
+        if self.loop.is_fit and not getattr(self.module, "automatic_optimization", True):
+            raise ModelProfError(
+                f"a copy has no optimizers to step by hand (manual optimization). {self.instead}".rstrip()
+            )
+        _refuse_closures(self.module)
+        device = self.trainer.strategy.root_device
+        with random_states_kept((device,)):
+            copied, mode = fake_copy(self.module)
+            counter = FlopCounter(copied, formulas, refuse_collectives=True)
+            with values_are_missing("flops=True", self.instead), mode, counter:
+                output = self._run(copied, fake_inputs(mode, self.arguments))
+                loss = output.get("loss") if isinstance(output, Mapping) else output
+                if self.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                    if reaches_outside(loss):
+                        raise ModelProfError(
+                            "expected a loss of the module's own parameters, got one of others too: a copy"
+                            " of the module would change their gradients"
+                        )
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        return counter
+
+    def forward_table(self) -> ForwardTable:
+        """Let fvcore count the step's forward.
+
+        Raises:
+            ModelProfError: when something cannot be copied or traced, or other ranks would have to take part.
+        """
+        if self.trainer.world_size > 1:
+            raise ModelProfError("a forward on one of several ranks could wait for the others for ever")
+        _refuse_closures(self.module)
+        module = plain_copy(self.module)
+        try:
+            arguments = deepcopy(
+                self.arguments
+            )  # a step may change its batch, which a dataset may give again
+        except Exception as error:
+            raise ModelProfError(f"the batch cannot be copied: {told(error)}") from error
+        return forward_table(module, lambda: self._run(module, arguments))
+
+    def _run(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
+        with getattr(self.trainer.precision_plugin, _CONTEXTS[self.loop.key])():
+            step: Callable[..., Any] = getattr(module, self.loop.step_hook)
+            return step(*arguments)
+
+
+def _refuse_closures(model: nn.Module) -> None:
+    """What a hook's function closes over is not copied: a copy's hook would change it for the model too."""
+    for path, module in model.named_modules():
+        for kind in _HOOKS:
+            for hook in getattr(module, kind, {}).values():
+                if isinstance(hook, FunctionType) and hook.__closure__:
+                    raise ModelProfError(
+                        f"{path or type(module).__name__}: expected hooks that can be copied, got"
+                        f" {hook.__qualname__}, which closes over variables"
+                    )

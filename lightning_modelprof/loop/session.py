@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.fit.rank_record import make_rank_record
-from lightning_modelprof.fit.sampling import Sampling
-from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.lightning.fallback import HookFallback
 from lightning_modelprof.lightning.in_validation import time_metrics
 from lightning_modelprof.lightning.phases import GuardedAction, uninstall
 from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, is_worker
 from lightning_modelprof.lightning.rank_wait import time_broadcast
 from lightning_modelprof.loop.inspection_plan import num_steps, steps_to_skip
-from lightning_modelprof.loop.parts import LoopParts, make_parts
-from lightning_modelprof.loop.step_boundaries import StepBoundaries, logger_step
+from lightning_modelprof.loop.parts import LoopParts, Sampling, make_parts
+from lightning_modelprof.loop.step_boundaries import SaveTimer, StepBoundaries, logger_step
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
@@ -36,8 +34,10 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
-from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.run.records import RankRecord, Run, Window
+from lightning_modelprof.run.steps import NOT_MEASURED
 
 REPORT_AFTER_NS: Final = 10_000_000_000
 """A loop that has run for less has its report when it ends: one takes up to 0.2 s."""
@@ -377,3 +377,48 @@ class LoopSession:
 def end_status(exception: BaseException | None) -> str:
     """How a loop ends that an exception ends; Lightning makes SIGTERM a kind of SystemExit."""
     return "interrupted" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"
+
+
+def make_rank_record(
+    rank: int, timing: StepTiming, parts: LoopParts, *, samples_note: str, notes: Iterable[str]
+) -> RankRecord:
+    """The record of a loop that runs or has ended.
+
+    Args:
+        rank: of this process.
+        timing: of the loop's steps.
+        parts: of the loop.
+        samples_note: what is to be known of the counting of samples.
+        notes: what else the report is to say.
+    """
+    device, inspection, sampling = timing.device, parts.inspection, parts.sampling
+    notes = [*notes, *parts.results.notes]
+    if device is not None:
+        device.collect()
+        if device.num_given_up:
+            notes.append(f"The device time of {device.num_given_up} steps could not be read.")
+    if timing.ledger.validation.has_given_up:
+        notes.append("The device time of the parts of validation could not be read.")
+    return RankRecord(
+        rank=rank,
+        steps=timing.recorder.steps(),
+        totals=timing.recorder.totals(),
+        outside_ns={
+            phase.key: int(time)
+            for phase, time in zip(PHASES, timing.ledger.outside_ns, strict=True)
+            if time not in (0, NOT_MEASURED) and isfinite(time)  # a clock may fail
+        },
+        validation=timing.ledger.validation.times(),
+        unfinished_steps=timing.ledger.unfinished_steps,
+        callbacks=timing.delegate.callback_times(),
+        windows=tuple(parts.results.windows),
+        model_cost=None if inspection is None else inspection.collect(),
+        setup=parts.setup,
+        memory=parts.memory.record(None if inspection is None else inspection.followed),
+        slow=timing.slow.record(),
+        cpu=timing.ledger.cpu.record(),
+        repeated=None if timing.repeated is None else timing.repeated.record(),
+        stacks=None if sampling is None else sampling.stacks(),
+        samples_note=samples_note,
+        notes=tuple(notes),
+    )

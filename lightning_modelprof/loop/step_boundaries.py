@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.fit.allowance import (
-    COUNT_NS,
-    COUNT_STEPS,
-    NS_PER_MODULE,
-    NS_PER_OPERATOR,
-    WINDOW_NS,
-    Allowance,
-)
-from lightning_modelprof.fit.save_timer import SaveTimer
 from lightning_modelprof.lightning.fallback import HookFallback
 from lightning_modelprof.lightning.rank_wait import num_prefetched
 from lightning_modelprof.loop.inspection import Inspection
@@ -26,10 +18,12 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.schedule import NEVER
 from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.ranges import LARGEST
 from lightning_modelprof.run.steps import StepTag
 
 _DEFAULT_CUT: Final = 50
 """Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
+
 
 _LOOK_EVERY: Final = 200
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
@@ -38,10 +32,13 @@ _LOOK_EVERY: Final = 200
 _USUAL_OPERATORS: Final = 500
 """Of a step, where none was counted."""
 
+
 _LONGEST_WAIT: Final = 10**9
 """Steps; no loop has as many."""
 
+
 _WAITED: Final = "{what} would have taken more than 5 % of {loop} ({ask} does it in any case)"
+
 
 _NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 
@@ -309,3 +306,98 @@ def logger_step(trainer: Any) -> int:
     """The step that Lightning's own loggers use for the batch that ended last."""
     epoch_loop = trainer.fit_loop.epoch_loop
     return max(0, int(getattr(epoch_loop, "_batches_that_stepped", trainer.global_step)) - 1)
+
+
+SHARE: Final = 0.05
+"""Of the time that the loop has run so far."""
+
+
+LEAST_NS: Final = 100_000_000
+"""What may be taken of any loop."""
+
+
+WINDOW_NS: Final = 100_000_000
+
+
+NS_PER_OPERATOR: Final = 600_000
+"""What a window takes: so much, and so much for each operator with FLOPs of each step; mostly to close it.
+
+Source: benchmarks/short_fit.py.
+"""
+
+
+COUNT_NS: Final = 10_000_000
+
+
+NS_PER_MODULE: Final = 1_000_000
+
+
+COUNT_STEPS: Final = 7
+"""What counting a step takes: so much, and for each module so much, but no more than so many steps.
+
+Source: as above.
+"""
+
+
+class Allowance:
+    """What was taken of a loop beside its timing, and how long it must run until more may be.
+
+    Args:
+        clock: host clock; the loop begins now.
+    """
+
+    def __init__(self, clock: HostClock) -> None:
+        self._clock = clock
+        self._began_ns = clock()
+        self._spent_ns = 0
+
+    def spend(self, ns: int) -> None:
+        """So much was taken."""
+        self._spent_ns += max(0, ns)
+
+    def wait_ns(self, cost_ns: float) -> int:
+        """How much longer the loop must run until something of this cost is within bounds; 0 if it is."""
+        wanted_ns = self._spent_ns + cost_ns
+        if wanted_ns <= LEAST_NS:
+            return 0
+        passed_ns = self._clock() - self._began_ns
+        return max(0, min(LARGEST, math.ceil(wanted_ns / SHARE) - passed_ns))
+
+
+# A save costs its time again only after this many times that time has passed.
+_INTERVAL_FACTOR: Final = 200
+
+
+_MIN_INTERVAL_NS: Final = 10_000_000_000
+
+
+# A machine that sleeps during a save makes that look like hours; the next one comes all the same.
+_MAX_INTERVAL_NS: Final = 3_600_000_000_000
+
+
+class SaveTimer:
+    """Says when a save is due, so that saves cost next to nothing.
+
+    Args:
+        clock: host clock.
+
+    Attributes:
+        next_ns: when the next one is due.
+    """
+
+    def __init__(self, clock: HostClock) -> None:
+        self._clock = clock
+        self.next_ns = 0
+
+    def save(self, save: Callable[[], None]) -> int:
+        """Save something now, and again only after many times the nanoseconds that this took, or an hour.
+
+        Returns:
+            Those nanoseconds.
+        """
+        begin_ns = self._clock()
+        save()
+        now = self._clock()
+        wanted_ns = (now - begin_ns) * _INTERVAL_FACTOR
+        self.next_ns = now + max(_MIN_INTERVAL_NS, min(wanted_ns, _MAX_INTERVAL_NS))
+        return now - begin_ns

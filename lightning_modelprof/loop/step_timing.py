@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.modules.model_flops import ModelRates
+from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.fit.live import LiveFigures
 from lightning_modelprof.lightning.phases import make_delegate
-from lightning_modelprof.lightning.rank_wait import next_is_ready
+from lightning_modelprof.lightning.rank_wait import StandIn, next_is_ready, stand_in
 from lightning_modelprof.measure.clock import HostClock, device_clock
-from lightning_modelprof.measure.own_budget import OwnBudget
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
@@ -19,7 +23,12 @@ from lightning_modelprof.measure.steps.recorder import DevicePhases, Recorder
 from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.steps.validation_parts import ValidationParts
+from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, SPECIAL, StepTag, StepTimings
 
 
 class StepTiming:
@@ -86,3 +95,237 @@ class StepTiming:
         """Leave out so many first steps; to be called before the first."""
         self.skip_first = self.recorder.skip_first = skip_first
         self.ledger.cpu.skip(skip_first)
+
+
+_MANY: Final = 256
+
+
+class TakesSteps(Protocol):
+    """Somebody else who looks at the steps."""
+
+    def add(self, steps: StepTimings) -> None:
+        """Steps that ended since this was last called."""
+
+
+class LiveFigures:
+    """Averages over the steps since somebody last looked; every looker has a place of its own.
+
+    Args:
+        recorder: where the steps are.
+        unit: what the samples are called.
+        others: are told of the same steps.
+        sizes: of the batches; ``None`` where no FLOPs are counted.
+
+    Attributes:
+        newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
+    """
+
+    def __init__(
+        self, recorder: Recorder, unit: str, *others: TakesSteps, sizes: BatchShapes | None = None
+    ) -> None:
+        self._recorder = recorder
+        self._others = others
+        self._unit = unit
+        self._for_logs = _Unseen()
+        self._for_step_info = _Unseen()
+        self._phases_seen: set[str] = set()
+        self.newest: Averages | None = None
+        self._rates: ModelRates | None = None
+        self._sizes = sizes
+        self._sizes_seen = None if sizes is None else sizes.clean_steps()
+        self._newest_sizes: BatchSizes | None = None  # of the last cut
+
+    def take(self) -> None:
+        """Take over the steps since the last time, before they become many."""
+        steps = self._recorder.take_new()
+        for other in self._others:
+            other.add(steps)
+        self._for_logs.add(steps.clean())
+        self._for_step_info.add(steps)
+
+    def cut(self) -> None:
+        """Average the clean steps since the last cut."""
+        self.take()
+        self.newest = averages(self._for_logs.take())
+        if self._sizes is not None:
+            self._newest_sizes = self._sizes.record(self._sizes_seen)
+            self._sizes_seen = self._sizes.clean_steps()
+
+    def set_flops(self, cost: ModelCost) -> None:
+        """From now on, figures have FLOP/s, and MFU if the device has a known peak."""
+        self._rates = None if cost.count is None else ModelRates(cost)
+
+    def scalars(self) -> dict[str, float]:
+        """What is logged at a cut: tag → value, only of what was measured."""
+        figures = self.newest
+        if figures is None:
+            return {}
+        named = {
+            "modelprof/batch_cost_ms": _ms(figures.batch_cost_ns),
+            "modelprof/reader_cost_ms": _ms(figures.reader_cost_ns),
+            "modelprof/reader_ratio": figures.reader_ratio,
+            "modelprof/ips": figures.steps_per_s,
+            "modelprof/samples_per_s": figures.samples_per_s,
+        }
+        if self._rates is not None:
+            model = self._rates.of(self._newest_sizes, figures.batch_cost_ns)
+            named |= {"modelprof/flops_per_s": model.flops_per_s, "modelprof/mfu": model.share_of_peak}
+        for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
+            # A phase's curve begins when it first takes time, and then shows its zeros too.
+            if time_ns:
+                self._phases_seen.add(phase.key)
+            if phase.key in self._phases_seen:
+                named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns)
+        return {name: value for name, value in named.items() if value is not None}
+
+    def step_info(self, unit: str | None) -> str:
+        """Paddle's line over the steps, clean or not, since the last call; ``""`` if there are none."""
+        self.take()
+        figures = averages(self._for_step_info.take())
+        if figures is None:
+            return ""
+        text = ""
+        if figures.reader_cost_ns is not None:
+            text += f" reader_cost: {figures.reader_cost_ns / 1e9:.5f} s"
+        text += f" batch_cost: {figures.batch_cost_ns / 1e9:.5f} s"
+        rate, name = figures.samples_per_s, unit or self._unit
+        if rate is None:
+            rate, name = figures.steps_per_s, "steps"
+        return text if rate is None else f"{text} ips: {rate:.3f} {name}/s"
+
+    def join_progress_bar(self, bar: Any, cleanup: ExitStack) -> None:
+        """Show throughput in the progress bar by adding to the metrics it asks for.
+
+        Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
+        """
+        stand_in(bar, "get_metrics", _WithThroughput(self, bar.get_metrics), cleanup)
+
+
+class _WithThroughput(StandIn):
+    """``get_metrics`` of a progress bar, and our figures."""
+
+    def __init__(self, figures: LiveFigures, get_metrics: Callable[..., dict[str, Any]]) -> None:
+        super().__init__(get_metrics)
+        self._figures = figures
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        metrics = self.original(*args, **kwargs)
+        newest = self._figures.newest
+        if newest is None or newest.steps_per_s is None or not isinstance(metrics, dict):
+            return metrics
+        ours: dict[str, Any] = {"ips": float(f"{newest.steps_per_s:.4g}")}
+        if newest.reader_ratio is not None:
+            ours["reader"] = f"{100 * newest.reader_ratio:.0f}%"
+        return {**metrics, **ours}  # theirs may be one that the bar keeps
+
+
+class _Unseen:
+    """Steps that somebody has not looked at yet, summed as soon as they are many."""
+
+    def __init__(self) -> None:
+        self._parts: list[StepTimings] = []
+        self._num_steps = 0
+        self._sums: list[StepTotals] = []
+
+    def add(self, steps: StepTimings) -> None:
+        """More of them."""
+        self._parts.append(steps)
+        self._num_steps += len(steps)
+        if self._num_steps > _MANY:
+            self._sums = [self.take()]
+
+    def take(self) -> StepTotals:
+        """The sums over them all; from here on they have been seen."""
+        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._parts))])
+        self._parts, self._num_steps, self._sums = [], 0, []
+        return totals
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / 1e6
+
+
+_IN_WINDOWS: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
+
+
+_SLOWED: Final = _IN_WINDOWS | int(StepTag.INSPECTED)
+
+
+class OwnBudget:
+    """Counts the time that is this profiler's, and says when another window would be too much.
+
+    Args:
+        max_overhead: share of the loop that may be ours; ``None`` sets no limit.
+    """
+
+    def __init__(self, max_overhead: float | None) -> None:
+        self._max_overhead = max_overhead
+        self._loop_ns = self._work_ns = self._opening_ns = self._closing_ns = 0
+        self._slowed, self._in_windows, self._clean = _Steps(), _Steps(), _Steps()
+        self._num_windows = 0
+
+    def add(self, steps: StepTimings) -> None:
+        """Steps that ended since this was last called."""
+        work_ns = steps.phases_ns[:, PROFILER]
+        work_ns = work_ns * (work_ns != NOT_MEASURED)
+        others_ns = steps.duration_ns - work_ns
+        is_usual = (steps.tags & SPECIAL) == 0
+        is_in_window = (steps.tags & _IN_WINDOWS) != 0
+        self._loop_ns += int(steps.duration_ns.sum())
+        self._work_ns += int(work_ns.sum())
+        self._opening_ns += int(work_ns[is_in_window].sum())
+        self._slowed.add(others_ns[is_usual & ((steps.tags & _SLOWED) != 0)])
+        self._in_windows.add(others_ns[is_usual & is_in_window])
+        self._clean.add(steps.clean().duration_ns)
+
+    def add_window(self, close_ns: int) -> None:
+        """A window was recorded and took so long to close; the rest of what it takes is in its steps."""
+        self._num_windows += 1
+        self._closing_ns += close_ns
+
+    @property
+    def own_ns(self) -> float:
+        """Work between steps, and how much longer than clean ones the steps took that were slowed down."""
+        return self._work_ns + self._slowed.beyond(self._clean)
+
+    @property
+    def window_ns(self) -> float:
+        """What a window has taken in the mean; 0 before the first."""
+        if not self._num_windows:
+            return 0.0
+        in_steps_ns = self._opening_ns + self._in_windows.beyond(self._clean)
+        return (in_steps_ns + self._closing_ns) / self._num_windows
+
+    def why_not(self, pending_ns: int = 0) -> str:
+        """Why another window would be too much, ``""`` if it would not; the first one is always recorded.
+
+        Args:
+            pending_ns: what has been done in the step that is about to begin, such as closing a window.
+        """
+        limit, loop_ns = self._max_overhead, self._loop_ns + pending_ns + self.window_ns
+        if limit is None or not self._num_windows or not loop_ns:
+            return ""
+        with_another_ns = self.own_ns + pending_ns + self.window_ns
+        if with_another_ns <= limit * loop_ns:
+            return ""
+        return (
+            f"max_overhead={limit:g}: with another window the profiler would have taken"
+            f" {100 * with_another_ns / loop_ns:.3g} % of the loop so far"
+        )
+
+
+class _Steps:
+    """How many steps of a kind there were, and how long they took together."""
+
+    def __init__(self) -> None:
+        self._count = self._ns = 0
+
+    def add(self, durations_ns: NDArray[np.int64]) -> None:
+        self._count += len(durations_ns)
+        self._ns += int(durations_ns.sum())
+
+    def beyond(self, usual: _Steps) -> float:
+        """Nanoseconds more than as many usual steps take; 0 while there is none of these."""
+        if not usual._count:
+            return 0.0
+        return max(0.0, self._ns - self._count * usual._ns / usual._count)

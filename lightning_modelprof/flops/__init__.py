@@ -1,1 +1,0 @@
-"""FLOPs of real steps: counted by operator, phase and module while the step runs."""
