@@ -5,8 +5,8 @@
 
 The first part is CPU time of this process, all threads, of the same call with and without the callback in
 turns: medians, their difference with its quartiles, and the ratio. The second part is what
-``loop/step_boundaries.py`` supposes beforehand: the wall time that counting a step and a window of ten steps took
-beyond usual steps, and the estimate.
+``loop/step_boundaries.py`` supposes beforehand: the wall time that counting a step and a window of ten
+steps took beyond usual steps, and the estimate.
 """
 
 from __future__ import annotations

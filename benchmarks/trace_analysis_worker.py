@@ -42,7 +42,7 @@ class Meter:
 
 
 def ours(path: str) -> tuple[Meter, Details]:
-    from lightning_modelprof.reading import analyze_files  # noqa: PLC0415
+    from lightning_modelprof.reading_traces import analyze_files  # noqa: PLC0415
     from lightning_modelprof.show.json import render_json  # noqa: PLC0415
     from lightning_modelprof.show.text import render_text  # noqa: PLC0415
 
@@ -135,7 +135,7 @@ def key_averages(num_steps: str, order: str) -> tuple[None, Details]:
     import torch  # noqa: PLC0415
     from torch.profiler import ProfilerActivity, profile, schedule  # noqa: PLC0415
 
-    from lightning_modelprof.reading import analyze_files  # noqa: PLC0415
+    from lightning_modelprof.reading_traces import analyze_files  # noqa: PLC0415
     from lightning_modelprof.show.json import render_json  # noqa: PLC0415
     from lightning_modelprof.show.text import render_text  # noqa: PLC0415
 

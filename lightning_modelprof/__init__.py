@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from lightning_modelprof.config.options import Bounds, InspectOptions, ReportOptions
     from lightning_modelprof.inspect.flops.count import count_flops
     from lightning_modelprof.lightning.callback import ModelProfCallback
-    from lightning_modelprof.reading import analyze, read_report
+    from lightning_modelprof.reading import read_report
+    from lightning_modelprof.reading_traces import analyze
     from lightning_modelprof.show.terminal.terminal import print_report
     from lightning_modelprof.timing.event_timer import EventTimer
     from lightning_modelprof.timing.inference import benchmark_inference
@@ -54,7 +55,7 @@ _HOMES = {
     "InspectOptions": "config.options",
     "ModelProfCallback": "callback",
     "ReportOptions": "config.options",
-    "analyze": "reading",
+    "analyze": "reading_traces",
     "benchmark_inference": "timing.inference",
     "count_flops": "inspect.flops.count",
     "print_report": "show.terminal.terminal",

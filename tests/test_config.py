@@ -19,9 +19,9 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof import Bounds, ConfigError, InspectOptions, ModelProfCallback, ReportOptions
+from lightning_modelprof.config import checks as config_checks
 from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.options import DEFAULTS, GROUP_OF, GROUPS, ProfileConfig
-from lightning_modelprof.config.options import checks as config_checks
 from lightning_modelprof.lightning.hooks import ProfilingHooks
 from lightning_modelprof.loop.run_folder import check_writeable
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TIME_UNITS, VIEWS, TableOptions

@@ -1,7 +1,7 @@
 """What this package relies on in Lightning: the names of its profiler actions and their order.
 
 They are documented nowhere. When a test here fails after an upgrade of Lightning, ``run/loops.py`` and
-``lightning/classify.py``, ``evaluation.py`` and ``phases.py`` have to learn the new names; until then users get
+``lightning/classify.py`` and ``phases.py`` have to learn the new names; until then users get
 a warning and times by hooks.
 """
 

@@ -14,7 +14,8 @@ import pytest
 
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError, TraceError
-from lightning_modelprof.reading import analyze, read_report
+from lightning_modelprof.reading import read_report
+from lightning_modelprof.reading_traces import analyze
 from lightning_modelprof.run import opening
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.step_totals import StepTotals

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.trace.model_summary import NO_RANGES
-from lightning_modelprof.reading import analyze_files
+from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.trace.model import DEVICE_WORK, Category
 from tests.traces import FOLDER, load, reference, summarize
 

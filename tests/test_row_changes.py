@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.reading import analyze_files
+from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.report.compare.changed_figures import FIGURES, comparable, num_steps
 from lightning_modelprof.report.compare.row_changes import changed_rows, row_changes, row_paths
 from lightning_modelprof.report.compare.tables import changed_tables

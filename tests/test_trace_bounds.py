@@ -20,8 +20,8 @@ from lightning_modelprof.loop import windows
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
-from lightning_modelprof.measure.window.capture import Capture
-from lightning_modelprof.measure.window.schedule import NEVER, Action, Schedule, ScheduledSteps, sooner
+from lightning_modelprof.measure.window.capture import NEVER, Capture, ScheduledSteps, sooner
+from lightning_modelprof.measure.window.schedule import Action, Schedule
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
-from lightning_modelprof.reading import analyze_files
+from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS

@@ -47,7 +47,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report, or write it."""
     from lightning_modelprof.cli.output import put_out
-    from lightning_modelprof.reading import analyze_files
+    from lightning_modelprof.reading_traces import analyze_files
 
     with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
         paths = _with_standard_input(options.paths, Path(folder))

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
-from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.cli.arguments import add_max_gib
-from lightning_modelprof.errors import ArchiveError, TraceError, given_path, one_line, quoted
-from lightning_modelprof.reading import read_with_progress, trace_files, window_traces
-from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_profile import run_profile, window_profile
-from lightning_modelprof.report.build_trace import group_ranks
-from lightning_modelprof.report.options import saved_options
-from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
-from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
-from lightning_modelprof.run.ranks import with_other_ranks
-from lightning_modelprof.run.records import Window
-from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
-from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.errors import ArchiveError, given_path, one_line
 
 HELP = "add saved runs or traces to TensorBoard"
-
-
 DESCRIPTION = (
     "Adds saved runs and traces to TensorBoard's tab Model Profile: runs that were saved without TensorBoard,"
     " and traces of torch.profiler, such as those made for torch_tb_profiler. A run that logs to TensorBoard"
@@ -53,7 +31,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Bring runs and traces into the log directory, and say how to look at them."""
-    from lightning_modelprof.cli.tensorboard import import_into
+    from lightning_modelprof.cli.import_profiles import import_into
     from lightning_modelprof.run.finding import told_choice
 
     logdir = given_path(options.logdir, ArchiveError)
@@ -64,168 +42,3 @@ def run(options: argparse.Namespace) -> int:
         print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
     print(one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}"))
     return 0
-
-
-_TRACE_ENDINGS = (".gz", ".json", ".trace", ".pt")
-
-
-def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tuple[str, int]]:
-    """Write profiles of saved runs and traces to event files.
-
-    Args:
-        paths: folders of saved runs, traces, or folders of traces; each run, and each folder that holds
-            traces, becomes a run of TensorBoard.
-        logdir: what TensorBoard is to be started with.
-        max_bytes: largest uncompressed trace to read.
-
-    Returns:
-        Name of each run that was written, and how many profiles it has.
-
-    Raises:
-        ArchiveError: when a saved run is damaged, or TensorBoard cannot write to the log directory.
-        TraceError: when a path holds neither a run nor traces.
-        OSError: when the log directory cannot be written.
-    """
-    try:
-        str(logdir).encode()
-    except UnicodeEncodeError:
-        raise ArchiveError(
-            f"{quoted(str(logdir))}: expected a log directory whose name is UTF-8, which TensorBoard needs."
-            " Give another one."
-        ) from None
-    written = []
-    for path in paths:
-        runs = _runs(path)
-        sources = ((_run_name(run, path), _profiles_of_run(run)) for run in runs)
-        for wanted, profiles in sources if runs else _trace_folders(path, max_bytes):
-            folder = _free_folder(logdir / one_line(wanted))  # the name is a label in TensorBoard
-            counted = _Counted(profiles)
-            write_event_file(folder, ((tag_of(profile), profile) for profile in counted))
-            written.append((folder.relative_to(logdir).as_posix(), counted.number))
-    return written
-
-
-class _Counted:
-    """Counts what goes by."""
-
-    def __init__(self, profiles: Iterator[Profile]) -> None:
-        self._profiles = profiles
-        self.number = 0
-
-    def __iter__(self) -> Iterator[Profile]:
-        for profile in self._profiles:
-            self.number += 1
-            yield profile
-
-
-def _runs(path: Path) -> list[Path]:
-    """The archives of saved runs that a path means: one, or all below a folder."""
-    named = find_run(path)
-    try:
-        if named.name == RUN_FILE and named.is_file():
-            return [named]
-        return sorted(path.rglob(RUN_FILE)) if path.is_dir() else []
-    except OSError as error:
-        raise ArchiveError(
-            f"{path}: expected a folder with runs or traces, but it may not be read:"
-            f" {error.strerror or error}. Check the permissions."
-        ) from None
-
-
-def _run_name(file: Path, below: Path) -> str:
-    """``net/version_0`` of ``logs/net/version_0/modelprof/run.json`` below ``logs``."""
-    folder, top = file.resolve().parent, below.resolve()
-    if folder.name.startswith(DEFAULT_FOLDER):
-        folder = folder.parent
-    return folder.relative_to(top).as_posix() if top in folder.parents else folder.name
-
-
-def _free_folder(wanted: Path) -> Path:
-    """A folder that holds nothing yet: what was imported before stays as it is."""
-    folder, number = wanted, 1
-    while folder.exists():
-        folder, number = wanted.with_name(f"{wanted.name}_{number}"), number + 1
-    return folder
-
-
-def _profiles_of_run(path: Path) -> Iterator[Profile]:
-    """Of the archive of a run: of the whole run, and of each window whose trace is there."""
-    run, folder = with_other_ranks(load_run(path), path), path.parent
-    try:
-        options = saved_options(run.info.config)
-    except ValueError as error:
-        raise ArchiveError(f"{path}: the saved configuration is damaged: {error}") from None
-    others = _windows_of_other_ranks(folder)
-    newest: dict[int, TraceFacts] = {}
-    notes: dict[int, str] = {}
-    for window, trace, note in window_traces(run.ranks[0].windows, folder):
-        if trace is None:
-            notes |= {window.index: note} if note else {}
-            continue
-        traces = [(trace, analyze_trace(trace))]
-        newest[window.index] = traces[0][1]
-        if len(newest) > MAX_SHOWN:  # no more are shown in a run's report
-            del newest[next(iter(newest))]
-        same = [other for other in others if other.index == window.index]
-        found = (other for _, other, _ in window_traces(same, folder) if other is not None)
-        traces += [(other, analyze_trace(other)) for other in found]
-        yield window_profile(traces, window=window.index, loop=run.info.loop, options=options)
-    yield run_profile(run, build_report(analyze(run, newest, notes), options))
-
-
-def _windows_of_other_ranks(folder: Path) -> list[Window]:
-    """Those of ``run_rank1.json`` and so on, which each rank writes for itself."""
-    runs = [load_run(file) for file in sorted(folder.glob("run_rank*.json"))]
-    return [window for run in runs for record in run.ranks for window in record.windows]
-
-
-def _trace_folders(path: Path, max_bytes: int) -> Iterator[tuple[str, Iterator[Profile]]]:
-    """Each folder with traces becomes a run; torch_tb_profiler calls a run by its folder, too."""
-    by_folder: dict[Path, list[Path]] = defaultdict(list)
-    for file in trace_files(path):
-        by_folder[file.parent].append(file)
-    for folder, files in by_folder.items():
-        name = _trace_name(path) if path.is_file() else folder.resolve().name
-        yield name, _profiles_of_traces(files, max_bytes)
-
-
-def _trace_name(file: Path) -> str:
-    """A file's name without its endings: ``v100`` of ``v100.pt.trace.json.gz``."""
-    name = file.name
-    while Path(name).suffix in _TRACE_ENDINGS:
-        name = Path(name).stem
-    return name
-
-
-def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Profile]:
-    """Traces of several ranks of one job are one window; the others are windows in order of their steps."""
-    if len(files) == 1:
-        trace = _read(files[0], max_bytes)
-        yield window_profile([(trace, analyze_trace(trace))], window=0)
-        return
-    facts: list[TraceFacts] = []
-    skipped: list[str] = []
-    for file in files:
-        with _noted(skipped):
-            facts.append(analyze_trace(_read(file, max_bytes)))
-    if not facts:
-        raise TraceError(f"{files[0].parent}: expected a folder with traces, got none. {' '.join(skipped)}")
-    folder = files[0].parent
-    for number, group in enumerate(group_ranks(facts)):
-        # Read once more and not kept: the traces of a folder may be larger than the memory.
-        traces = [(_read(folder / one.source, max_bytes), one) for one in group.values()]
-        yield window_profile(traces, window=number)
-
-
-@contextmanager
-def _noted(skipped: list[str]) -> Iterator[None]:
-    """A file that is no trace is noted, and the others are read."""
-    try:
-        yield
-    except TraceError as error:
-        skipped.append(str(error))
-
-
-def _read(file: Path, max_bytes: int) -> Trace:
-    """A trace under the name of its file."""
-    return replace(read_with_progress(file, max_bytes), source=file.name)

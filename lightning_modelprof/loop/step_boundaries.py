@@ -15,8 +15,7 @@ from lightning_modelprof.loop.inspection_plan import plan_later
 from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.window.capture import Capture
-from lightning_modelprof.measure.window.schedule import NEVER
+from lightning_modelprof.measure.window.capture import NEVER, Capture
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.ranges import LARGEST
 from lightning_modelprof.run.steps import StepTag

@@ -16,8 +16,7 @@ from lightning_modelprof.errors import TraceError, told
 from lightning_modelprof.lightning.checks import traceback_text
 from lightning_modelprof.loop.outputs import Outputs, trace_name
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture
-from lightning_modelprof.measure.window.schedule import ScheduledSteps
+from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture, ScheduledSteps
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions

@@ -100,8 +100,6 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
 
 
 def _send_static(request: Request) -> Any:
-    from lightning_modelprof.tensorboard_plugin.plugin import static_files  # noqa: PLC0415
-
     file = static_files().get(request.path.partition("/static/")[2])
     if file is None:
         return Respond(request, "There is no such file.", "text/plain", code=404)

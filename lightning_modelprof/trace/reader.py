@@ -6,7 +6,7 @@ torch 2.4 they count from ``baseTimeNanoseconds`` and are small, before that the
 1970. Small ones are decoded as doubles, which is fast; large ones are decoded once more as decimals.
 
 A file is decoded in pieces, so memory holds the columns and the objects of one piece. When anything in it is
-not as it should be, it is read once more with care (:mod:`lightning_modelprof.trace.damaged`): event by event,
+not as it should be, it is read once more with care (``damaged.py``): event by event,
 keeping what can be kept and counting what cannot.
 """
 

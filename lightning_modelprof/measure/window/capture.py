@@ -1,7 +1,6 @@
 """The torch.profiler window: open, step, close, export, and what is refused.
 
-The schedule is ours (``measure/window/schedule.py``); torch's profiler (``measure/window/torch_profiler.py``) does the
-rest, so that steps which are neither warm-up nor active cost nothing.
+The schedule is ours (``schedule.py``); torch's profiler (``torch_profiler.py``) does the rest, so that steps which are neither warm-up nor active cost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Final
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
-from lightning_modelprof.measure.window.schedule import NEVER, Schedule, ScheduledSteps, sooner
+from lightning_modelprof.measure.window.schedule import Schedule
 from lightning_modelprof.measure.window.torch_profiler import (
     CaptureOptions,
     TraceRanges,
@@ -405,3 +404,53 @@ class Capture:
 
 def _do_nothing() -> None:
     """There is no watch to end."""
+
+
+NEVER: Final = -1
+"""A step number that does not come."""
+
+
+def sooner(one: int, other: int) -> int:
+    """The step number that comes first."""
+    return max(one, other) if NEVER in (one, other) else min(one, other)
+
+
+class ScheduledSteps:
+    """Tags steps by a schedule, as the ranks that profile do when nothing comes between.
+
+    Args:
+        schedule: of the windows.
+        lag: steps that a rank may be ahead of one that profiles, because none of them has a collective: while
+            gradients accumulate. So many steps later it may be that it waits for the closing of a window.
+
+    Attributes:
+        next_step: the next step number at whose start :meth:`begin_step` must be called.
+    """
+
+    def __init__(self, schedule: Schedule, lag: int = 0) -> None:
+        self._schedule = schedule
+        self._lag = lag
+        self._upcoming = schedule.window(0)
+        self._last_late = NEVER
+        self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no window is open and none will come, on any rank."""
+        return self._upcoming is None
+
+    def begin_step(self, step: int) -> StepTag:
+        """Step number ``step`` begins; returns the tags that this gives it."""
+        tags = StepTag(0)
+        if self._upcoming is not None and step > self._upcoming.last:
+            self._last_late = step + self._lag
+            self._upcoming = self._schedule.window(self._upcoming.index + 1)
+        if step <= self._last_late:
+            tags |= StepTag.PROFILER_STOP
+        window = self._upcoming
+        if window is not None and step >= window.first_warmup:
+            tags |= StepTag.PROFILED if step >= window.first else StepTag.PROFILER_WARMUP
+        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
+        if step < self._last_late:
+            self.next_step = step + 1
+        return tags

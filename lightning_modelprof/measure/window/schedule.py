@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
-
-from lightning_modelprof.run.steps import StepTag
 
 
 class Action(Enum):
@@ -75,53 +72,3 @@ class Schedule:
         if position < self.wait + self.warmup:
             return Action.WARMUP
         return Action.ACTIVE_LAST if position == self.cycle - 1 else Action.ACTIVE
-
-
-NEVER: Final = -1
-"""A step number that does not come."""
-
-
-def sooner(one: int, other: int) -> int:
-    """The step number that comes first."""
-    return max(one, other) if NEVER in (one, other) else min(one, other)
-
-
-class ScheduledSteps:
-    """Tags steps by a schedule, as the ranks that profile do when nothing comes between.
-
-    Args:
-        schedule: of the windows.
-        lag: steps that a rank may be ahead of one that profiles, because none of them has a collective: while
-            gradients accumulate. So many steps later it may be that it waits for the closing of a window.
-
-    Attributes:
-        next_step: the next step number at whose start :meth:`begin_step` must be called.
-    """
-
-    def __init__(self, schedule: Schedule, lag: int = 0) -> None:
-        self._schedule = schedule
-        self._lag = lag
-        self._upcoming = schedule.window(0)
-        self._last_late = NEVER
-        self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no window is open and none will come, on any rank."""
-        return self._upcoming is None
-
-    def begin_step(self, step: int) -> StepTag:
-        """Step number ``step`` begins; returns the tags that this gives it."""
-        tags = StepTag(0)
-        if self._upcoming is not None and step > self._upcoming.last:
-            self._last_late = step + self._lag
-            self._upcoming = self._schedule.window(self._upcoming.index + 1)
-        if step <= self._last_late:
-            tags |= StepTag.PROFILER_STOP
-        window = self._upcoming
-        if window is not None and step >= window.first_warmup:
-            tags |= StepTag.PROFILED if step >= window.first else StepTag.PROFILER_WARMUP
-        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
-        if step < self._last_late:
-            self.next_step = step + 1
-        return tags

@@ -249,8 +249,8 @@ _ALL: Final = (
         optimizer=(
             Way(
                 words=(
-                    "model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator': lambda parameters:"
-                    " torch.optim.{kind}(parameters, {arguments})}) with lr, eps and weight_decay as they are now"
+                    "model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator':"
+                    " lambda parameters: torch.optim.{kind}(parameters, {arguments})}) with lr, eps and weight_decay as they are now"
                 ),
                 target="scvi.train:TrainingPlan.__init__",
                 parameter="optimizer_creator",

@@ -1,7 +1,7 @@
 """A profile as the blobs of a TensorBoard summary, and back.
 
 The first blob is a zlib-compressed JSON document: the reports and what the other blobs are. Those hold packed
-columns (``show/tensorboard/columns.py``), which a browser gets as they are. The head, a few words, stands beside the
+columns (``columns.py``), which a browser gets as they are. The head, a few words, stands beside the
 blobs in the summary's metadata, so that a list of profiles needs no blob.
 """
 
