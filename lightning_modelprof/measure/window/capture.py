@@ -1,6 +1,7 @@
 """The torch.profiler window: open, step, close, export, and what is refused.
 
-The schedule is ours (``schedule.py``); torch's profiler (``torch_profiler.py``) does the rest, so that steps which are neither warm-up nor active cost nothing.
+The schedule is ours (``schedule.py``); torch's profiler (``torch_profiler.py``) does the rest, so that steps
+which are neither warm-up nor active cost nothing.
 """
 
 from __future__ import annotations

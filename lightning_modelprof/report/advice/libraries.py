@@ -250,7 +250,8 @@ _ALL: Final = (
             Way(
                 words=(
                     "model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator':"
-                    " lambda parameters: torch.optim.{kind}(parameters, {arguments})}) with lr, eps and weight_decay as they are now"
+                    " lambda parameters: torch.optim.{kind}(parameters, {arguments})}) with lr, eps and"
+                    " weight_decay as they are now"
                 ),
                 target="scvi.train:TrainingPlan.__init__",
                 parameter="optimizer_creator",
