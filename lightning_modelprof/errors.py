@@ -14,16 +14,22 @@ from __future__ import annotations
 
 import os
 import reprlib
+import traceback
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 _MAX_MESSAGE: Final = 4_000
+
+
 _LONGEST_MESSAGE: Final = 2_000
 """Of somebody else's error."""
 
+
 _MAX_QUOTED: Final = 300
+
+
 _MAX_NAME: Final = 100
 """Longer than any name that could be meant; comparing names takes the square of their length."""
 
@@ -177,3 +183,11 @@ def require(*modules: str, extra: str, where: str) -> None:
             f"{where}: expected the Python modules {', '.join(modules)} to be installed, got no"
             f' {", no ".join(missing)}. Install them: pip install -e "PATH_OF_THE_CLONE[{extra}]"'
         )
+
+
+def traceback_text() -> str:
+    """The traceback of the exception that is being handled."""
+    try:
+        return traceback.format_exc()
+    except Exception:  # somebody's own exception
+        return "(its traceback cannot be shown)"

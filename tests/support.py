@@ -705,10 +705,6 @@ def remains(trainer: Any) -> list[str]:
         for owner in owners
         for name, value in vars(owner).items()
         if _is_ours(value)
-    ] + [
-        type(callback).__name__
-        for callback in trainer.callbacks
-        if type(callback).__name__.endswith("HookPhases")
     ]
 
 

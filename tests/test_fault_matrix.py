@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
-from lightning_modelprof.lightning import actions, classify, in_validation, session_keeper
+from lightning_modelprof.lightning import classify, hooks, in_validation, session_keeper
 from lightning_modelprof.lightning import classify as evaluation
-from lightning_modelprof.lightning.fallback import HookFallback
+from lightning_modelprof.lightning import host as lightning_host
 from lightning_modelprof.lightning.phases import PhaseProfiler
 from lightning_modelprof.loop import outputs, session, step_timing, windows
 from lightning_modelprof.loop import parts as loop_parts
@@ -45,6 +45,7 @@ from lightning_modelprof.measure.resources.memory import MemoryCurve
 from lightning_modelprof.measure.sampling import sampler
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.steps import actions
 from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.steps.validation_parts import ValidationParts
@@ -318,7 +319,7 @@ TIMING_ONLY = {"flops": False, "steps": None, "active": 0}
 PLACES = {
     # setup, when all that is refused on purpose has been checked
     "setup: session": Place(LoopSession, "__init__", steps=None, errors=ALL),
-    "setup: delegate": Place(step_timing, "make_delegate", steps=None),
+    "setup: delegate": Place(lightning_host, "make_delegate", steps=None),
     "setup: device clock": Place(step_timing, "device_clock", steps=None),
     "setup: counter": Place(session_keeper, "make_counter", steps=None),
     # on_train_start
@@ -338,7 +339,7 @@ PLACES = {
     "on_train_batch_end": Place(Inspection, "end_batch", steps=1, errors=ALL),
     "on_train_batch_end: timing": Place(ModuleTimer, "disarm", 1, steps=2),
     # on_train_epoch_end, on_train_end
-    "on_train_epoch_end": Place(HookFallback, "check_epoch", errors=ALL),
+    "on_train_epoch_end": Place(hooks, "check_epoch", errors=ALL),
     "on_train_end: stop": Place(LoopSession, "stop", errors=TWO),
     "on_train_end: training's setup": Place(session, "finish_setup"),
     "on_train_end: finish": Place(LoopSession, "finish", errors=(*ALL, "ctrl-c")),

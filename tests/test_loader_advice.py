@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.batches import BatchCpu, batch_cpu
-from lightning_modelprof.lightning.rank_wait import next_is_ready
+from lightning_modelprof.loop.host import next_is_ready
 from lightning_modelprof.measure.resources.cpu import PERIOD
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
 from lightning_modelprof.report.model import Severity, Status
@@ -26,6 +26,7 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.setup import CodePlace
 from tests.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
+from tests.fits import host_of
 from tests.support import make_trainer
 
 
@@ -385,7 +386,7 @@ def test_several_loaders_and_batches_out_of_order():
 
     def asked(*iterators):
         combined = SimpleNamespace(_iterator=SimpleNamespace(iterators=iterators))
-        return next_is_ready(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined)))
+        return next_is_ready(host_of(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined))))
 
     assert asked(loader(waiting=True)) is True
     assert asked(loader(early=True)) is True
@@ -393,4 +394,4 @@ def test_several_loaders_and_batches_out_of_order():
     assert asked(loader(waiting=True), loader()) is False
     assert asked(loader(waiting=True), object()) is True
     assert asked(object()) is None
-    assert next_is_ready(SimpleNamespace()) is None
+    assert next_is_ready(host_of(SimpleNamespace())) is None

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.lightning.rank_wait import num_prefetched
 from lightning_modelprof.loop import step_boundaries as save_timer
+from lightning_modelprof.loop.host import num_prefetched
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.steps.recorder import Recorder
@@ -18,6 +18,7 @@ from tests.fits import (
     Net,
     Numbers,
     fit_quietly,
+    host_of,
     loader,
     make_callback,
     make_trainer,
@@ -39,6 +40,10 @@ def trainer_with(*loaders):
     )
 
 
+def host_with(*loaders):
+    return host_of(trainer_with(*loaders))
+
+
 class Raising:
     """A loader that does not like to be asked."""
 
@@ -48,9 +53,9 @@ class Raising:
 
 
 def test_of_torchs_dataloader():
-    assert num_prefetched(trainer_with(DataLoader(Numbers()))) == 0
-    assert num_prefetched(trainer_with(DataLoader(Numbers(), num_workers=3))) == 6  # torch's default: 2 each
-    assert num_prefetched(trainer_with(DataLoader(Numbers(), num_workers=2, prefetch_factor=5))) == 10
+    assert num_prefetched(host_with(DataLoader(Numbers()))) == 0
+    assert num_prefetched(host_with(DataLoader(Numbers(), num_workers=3))) == 6  # torch's default: 2 each
+    assert num_prefetched(host_with(DataLoader(Numbers(), num_workers=2, prefetch_factor=5))) == 10
 
 
 @pytest.mark.parametrize(
@@ -66,8 +71,8 @@ def test_of_torchs_dataloader():
     ],
 )
 def test_of_another_loader(odd):
-    assert num_prefetched(trainer_with(odd)) == 0
-    assert num_prefetched(trainer_with(odd, DataLoader(Numbers(), num_workers=1), odd)) == 2
+    assert num_prefetched(host_with(odd)) == 0
+    assert num_prefetched(host_with(odd, DataLoader(Numbers(), num_workers=1), odd)) == 2
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ def test_of_another_loader(odd):
     ],
 )
 def test_without_a_loader(trainer):
-    assert num_prefetched(trainer) == 0
+    assert num_prefetched(host_of(trainer)) == 0
 
 
 # Which, by the recorder

@@ -231,7 +231,7 @@ def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypat
     def fail(trainer, loop):
         raise AttributeError("max_batches")
 
-    monkeypatch.setattr(process_loops, "num_steps", fail)
+    monkeypatch.setattr(process_loops, "LightningHost", fail)
     model = Small()
     trainer_of(callback_in(tmp_path / "run"), tmp_path).predict(model, [0] * 3)
     assert len(model.profilers) == 3

@@ -1,4 +1,4 @@
-"""The wait in Lightning's own broadcast: told apart on a fake clock, in traces, by hooks; and given back."""
+"""The wait in Lightning's own broadcast: told apart on a fake clock, in traces; and given back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_modelprof.lightning.fallback import HookPhases
 from lightning_modelprof.lightning.rank_wait import BROADCAST, RANK_WAIT, time_broadcast
 from lightning_modelprof.measure.steps.ledger import OTHER, PhaseLedger
-from lightning_modelprof.run.steps import NOT_MEASURED
 from tests.support import FakeClock
 
 
@@ -56,20 +54,6 @@ def test_the_wait_has_a_phase_of_its_own(measured):
         measured.clock.advance(7)
         measured.ledger.charge()
     assert (measured.ledger.self_ns[RANK_WAIT], measured.ledger.self_ns[OTHER]) == (30, 12)
-
-
-def test_hooks_alone_lose_none_of_it(measured):
-    """A step's duration is the sum of its phases, so one that is not measured would make it shorter."""
-    hooks = HookPhases(measured.ledger)
-    with ExitStack() as cleanup:
-        time_broadcast(measured.trainer, measured.ledger, cleanup)
-        measured.loop._broadcast_sigterm_tensor()
-        hooks.on_train_batch_start()
-        measured.clock.advance(4)
-        hooks.on_train_batch_end()
-    [(phases_ns, *_)] = measured.steps
-    assert phases_ns[RANK_WAIT] == 30
-    assert sum(time for time in phases_ns if time != NOT_MEASURED) == 34
 
 
 def test_a_trace_has_its_range(measured):

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
+from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.measure.setup import training_setup
 from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.model_setup import convolution_biases
@@ -22,7 +23,7 @@ from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT
-from tests.fits import Net, Numbers, loader, report_of, run_fit
+from tests.fits import Net, Numbers, host_of, loader, report_of, run_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -85,8 +86,8 @@ def test_what_cannot_be_read_costs_only_itself(tmp_path):
     class Odd:
         """No trainer at all."""
 
-    setup = read_setup(Odd(), nn.Linear(1, 1), FIT)
-    assert {note.partition(" ")[0] for note in setup.notes} >= {"threads", "trainer", "callbacks"}
+    setup = read_setup(host_of(Odd()))
+    assert {note.partition(" ")[0] for note in setup.notes} >= {"trainer", "callbacks"}
     assert setup.loaders == ()
 
 
@@ -249,7 +250,8 @@ def test_versions_name_the_library(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     users = importlib.import_module("users")
     trainer = users.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    info = run_info(trainer, users.Forecaster(), FIT, config={}, sample_unit="samples", version="0")
+    trainer.strategy.connect(users.Forecaster())
+    info = run_info(LightningHost(trainer, FIT), config={}, sample_unit="samples", version="0")
     assert list(info.versions) == ["lightning-modelprof", "torch", "forecasts", "lightning", "python"]
     assert info.versions["forecasts"] == "3.2.1"
     for name in ("users", "forecasts"):

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import traceback
 import warnings
 from typing import Any
 
@@ -111,11 +110,3 @@ def say_off() -> None:
         _HAS_SAID_OFF = True
         with contextlib.suppress(Exception):
             print(f"ModelProfCallback is off: {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
-
-
-def traceback_text() -> str:
-    """The traceback of the exception that is being handled."""
-    try:
-        return traceback.format_exc()
-    except Exception:  # somebody's own exception
-        return "(its traceback cannot be shown)"

@@ -9,21 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from lightning_modelprof.lightning.actions import (
-    INHERIT,
-    Action,
-    AfterBackwardAction,
-    BatchEndAction,
-    BatchStartAction,
-    CallbackAction,
-    DeviceMarkedAction,
-    EpochAction,
-    ExceptionAction,
-    FetchAction,
-    ManualBackwardEndAction,
-    ManualBackwardStartAction,
-    PhaseAction,
-)
 from lightning_modelprof.lightning.in_validation import (
     DATALOADER_INIT,
     EPOCH_END,
@@ -37,6 +22,21 @@ from lightning_modelprof.lightning.in_validation import (
     PartBeginAction,
     ValidationEndAction,
     ValidationStartAction,
+)
+from lightning_modelprof.measure.steps.actions import (
+    INHERIT,
+    Action,
+    AfterBackwardAction,
+    BatchEndAction,
+    BatchStartAction,
+    CallbackAction,
+    DeviceMarkedAction,
+    EpochAction,
+    ExceptionAction,
+    FetchAction,
+    ManualBackwardEndAction,
+    ManualBackwardStartAction,
+    PhaseAction,
 )
 from lightning_modelprof.measure.steps.ledger import PREDICTIONS, PhaseLedger
 from lightning_modelprof.run.loops import PREDICT, VALIDATE, Loop

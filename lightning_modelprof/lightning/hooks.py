@@ -13,6 +13,7 @@ from lightning_modelprof.lightning.checks import (
     say_off,
     warn,
 )
+from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import end_status
@@ -97,7 +98,7 @@ class ProfilingHooks(SessionKeeper):
             return
         # Spelled out, as is done at every step: ledger.needs_batch_start
         if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
-            self._guard(self._session.fallback.begin_batch)
+            self._guard(ledger.begin_batch)
         try:
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
@@ -133,7 +134,7 @@ class ProfilingHooks(SessionKeeper):
             self._guard(lambda: inspection.end_batch(failed=True))
         session = self._session
         if session is not None and session.is_armed:
-            self._guard(session.fallback.check_epoch)
+            self._guard(lambda: check_epoch(session.seam, session.ledger))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
@@ -157,7 +158,8 @@ class ProfilingHooks(SessionKeeper):
                 self._ledger.validation.begin_batch(dataloader_idx)
             return
         if ledger.needs_batch_start and self._session is not None:
-            self._guard(self._session.fallback.begin_batch)
+            self._guard(ledger.begin_evaluation)
+            self._guard(ledger.begin_batch)
         if dataloader_idx != self._dataloader_idx:
             self._dataloader_idx = dataloader_idx
             ledger.tags |= StepTag.FIRST_OF_EPOCH

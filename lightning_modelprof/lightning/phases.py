@@ -14,7 +14,10 @@ from typing import Any, Final
 
 from lightning.pytorch.profilers import Profiler
 
-from lightning_modelprof.lightning.actions import (
+from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.lightning.classify import ActionTable, make_classifier
+from lightning_modelprof.lightning.in_validation import PartBeginAction
+from lightning_modelprof.measure.steps.actions import (
     INHERIT,
     Action,
     BatchEndAction,
@@ -24,8 +27,6 @@ from lightning_modelprof.lightning.actions import (
     PhaseAction,
     TracedAction,
 )
-from lightning_modelprof.lightning.classify import ActionTable, make_classifier
-from lightning_modelprof.lightning.in_validation import PartBeginAction
 from lightning_modelprof.measure.steps.ledger import USER_PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import CallbackTime
@@ -280,6 +281,30 @@ class ForwardedAction(Action):
         profiler = self.profiler
         if profiler.armed and threading.get_ident() == profiler.thread:
             profiler.ledger.charge(phase)
+
+
+def check_names(delegate: Any) -> None:
+    """The first step ended: now all names must have come.
+
+    Raises:
+        ModelProfError: when this Lightning does not tell of what a step is made of.
+    """
+    missing = delegate.missing_hooks()
+    if missing:
+        raise ModelProfError(f"this Lightning does not tell its profiler of {', '.join(sorted(missing))}")
+
+
+def check_epoch(delegate: Any, ledger: PhaseLedger) -> None:
+    """An epoch of a fit ended: if a batch was trained on and no step ended, the names are others.
+
+    An epoch that was skipped before its first training step says nothing about names.
+
+    Raises:
+        ModelProfError: as above.
+    """
+    if not ledger.steps_ended and delegate.has_trained:
+        check_names(delegate)
+        raise ModelProfError("this Lightning does not tell its profiler of the end of a batch")
 
 
 def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | None:

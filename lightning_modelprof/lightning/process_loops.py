@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.lightning.checks import warn
-from lightning_modelprof.loop.inspection_plan import num_steps
+from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
 from lightning_modelprof.loop.step_boundaries import SaveTimer
@@ -73,7 +73,7 @@ def short_loop(
     It gets one where a step is asked for by name: by ``steps``, ``active`` or ``flops``, if the loop has that
     step. Of several ranks each loop gets one, as all of them would have to be sure that it is short.
     """
-    batches = num_steps(trainer, loop)
+    batches = LightningHost(trainer, loop).num_steps
     limit = SHORT_FIT if loop.is_fit else SHORT_EVALUATION
     if batches is None or batches >= limit or trainer.world_size > 1 or config.asks_for_steps(batches):
         return None

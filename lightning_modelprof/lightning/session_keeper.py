@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, told
-from lightning_modelprof.lightning.checks import traceback_text, warn
+from lightning_modelprof.errors import ConfigError, told, traceback_text
+from lightning_modelprof.lightning.checks import warn
+from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.lightning.meeting import Meeting, ScheduledStop, scheduled_stop
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ShortLoop, end_with_process, short_loop
+from lightning_modelprof.lightning.phases import check_names
+from lightning_modelprof.lightning.process_loops import (
+    PROCESS_LOOPS,
+    ShortLoop,
+    end_with_process,
+    is_worker,
+    short_loop,
+)
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.batch_sizes import (
@@ -138,9 +146,7 @@ class SessionKeeper:
         self._count = make_counter(self.config.samples_fn)
         session = LoopSession(
             self.config,
-            self._loop,
-            trainer,
-            own_prefix=f"[Callback]{self.state_key}.",
+            LightningHost(trainer, self._loop, f"[Callback]{self.state_key}."),
             clock=self._clock,
             warn=warn,
             guard=self._guard,
@@ -150,7 +156,7 @@ class SessionKeeper:
         self._session = session
         if self._around:
             session.note(_RAN_INSIDE)
-        session.delegate.on_error = self._step_aside
+        session.seam.on_error = self._step_aside
         end_with_process(self)
 
     def _come(self, trainer: Any) -> None:
@@ -191,7 +197,7 @@ class SessionKeeper:
             loop = getattr(trainer, self._loop.trainer_attribute)
             self._count.may_be_rows, self._count.is_combined = may_be_rows(loop), is_combined(loop)
         why_there = self._why_there if trainer.is_global_zero else ""
-        self._guard(lambda: session.arm(pl_module, folder, why_there))
+        self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.seam)))
         return session.ledger if self._session is session else None
 
     def _is_short(self, trainer: Any, pl_module: Any) -> bool:
@@ -290,9 +296,17 @@ class SessionKeeper:
         session = self._session
         if session is not None:
             try:
-                self._guard(lambda: session.finish(status, heard, absent))
+                self._guard(lambda: self._report(session, status, heard, absent))
             finally:  # Ctrl-C while the report is printed does not cost the report
                 self._take_results(session)
+
+    def _report(
+        self, session: LoopSession, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]
+    ) -> None:
+        def is_brief() -> bool:
+            return PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+
+        session.finish(status, heard, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 
     def _take_results(self, of: LoopSession | SessionKeeper) -> None:
         self.report, self.run = of.report or self.report, of.run or self.run
@@ -380,7 +394,7 @@ class SessionKeeper:
     def end_at_exit(self) -> None:
         """The program ends: nobody will tell of the end of a loop that is over."""
         # A loop in another thread may still be running.
-        while self._session is not None and self._session.delegate.thread == threading.get_ident():
+        while self._session is not None and self._session.thread == threading.get_ident():
             self._end_untold(is_exit=True)
 
     def forget_session(self) -> None:
@@ -391,4 +405,4 @@ class SessionKeeper:
         for session in sessions:
             if session is not None:
                 session.ledger.ranges = session.ledger.inspection = None
-                session.delegate.disarm()
+                session.seam.disarm()

@@ -38,13 +38,13 @@ from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.inspect.modules.modules import module_records
+from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection_plan import InspectionPlan, SizePlan
 from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.run.batches import Shapes
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
@@ -63,9 +63,7 @@ class Inspection:
 
     Args:
         plan: which steps.
-        loop: which loop they are in.
-        trainer: whose loop it is.
-        pl_module: the LightningModule.
+        host: who runs the loop.
         formulas: of the user.
         peak_flops_per_s: of the user: a number, or by dtype.
         use_fvcore: run fvcore on a copy of the model too.
@@ -83,10 +81,8 @@ class Inspection:
     def __init__(
         self,
         plan: InspectionPlan,
-        loop: Loop,
+        host: Host,
         *,
-        trainer: Any,
-        pl_module: nn.Module,
         formulas: Mapping[Any, Formula] | None,
         peak_flops_per_s: float | Mapping[str, float] | None,
         use_fvcore: bool,
@@ -96,9 +92,9 @@ class Inspection:
         clock: HostClock,
     ) -> None:
         self._plan = plan
-        self._loop = loop
-        self._trainer = trainer
-        self._module = pl_module
+        self._host, self._loop = host, host.loop
+        loop = host.loop
+        self._module: nn.Module = host.module
         self._formulas = formulas
         self._override = peak_flops_per_s
         self._use_fvcore = use_fvcore
@@ -106,7 +102,9 @@ class Inspection:
         self._clock = clock
         self._samples: int | None = None
         self._sizes = sizes
-        self._size_plan = SizePlan(sizes, lambda: tuple(one.requires_grad for one in pl_module.parameters()))
+        self._size_plan = SizePlan(
+            sizes, lambda: tuple(one.requires_grad for one in self._module.parameters())
+        )
         self._size: int | None = None  # of the running step, if that is counted for it
         self._counter: FlopCounter | None = None
         self._is_counting = False
@@ -118,7 +116,7 @@ class Inspection:
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
         self._waste: WasteWatch | None = None
-        self.followed = FollowedStep(trainer, pl_module, loop, plan.counted, is_wanted=follows_memory)
+        self.followed = FollowedStep(host, plan.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
         self._timed_sizes: dict[Shapes, None] = {}
         self._begin_note = ""  # why timing could not begin
@@ -202,7 +200,7 @@ class Inspection:
             around.__exit__(None, None, None)
         # A mode of the user's that ends there would take ours for itself.
         if phase is not None and self._watch is not None and not modes_on():
-            around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._trainer.validating)
+            around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._host.is_validating)
             self._around = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -263,7 +261,7 @@ class Inspection:
         """What sees the operators of the counted step beside the counter."""
         self._waste = WasteWatch(
             self._module,
-            num_optimizers=len(self._trainer.optimizers) if self._trainer.world_size == 1 else 1,
+            num_optimizers=len(self._host.optimizers) if self._host.world_size == 1 else 1,
             owners=(type(self._module),),
             outside=loop_codes(),
         )
@@ -272,7 +270,7 @@ class Inspection:
 
     def _begin_times(self, batch: Any) -> None:
         if self._timer is None:
-            self._timer = ModuleTimer(self._module, self._clock, self._trainer.strategy.root_device)
+            self._timer = ModuleTimer(self._module, self._clock, self._host.device)
         self._timer.arm()
         self._is_timing = True
         if self._step is not None:
@@ -340,7 +338,7 @@ class Inspection:
         if watch is not None:
             watch.end()
             if step is not None and self._counter is not None:
-                device = self._trainer.strategy.root_device.type
+                device = self._host.device.type
                 sites, note = _attempt(lambda: watch.result(step=step, device=device))
                 self.cost = replace(self.cost, sites=sites, sites_note=note)
                 return
@@ -356,7 +354,7 @@ class Inspection:
         if arguments is None or size is None:
             self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
             return
-        copied = StepCopy(self._module, self._loop, self._trainer, arguments, self._instead)
+        copied = StepCopy(self._host, arguments, self._instead)
         why = self._copy_reason
         count, note = _attempt(
             lambda: step_count(
@@ -387,7 +385,7 @@ class Inspection:
     def _take_peaks(self) -> None:
         count = self.cost.count
         dtypes = {entry.dtype for entry in count.operators if entry.flops} if count is not None else set()
-        device = self._trainer.strategy.root_device
+        device = self._host.device
         found, note = _attempt(lambda: peak_rates(device, dtypes, self._override))
         peaks, note = found if found is not None else ((), note)
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
@@ -395,7 +393,7 @@ class Inspection:
     def _take_rest(self) -> None:
         """Sizes and modules, when gradients and the optimizer's state are there; and the device's peaks."""
         self._take_peaks()
-        size, size_note = _attempt(lambda: model_size(self._module, self._trainer.optimizers))
+        size, size_note = _attempt(lambda: model_size(self._module, self._host.optimizers))
         modules, _ = _attempt(lambda: module_records(self._module))
         self.cost = replace(self.cost, size=size, size_note=size_note, modules=modules or ())
 
@@ -418,15 +416,6 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
         return None, said.partition("\n")[0]
 
 
-_CONTEXTS: Final = {
-    "fit": "train_step_context",
-    "validate": "val_step_context",
-    "test": "test_step_context",
-    "predict": "predict_step_context",
-}
-"""Loop → the context of the precision plugin in which Lightning runs a step."""
-
-
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -438,9 +427,7 @@ class StepCopy:
     a sentence.
     """
 
-    module: nn.Module
-    loop: Loop
-    trainer: Any
+    host: Host
     arguments: tuple[Any, ...]
     instead: str = ""
 
@@ -451,19 +438,19 @@ class StepCopy:
             ModelProfError: when the module cannot be copied, needs values, communicates, or reaches what is
                 not copied.
         """
-        if self.loop.is_fit and not getattr(self.module, "automatic_optimization", True):
+        if self.host.loop.is_fit and not getattr(self.host.module, "automatic_optimization", True):
             raise ModelProfError(
                 f"a copy has no optimizers to step by hand (manual optimization). {self.instead}".rstrip()
             )
-        _refuse_closures(self.module)
-        device = self.trainer.strategy.root_device
+        _refuse_closures(self.host.module)
+        device = self.host.device
         with random_states_kept((device,)):
-            copied, mode = fake_copy(self.module)
+            copied, mode = fake_copy(self.host.module)
             counter = FlopCounter(copied, formulas, refuse_collectives=True)
             with values_are_missing("flops=True", self.instead), mode, counter:
-                output = self._run(copied, fake_inputs(mode, self.arguments))
+                output = self.host.run_step(copied, fake_inputs(mode, self.arguments))
                 loss = output.get("loss") if isinstance(output, Mapping) else output
-                if self.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                if self.host.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
                     if reaches_outside(loss):
                         raise ModelProfError(
                             "expected a loss of the module's own parameters, got one of others too: a copy"
@@ -478,22 +465,17 @@ class StepCopy:
         Raises:
             ModelProfError: when something cannot be copied or traced, or other ranks would have to take part.
         """
-        if self.trainer.world_size > 1:
+        if self.host.world_size > 1:
             raise ModelProfError("a forward on one of several ranks could wait for the others for ever")
-        _refuse_closures(self.module)
-        module = plain_copy(self.module)
+        _refuse_closures(self.host.module)
+        module = plain_copy(self.host.module)
         try:
             arguments = deepcopy(
                 self.arguments
             )  # a step may change its batch, which a dataset may give again
         except Exception as error:
             raise ModelProfError(f"the batch cannot be copied: {told(error)}") from error
-        return forward_table(module, lambda: self._run(module, arguments))
-
-    def _run(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
-        with getattr(self.trainer.precision_plugin, _CONTEXTS[self.loop.key])():
-            step: Callable[..., Any] = getattr(module, self.loop.step_hook)
-            return step(*arguments)
+        return forward_table(module, lambda: self.host.run_step(module, arguments))
 
 
 def _refuse_closures(model: nn.Module) -> None:

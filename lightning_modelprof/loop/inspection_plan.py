@@ -6,14 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from lightning_modelprof.analysis.modules.size_law import REACH, FlopsBySize, why_not_by_size
 from lightning_modelprof.config.options import DEFAULTS, ProfileConfig
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.window.schedule import Action, Schedule
 from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
 NUM_TIMED: Final = 3
@@ -30,14 +29,6 @@ SHORT_LOOP: Final = 30
 
 _WARM: Final = 1
 """The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
-
-
-_BATCHES: Final = {
-    "validate": "num_val_batches",
-    "test": "num_test_batches",
-    "predict": "num_predict_batches",
-}
-"""Loop → where the Trainer has the number of batches of each dataloader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,22 +111,6 @@ def plan_inspection(
     counted = next(iter(stepping or free), None)
     timed = [step for step in free if counted is not None and step > counted]
     return InspectionPlan(counted=counted, timed=tuple(timed[:num_timed]))
-
-
-def num_steps(trainer: Any, loop: Loop) -> int | None:
-    """How many batches the loop will have, if Lightning knows."""
-    if loop.is_fit:
-        limits = (
-            [trainer.num_training_batches * trainer.max_epochs]
-            if trainer.max_epochs not in (None, -1)
-            else []
-        )
-        if trainer.max_steps != -1:
-            limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
-    else:
-        limits = [sum(getattr(trainer, _BATCHES[loop.key]))]
-    shortest = min(limits, default=math.inf)
-    return None if shortest == math.inf else int(shortest)
 
 
 MOST_COUNTED: Final = 16

@@ -11,6 +11,7 @@ from lightning_modelprof.inspect.modules.live_tensors import (
     held_parameters,
     storages_of,
 )
+from lightning_modelprof.loop.host import Host
 from lightning_modelprof.measure.resources.memory import (
     MemoryCurve,
     device_memory,
@@ -18,7 +19,6 @@ from lightning_modelprof.measure.resources.memory import (
     total_bytes,
 )
 from lightning_modelprof.measure.resources.out_of_memory import Named, describe, out_of_memory_error
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory, StepMemory
 
 MEMORY_TAG: Final = "modelprof/memory_mib"
@@ -32,18 +32,16 @@ class LoopMemory:
     """Puts the record of a loop's memory together.
 
     Args:
-        trainer: whose loop it is.
-        pl_module: the LightningModule.
+        host: who runs the loop.
 
     Attributes:
         look: to be called with the number of the running step, by one thread, every now and then.
         out_of_memory: what was there when memory ran out; ``None`` if it did not.
     """
 
-    def __init__(self, trainer: Any, pl_module: Any) -> None:
-        self._trainer = trainer
-        self._module = pl_module
-        self._device = trainer.strategy.root_device
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._device = host.device
         self._curve = MemoryCurve(self._device)
         self._note = ""
         self.look = self._curve.look
@@ -78,9 +76,9 @@ class LoopMemory:
                 read_device=device_memory,
                 total_bytes=lambda: total_bytes(self._device),
                 named=Named(
-                    parameters=held_parameters(self._module),
-                    buffers=held_buffers(self._module),
-                    optimizers=tuple(self._trainer.optimizers),
+                    parameters=held_parameters(self._host.module),
+                    buffers=held_buffers(self._host.module),
+                    optimizers=tuple(self._host.optimizers),
                 ),
                 storages_of=storages_of,
             )
@@ -108,9 +106,7 @@ class FollowedStep:
     """Follows the live tensors of one step.
 
     Args:
-        trainer: with the optimizers and the device.
-        pl_module: the LightningModule.
-        loop: which loop it is.
+        host: who runs the loop.
         step: number of the step; ``None`` if no step will be counted.
         is_wanted: whether to follow them at all.
 
@@ -119,11 +115,8 @@ class FollowedStep:
         note: why there is nothing, a sentence; ``""`` if there is.
     """
 
-    def __init__(
-        self, trainer: Any, pl_module: Any, loop: Loop, step: int | None, *, is_wanted: bool
-    ) -> None:
-        self._trainer = trainer
-        self._module = pl_module
+    def __init__(self, host: Host, step: int | None, *, is_wanted: bool) -> None:
+        self._host, loop = host, host.loop
         self._step = step
         self._is_wanted = is_wanted and step is not None
         self._live: LiveTensors | None = None
@@ -142,8 +135,8 @@ class FollowedStep:
         if not self._is_wanted:
             return None
         try:
-            live = LiveTensors(self._trainer.strategy.root_device)
-            live.begin(self._module, tuple(self._trainer.optimizers), batch)
+            live = LiveTensors(self._host.device)
+            live.begin(self._host.module, tuple(self._host.optimizers), batch)
         except Exception as error:  # anybody's tensors; the step is counted without
             self._fail(error)
             return None

@@ -10,8 +10,9 @@ from typing import Any, Final, Protocol
 
 from lightning_modelprof import __version__
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.inspection_plan import NUM_TIMED, SHORT_LOOP, num_steps, plan_inspection
+from lightning_modelprof.loop.inspection_plan import NUM_TIMED, SHORT_LOOP, plan_inspection
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_timing import StepTiming
@@ -24,7 +25,6 @@ from lightning_modelprof.measure.setup.training_setup import read_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.window.capture import Capture
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.records import RunInfo, Window
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import StackSamples
@@ -59,9 +59,7 @@ class LoopParts:
 
 def make_parts(
     config: ProfileConfig,
-    loop: Loop,
-    trainer: Any,
-    pl_module: Any,
+    host: Host,
     timing: StepTiming,
     *,
     directory: Path | None,
@@ -76,9 +74,7 @@ def make_parts(
 
     Args:
         config: the checked configuration.
-        loop: which loop it is.
-        trainer: that runs it.
-        pl_module: the LightningModule.
+        host: who runs the loop.
         timing: of the loop's steps.
         directory: claimed for files; ``None`` writes none.
         is_first: whether this rank reports for all.
@@ -88,11 +84,9 @@ def make_parts(
         warn: called with one sentence.
         cleanup: is told what has to be undone.
     """
-    setup = read_setup(trainer, pl_module, loop)
+    setup = read_setup(host)
     info = run_info(
-        trainer,
-        pl_module,
-        loop,
+        host,
         config=config.as_plain(),
         sample_unit=config.unit,
         version=__version__,
@@ -100,18 +94,18 @@ def make_parts(
     )
     outputs = Outputs(
         directory,
-        list(trainer.loggers) if trainer.is_global_zero else [],
+        list(host.loggers) if host.is_first else [],
         config.report,
-        rank=trainer.global_rank,
+        rank=host.rank,
         created=info.created,
         is_first=is_first,
         warn=warn,
     )
     results = WindowResults(
         outputs,
-        trainer.global_rank,
+        host.rank,
         warn,
-        loop,
+        host.loop,
         config.table_options,
         max_trace_mb=config.bounds.max_trace_mb,
         keep_windows=config.bounds.keep_windows,
@@ -121,53 +115,49 @@ def make_parts(
         results.raw_path,
         on_window,
         clock=clock,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-        accumulate=trainer.accumulate_grad_batches,
+        rank=host.rank,
+        world_size=host.world_size,
+        accumulate=host.accumulate,
         why_not=why_no_window,
-        theirs=timing.delegate.inner,
+        theirs=timing.seam.inner,
     )
-    bar = trainer.progress_bar_callback if config.report.progress_bar and loop.is_fit else None
-    if bar is not None:
-        timing.live.join_progress_bar(bar, cleanup)
+    has_bar = bool(config.report.progress_bar) and host.loop.is_fit and host.progress_bar is not None
+    if has_bar:
+        host.join_progress_bar(timing.live, cleanup)
     return LoopParts(
         outputs=outputs,
         results=results,
         info=info,
         setup=setup,
         capture=capture,
-        inspection=_make_inspection(config, loop, trainer, pl_module, timing, clock=clock),
-        memory=LoopMemory(trainer, pl_module),
-        has_bar=bar is not None,
+        inspection=_make_inspection(config, host, timing, clock=clock),
+        memory=LoopMemory(host),
+        has_bar=has_bar,
     )
 
 
 def _make_inspection(
     config: ProfileConfig,
-    loop: Loop,
-    trainer: Any,
-    pl_module: Any,
+    host: Host,
     timing: StepTiming,
     *,
     clock: HostClock,
 ) -> Inspection | None:
     """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
-    if not config.wants_flops or timing.sizes is None:
+    if not config.wants_flops or timing.sizes is None or host.module is None:
         return None
-    steps = num_steps(trainer, loop)
+    steps = host.num_steps
     is_short = steps is not None and steps < SHORT_LOOP and not config.flops
     plan = plan_inspection(
         config.schedule,
         skip_first=timing.skip_first,
-        accumulate=trainer.accumulate_grad_batches if loop.is_fit else 1,
+        accumulate=host.accumulate,
         num_steps=steps,
         num_timed=1 if is_short else NUM_TIMED,
     )
     return Inspection(
         plan,
-        loop,
-        trainer=trainer,
-        pl_module=pl_module,
+        host,
         formulas=config.inspect.flop_formulas,
         peak_flops_per_s=config.inspect.peak_flops_per_s,
         use_fvcore=config.inspect.fvcore,

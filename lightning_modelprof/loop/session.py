@@ -1,30 +1,28 @@
-"""One loop of the Trainer, from the first step to the report: the parts that measure, put together.
+"""One loop, from the first step to the report: the parts that measure, put together.
 
-Made by the callback in ``setup``, thrown away in ``teardown``. Everything that it changes on the trainer
-is undone by :meth:`LoopSession.close`.
+Who runs the loop is a :class:`Host`. All that is changed on a trainer or a model is undone by
+:meth:`LoopSession.close`.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.lightning.fallback import HookFallback
-from lightning_modelprof.lightning.in_validation import time_metrics
-from lightning_modelprof.lightning.phases import GuardedAction, uninstall
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, is_worker
-from lightning_modelprof.lightning.rank_wait import time_broadcast
-from lightning_modelprof.loop.inspection_plan import num_steps, steps_to_skip
+from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.inspection_plan import steps_to_skip
+from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.parts import LoopParts, Sampling, make_parts
-from lightning_modelprof.loop.step_boundaries import SaveTimer, StepBoundaries, logger_step
+from lightning_modelprof.loop.step_boundaries import SaveTimer, StepBoundaries
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
@@ -33,7 +31,6 @@ from lightning_modelprof.measure.window.other_profilers import CLAIM
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
 from lightning_modelprof.report.model import Report, Status
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
 from lightning_modelprof.run.records import RankRecord, Run, Window
@@ -43,14 +40,16 @@ REPORT_AFTER_NS: Final = 10_000_000_000
 """A loop that has run for less has its report when it ends: one takes up to 0.2 s."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class LoopSession:
     """Measures one fit, or one evaluation loop.
 
     Args:
         config: the checked configuration.
-        loop: which loop it is.
-        trainer: its profiler is replaced until :meth:`close`.
-        own_prefix: start of the profiler actions of the callback itself.
+        host: who runs the loop; its seam is in place until :meth:`close`.
         clock: host clock.
         warn: called with one sentence.
         guard: runs a function of ours so that an error in it cannot reach the loop.
@@ -58,9 +57,9 @@ class LoopSession:
 
     Attributes:
         ledger: of the loop's steps.
-        delegate: stands in for the trainer's profiler.
+        seam: hears of phases.
         live: averages while the loop runs.
-        fallback: hears of the loop by hooks, if Lightning's actions are not known.
+        thread: number of the thread in which the loop runs.
         is_armed: whether the loop has begun.
         is_finished: whether it has ended.
         is_first: whether this rank reports for all; known when the loop begins.
@@ -73,10 +72,8 @@ class LoopSession:
     def __init__(
         self,
         config: ProfileConfig,
-        loop: Loop,
-        trainer: Any,
+        host: Host,
         *,
-        own_prefix: str,
         clock: HostClock,
         warn: Callable[[str], None],
         guard: Callable[[Callable[[], None]], None],
@@ -84,25 +81,22 @@ class LoopSession:
         samples_note: Callable[[], str],
     ) -> None:
         self._config = config
-        self._loop = loop
-        self._trainer = trainer
+        self._host, self._loop = host, host.loop
+        self.thread = threading.get_ident()
         self._clock = clock
         self._warn = warn
         self._samples_note = samples_note
         self._timing = StepTiming(
             config,
-            loop,
-            trainer,
-            own_prefix=own_prefix,
+            host,
             clock=clock,
             on_boundary=lambda: guard(self._on_boundary),
             on_failure=lambda: guard(self._stop_early),
             on_untold=end_untold,
         )
-        self.ledger, self.delegate, self.live = self._timing.ledger, self._timing.delegate, self._timing.live
+        self.ledger, self.seam, self.live = self._timing.ledger, self._timing.seam, self._timing.live
         self._parts: LoopParts | None = None
         self._boundaries: StepBoundaries | None = None
-        self._module: Any = None
         self._began_s = 0.0
         self._armed_ns = 0
         self._is_report_due = False  # a window has closed since the last one
@@ -111,34 +105,28 @@ class LoopSession:
         self._saves = SaveTimer(clock)
         self._cleanup = ExitStack()
         self._cleanup.callback(self._uninstall)
-        self.fallback = HookFallback(
-            loop, trainer, self.ledger, self.delegate, say=self._say, cleanup=self._cleanup
-        )
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
-        self.is_first = bool(trainer.is_global_zero)
+        self.is_first = host.is_first
         self.message: bytes | None = None
         self.run: Run | None = None
         self.report: Report | None = None
-        trainer.profiler = self.delegate
 
     # Life
 
-    def arm(self, pl_module: Any, directory: Path | None, why_there: str = "") -> None:
+    def arm(self, directory: Path | None, why_there: str = "", check: Callable[[], None] = _nothing) -> None:
         """The loop begins.
 
         Args:
-            pl_module: the LightningModule.
             directory: claimed for files; ``None`` writes none.
             why_there: why it is not beside the run; ``""`` where it is.
+            check: called when the first step has ended.
         """
-        trainer, config, timing = self._trainer, self._config, self._timing
-        self._module, self._began_s, self._armed_ns = pl_module, time.time(), self._clock()
-        timing.skip(steps_to_skip(config, num_steps(trainer, self._loop)))
+        host, config, timing = self._host, self._config, self._timing
+        self._began_s, self._armed_ns = time.time(), self._clock()
+        timing.skip(steps_to_skip(config, host.num_steps))
         parts = self._parts = make_parts(
             config,
-            self._loop,
-            trainer,
-            pl_module,
+            host,
             timing,
             directory=directory,
             is_first=self.is_first,
@@ -150,33 +138,30 @@ class LoopSession:
         )
         if why_there and directory is not None:
             self._say(f"{why_there}; files go to {directory}")
-        no_window = why_no_window(config, trainer.global_rank, trainer.world_size, self.delegate.inner)
+        no_window = why_no_window(config, host.rank, host.world_size, self.seam.inner)
         if no_window and parts.capture is None:
             self._say(no_window)
         elif no_window:
             self._notes.append(f"{no_window}.")
         self._boundaries = StepBoundaries(
             config,
-            self._loop,
-            trainer,
+            host,
             timing,
             parts,
-            fallback=self.fallback,
+            check=check,
             saves=self._saves,
             save=self._save,
             clock=self._clock,
         )
-        if self._loop.is_fit:
-            time_broadcast(trainer, self.ledger, self._cleanup)
-            time_metrics(trainer, self.ledger, lambda part: GuardedAction(self.delegate, part), self._cleanup)
+        host.begin(self.seam, self.ledger, self._cleanup)
         timing.slow.start()
         timing.ledger.cpu.start()
         self._cleanup.callback(timing.slow.stop)
-        self.delegate.arm()
+        self.seam.arm()
         self.is_armed = True
         self._saves.save(self._save)
         if config.inspect.sampling:
-            parts.sampling = Sampling(self.ledger, pl_module, parts.memory, self._clock)
+            parts.sampling = Sampling(self.ledger, host.module, parts.memory, self._clock)
             parts.sampling.resume()
 
     def note(self, sentence: str) -> None:
@@ -202,7 +187,7 @@ class LoopSession:
         if parts is not None:
             if parts.sampling is not None:
                 parts.sampling.pause()
-            parts.setup = finish_setup(parts.setup, self._trainer, self._module, self._loop, self._began_s)
+            parts.setup = finish_setup(parts.setup, self._host, self._began_s)
             if self.is_armed and parts.capture is not None:
                 ways = {"finished": "ended", "interrupted": "was interrupted"}
                 parts.capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
@@ -212,16 +197,26 @@ class LoopSession:
         self._timing.slow.look(self.ledger.step_end_ns)
         if parts is not None:
             self.ledger.cpu.stop(has_workers=any(one.num_workers for one in parts.setup.loaders))
-        if self.is_armed and status == "finished" and self._trainer.world_size > 1:
+        if self.is_armed and status == "finished" and self._host.world_size > 1:
             self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
-    def finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def finish(
+        self,
+        status: str,
+        heard: Mapping[int, bytes],
+        absent: Mapping[int, str],
+        *,
+        is_brief: Callable[[], bool] = bool,
+        on_report: Callable[[Outputs, Run, Report], None] | None = None,
+    ) -> None:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
             status: as for :meth:`stop`.
             heard: rank → its message, of the other ranks.
             absent: rank → why there is none.
+            is_brief: whether a line is printed in the report's place.
+            on_report: is given what was reported.
         """
         parts = self._parts
         if parts is None or not self.is_armed or self._is_reported:
@@ -230,24 +225,23 @@ class LoopSession:
         run = self._make_run(status)
         if heard or absent:
             run = side_by_side(run, heard, absent)
-        report, step = self._report(run), logger_step(self._trainer)
+        report, step = self._report(run), self._host.logger_step
         has_nothing = not self.ledger.steps_ended and not any(
             one.status is Status.FOUND for one in report.findings
         )
-        is_brief = bool(self._config.report.terminal) and (
-            has_nothing or PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+        parts.outputs.show_report(
+            report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
         )
-        parts.outputs.show_report(report, step, is_brief=is_brief)
         parts.outputs.write_profile(lambda: run_profile(run, report), step)
-        if self.is_first:
-            PROCESS_LOOPS.add(parts.outputs, run, report)
+        if self.is_first and on_report is not None:
+            on_report(parts.outputs, run, report)
         if status != "finished":
             self.tell()
 
     def tell(self) -> None:
         """Print what was reported, if that was not done yet."""
         if self._parts is not None:
-            self._parts.outputs.tell(self._trainer.progress_bar_callback)
+            self._parts.outputs.tell(self._host.progress_bar)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -265,9 +259,9 @@ class LoopSession:
 
     def _uninstall(self) -> None:
         if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
-            self.delegate.disarm()
+            self.seam.disarm()
         else:
-            uninstall(self._trainer, self.delegate)
+            self._host.take_out(self.seam)
 
     def _stop_early(self) -> None:
         """An exception ended the loop, and another callback hears of it first: it may end the process."""
@@ -343,7 +337,7 @@ class LoopSession:
     def _make_run(self, status: str) -> Run:
         assert self._parts is not None
         record = make_rank_record(
-            self._trainer.global_rank,
+            self._host.rank,
             self._timing,
             self._parts,
             samples_note=self._samples_note(),
@@ -410,7 +404,7 @@ def make_rank_record(
         },
         validation=timing.ledger.validation.times(),
         unfinished_steps=timing.ledger.unfinished_steps,
-        callbacks=timing.delegate.callback_times(),
+        callbacks=timing.seam.callback_times(),
         windows=tuple(parts.results.windows),
         model_cost=None if inspection is None else inspection.collect(),
         setup=parts.setup,

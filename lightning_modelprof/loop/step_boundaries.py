@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.lightning.fallback import HookFallback
-from lightning_modelprof.lightning.rank_wait import num_prefetched
+from lightning_modelprof.loop.host import Host, num_prefetched
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_later
 from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import NEVER, Capture
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.ranges import LARGEST
 from lightning_modelprof.run.steps import StepTag
 
@@ -47,11 +45,10 @@ class StepBoundaries:
 
     Args:
         config: the checked configuration.
-        loop: which loop it is.
-        trainer: that runs it.
+        host: who runs the loop.
         timing: of its steps.
         parts: of the loop.
-        fallback: checks that Lightning's actions are known.
+        check: called when the first step has ended.
         saves: when the archive is saved.
         save: saves it.
         clock: host clock.
@@ -60,22 +57,21 @@ class StepBoundaries:
     def __init__(
         self,
         config: ProfileConfig,
-        loop: Loop,
-        trainer: Any,
+        host: Host,
         timing: StepTiming,
         parts: LoopParts,
         *,
-        fallback: HookFallback,
+        check: Callable[[], None],
         saves: SaveTimer,
         save: Callable[[], None],
         clock: HostClock,
     ) -> None:
         self._config = config
-        self._loop = loop
-        self._trainer = trainer
+        self._host = host
+        self._loop = loop = host.loop
         self._timing = timing
         self._parts = parts
-        self._fallback = fallback
+        self._check = check
         self._saves = saves
         self._save = save
         self._clock = clock
@@ -86,9 +82,9 @@ class StepBoundaries:
         self._window_began = self._window_began_ns = self._window_step_ns = 0
         self._allowance = Allowance(clock)
         # Several ranks end at the same batch instead: see ScheduledStop.
-        self._stops_trainer = config.stop_after_profile and loop.is_fit and trainer.world_size == 1
+        self._stops_trainer = config.stop_after_profile and loop.is_fit and host.world_size == 1
         log_every = config.log_every_n_steps
-        log_every = int(trainer.log_every_n_steps if log_every is None else log_every)
+        log_every = int(host.log_every_n_steps if log_every is None else log_every)
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
         # The batches of an evaluation have no step number that loggers could show them at.
         self._logs_scalars = loop.is_fit and log_every > 0 and parts.outputs.has_loggers
@@ -102,7 +98,7 @@ class StepBoundaries:
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
         if step == 1:
             self._warm_ns = self._clock()
-            self._fallback.check_first_step()
+            self._check()
         if parts.sampling is None and ledger.ranges is None:
             parts.memory.look(step)  # not in a window: torch's Python tracer would record it
         if capture is not None and step == capture.next_step:
@@ -138,11 +134,11 @@ class StepBoundaries:
             passed_ns = self._clock() - self._window_began_ns
             self._allowance.spend(passed_ns - (step - self._window_began) * self._window_step_ns)
             self._note_window(step)  # the next one may have begun
-            timing.recorder.drain(step, num_prefetched(self._trainer, self._loop))
+            timing.recorder.drain(step, num_prefetched(self._host))
         timing.ledger.ranges = capture.ranges
-        timing.delegate.choose_table()
+        timing.seam.choose_table()
         if capture.is_done and self._stops_trainer:
-            self._trainer.should_stop = True
+            self._host.stop()
 
     def _inspect(self, inspection: Inspection, step: int) -> None:
         """Close the inspection of the step that ended, and begin that of the step that begins."""
@@ -198,20 +194,19 @@ class StepBoundaries:
         """Whether looking into steps is asked for by name; several ranks have to do so in the same steps."""
         config = self._config
         is_asked = config.flops or config.inspect.fvcore or config.profile_memory
-        return is_asked or self._trainer.world_size > 1
+        return is_asked or self._host.world_size > 1
 
     def _is_postponed(self, inspection: Inspection, step: int) -> bool:
         """Whether the steps that are to be inspected come later, as nobody has asked for them."""
         config = self._config
         wait = self._steps_to_wait(step, self._count_ns(step))
         if wait:
-            accumulate = self._trainer.accumulate_grad_batches if self._loop.is_fit else 1
             inspection.postpone(
                 partial(
                     plan_later,
                     by=wait,
                     schedule=config.schedule if config.asks_for_window else None,
-                    accumulate=accumulate,
+                    accumulate=self._host.accumulate,
                 ),
                 _WAITED.format(what="looking into a step", loop=self._loop.subject, ask="flops=True"),
             )
@@ -219,7 +214,7 @@ class StepBoundaries:
 
     def _count_ns(self, step: int) -> float:
         """What counting a step takes, about."""
-        module = self._trainer.lightning_module
+        module = self._host.module
         num_modules = sum(1 for _ in module.modules()) if module is not None else 0
         steps_ns = COUNT_STEPS * self._step_ns(self._clock(), max(step, 1))
         return COUNT_NS + min(steps_ns, NS_PER_MODULE * num_modules)
@@ -259,7 +254,7 @@ class StepBoundaries:
         live.cut()
         scalars = live.scalars()
         if scalars and self._logs_scalars:
-            parts.outputs.log_scalars(scalars | parts.memory.scalars(), logger_step(self._trainer))
+            parts.outputs.log_scalars(scalars | parts.memory.scalars(), self._host.logger_step)
 
     def _save_if_due(self, step: int) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
@@ -274,7 +269,7 @@ class StepBoundaries:
     def _drain(self, step: int, paused_ns: int) -> None:
         """The next steps find batches that workers made while the loop stood still."""
         per_step_ns = self._step_ns(self._clock() - paused_ns, step)
-        most = num_prefetched(self._trainer, self._loop)
+        most = num_prefetched(self._host)
         self._timing.recorder.drain(step, min(most, paused_ns // per_step_ns))
 
     def _next_boundary(self, step: int) -> int:
@@ -299,12 +294,6 @@ class StepBoundaries:
         """What a step took so far, at least 1; without the first one, in which much is done once."""
         first, begin_ns = (1, self._warm_ns) if step > 1 and self._warm_ns else (0, self._armed_ns)
         return max(1, (now - begin_ns) // max(1, step - first))
-
-
-def logger_step(trainer: Any) -> int:
-    """The step that Lightning's own loggers use for the batch that ended last."""
-    epoch_loop = trainer.fit_loop.epoch_loop
-    return max(0, int(getattr(epoch_loop, "_batches_that_stepped", trainer.global_step)) - 1)
 
 
 SHARE: Final = 0.05

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.lightning.phases import make_delegate
-from lightning_modelprof.lightning.rank_wait import StandIn, next_is_ready, stand_in
+from lightning_modelprof.loop.host import Host, next_is_ready
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
@@ -24,7 +22,6 @@ from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWat
 from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.run.batches import BatchSizes
-from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
@@ -32,17 +29,15 @@ from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, SPECIAL, StepT
 
 
 class StepTiming:
-    """The delegate that hears Lightning's actions, the ledger that it feeds, and those who keep its steps.
+    """The seam that hears of phases, the ledger that it feeds, and those who keep its steps.
 
     Args:
         config: the checked configuration.
-        loop: which loop it is.
-        trainer: keeps its profiler, in whose place the delegate may be put.
-        own_prefix: start of the profiler actions of the callback itself.
+        host: who runs the loop.
         clock: host clock.
         on_boundary: called where a step begins at which there is something to do.
         on_failure: called when an exception ends the loop.
-        on_untold: called when Lightning will not tell our callback of it.
+        on_untold: called when nobody will tell us of it.
 
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
@@ -53,17 +48,15 @@ class StepTiming:
         live: averages while the loop runs.
         device: device time by phase; ``None`` without device events.
         ledger: splits each step into phases.
-        delegate: hears Lightning's actions.
+        seam: hears of phases.
         skip_first: steps that the benchmark leaves out.
     """
 
     def __init__(
         self,
         config: ProfileConfig,
-        loop: Loop,
-        trainer: Any,
+        host: Host,
         *,
-        own_prefix: str,
         clock: HostClock,
         on_boundary: Callable[[], None],
         on_failure: Callable[[], None],
@@ -74,7 +67,7 @@ class StepTiming:
         self.slow = SlowStepWatch()
         self.budget = OwnBudget(config.bounds.max_overhead)
         self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
-        marks = device_clock(trainer.strategy.root_device) if config.inspect.device_timing else None
+        marks = device_clock(host.device) if config.inspect.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
         self.ledger = PhaseLedger(
             clock,
@@ -82,14 +75,14 @@ class StepTiming:
             on_boundary,
             device=self.device,
             validation=ValidationParts(marks),
-            cpu=CpuOfSteps(config.skip_first, partial(next_is_ready, trainer, loop)),
+            cpu=CpuOfSteps(config.skip_first, partial(next_is_ready, host)),
         )
         self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
         self.ledger.sizes = self.sizes
-        self.repeated = RepeatedSampleWatch(trainer) if loop.is_fit else None
+        self.repeated = RepeatedSampleWatch(host) if host.loop.is_fit else None
         self.ledger.repeated = self.repeated
         self.skip_first = config.skip_first
-        self.delegate = make_delegate(trainer.profiler, self.ledger, trainer, own_prefix, loop)
+        self.seam = host.make_seam(self.ledger)
 
     def skip(self, skip_first: int) -> None:
         """Leave out so many first steps; to be called before the first."""
@@ -192,31 +185,6 @@ class LiveFigures:
         if rate is None:
             rate, name = figures.steps_per_s, "steps"
         return text if rate is None else f"{text} ips: {rate:.3f} {name}/s"
-
-    def join_progress_bar(self, bar: Any, cleanup: ExitStack) -> None:
-        """Show throughput in the progress bar by adding to the metrics it asks for.
-
-        Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
-        """
-        stand_in(bar, "get_metrics", _WithThroughput(self, bar.get_metrics), cleanup)
-
-
-class _WithThroughput(StandIn):
-    """``get_metrics`` of a progress bar, and our figures."""
-
-    def __init__(self, figures: LiveFigures, get_metrics: Callable[..., dict[str, Any]]) -> None:
-        super().__init__(get_metrics)
-        self._figures = figures
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        metrics = self.original(*args, **kwargs)
-        newest = self._figures.newest
-        if newest is None or newest.steps_per_s is None or not isinstance(metrics, dict):
-            return metrics
-        ours: dict[str, Any] = {"ips": float(f"{newest.steps_per_s:.4g}")}
-        if newest.reader_ratio is not None:
-            ours["reader"] = f"{100 * newest.reader_ratio:.0f}%"
-        return {**metrics, **ours}  # theirs may be one that the bar keeps
 
 
 class _Unseen:

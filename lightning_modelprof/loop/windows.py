@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import TraceError, told
-from lightning_modelprof.lightning.checks import traceback_text
+from lightning_modelprof.errors import TraceError, told, traceback_text
 from lightning_modelprof.loop.outputs import Outputs, trace_name
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture, ScheduledSteps

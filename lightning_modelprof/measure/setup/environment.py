@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -21,10 +21,54 @@ from lightning_modelprof.run.setup import CodePlace, Library
 _LIGHTNINGS: Final = ("lightning", "pytorch_lightning")
 
 
+class LoopHost(Protocol):
+    """Who runs the loop, as ``loop.host.Host`` is."""
+
+    @property
+    def loop(self) -> Loop:
+        """Which loop it is."""
+
+    @property
+    def module(self) -> Any:
+        """The model; ``None`` if it is not known."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def precision(self) -> str:
+        """What it is called."""
+
+    @property
+    def strategy(self) -> str:
+        """What it is called."""
+
+    @property
+    def accumulate(self) -> int:
+        """Batches per optimizer step."""
+
+    @property
+    def kinds(self) -> tuple[type, ...]:
+        """Classes that tell which packages run the loop."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """Those that are known."""
+
+    def loaders(self) -> Sequence[Any]:
+        """The dataloaders; may raise anything."""
+
+    def live(self) -> Any:
+        """What the setup is read from."""
+
+
 def run_info(
-    trainer: Any,
-    pl_module: Any,
-    loop: Loop,
+    host: LoopHost,
     *,
     config: dict[str, Any],
     sample_unit: str,
@@ -32,24 +76,24 @@ def run_info(
     libraries: Sequence[Library] = (),
 ) -> RunInfo:
     """The description of a loop that is about to begin; ``libraries`` are those that it belongs to."""
-    device = trainer.strategy.root_device
+    device = host.device
     return RunInfo(
         created=_now(),
-        loop=loop.key,
-        model=written_class(pl_module).__name__,
+        loop=host.loop.key,
+        model="" if host.module is None else written_class(host.module).__name__,
         device_type=device.type,
         device_name=device_name(device),
         num_threads=torch.get_num_threads(),
-        world_size=trainer.world_size,
-        precision=str(trainer.precision),
-        strategy=type(trainer.strategy).__name__,
-        accumulate_grad_batches=trainer.accumulate_grad_batches if loop.is_fit else 1,
+        world_size=host.world_size,
+        precision=host.precision,
+        strategy=host.strategy,
+        accumulate_grad_batches=host.accumulate,
         sample_unit=sample_unit,
         host=platform.node(),
         versions={
             "lightning-modelprof": version,
             "torch": str(torch.__version__),
-            **_versions((type(trainer), written_class(pl_module))),
+            **_versions(host.kinds),
             **{one.package: one.version for one in libraries if one.version},
             "python": platform.python_version(),
         },

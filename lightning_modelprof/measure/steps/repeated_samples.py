@@ -8,9 +8,9 @@ no random number is drawn, and nothing is kept but hashes of a few samples.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -77,18 +77,28 @@ class WatchedIndices:
             self.found[number] = (len(indices), places)
 
 
+class FetchesBatches(Protocol):
+    """Who runs the loop; both may raise anything."""
+
+    def iterators(self) -> Sequence[Any]:
+        """Iterators of the dataloaders that run."""
+
+    def prefetched(self) -> Sequence[Any]:
+        """Batches that were fetched ahead of the running one."""
+
+
 class RepeatedSampleWatch:
     """Compares samples of a few indices with what came for them before.
 
     Args:
-        trainer: with the dataloader of a fit.
+        host: of a fit, with its dataloader.
 
     Attributes:
         is_over: whether there is nothing more to see.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, host: FetchesBatches) -> None:
+        self._host = host
         self._watched: set[int] = set()
         self._hashes: dict[int, bytes] = {}
         self._again: set[int] = set()
@@ -141,7 +151,7 @@ class RepeatedSampleWatch:
         if indices is None or iterator._sampler_iter is not indices:
             self._watch(iterator)  # an epoch has begun
             return
-        prefetched = getattr(self._trainer.fit_loop._data_fetcher, "batches", ())
+        prefetched = self._host.prefetched()
         found = indices.found.pop(iterator._num_yielded - 1 - len(prefetched), None)
         if found is None:
             return
@@ -162,7 +172,7 @@ class RepeatedSampleWatch:
         self._num_equal += before == digest
 
     def _running_iterator(self) -> Any:
-        iterators = self._trainer.fit_loop._combined_loader._iterator.iterators
+        iterators = self._host.iterators()
         if len(iterators) != 1:
             raise _UnseenError("there are several dataloaders")
         return iterators[0]

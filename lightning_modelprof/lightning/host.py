@@ -1,0 +1,338 @@
+"""A Trainer as the host of a loop: all that the engine knows of Lightning."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from lightning_modelprof.lightning.in_validation import time_metrics
+from lightning_modelprof.lightning.phases import GuardedAction, make_delegate, uninstall
+from lightning_modelprof.lightning.rank_wait import StandIn, stand_in, time_broadcast
+from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.step_timing import LiveFigures
+from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
+from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files
+from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_setup
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.measure.user_code import own_methods, place_of
+from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.setup import CallbackSetup, CheckpointSetup, LoaderSetup
+
+_CONTEXTS: Final = {
+    "fit": "train_step_context",
+    "validate": "val_step_context",
+    "test": "test_step_context",
+    "predict": "predict_step_context",
+}
+"""Loop → the context of the precision plugin in which Lightning runs a step."""
+
+_BATCHES: Final = {
+    "validate": "num_val_batches",
+    "test": "num_test_batches",
+    "predict": "num_predict_batches",
+}
+"""Evaluation → where the Trainer has the number of batches of each dataloader."""
+
+
+class LightningHost(Host):
+    """One loop of a Trainer.
+
+    Args:
+        trainer: that runs it.
+        loop: which loop.
+        own_prefix: start of the profiler actions of our own callback.
+    """
+
+    def __init__(self, trainer: Any, loop: Loop, own_prefix: str = "") -> None:
+        self.trainer = trainer
+        self.loop = loop
+        self._own_prefix = own_prefix
+        self.rank, self.world_size = trainer.global_rank, trainer.world_size
+        self.is_first = bool(trainer.is_global_zero)
+        self.precision, self.strategy = str(trainer.precision), type(trainer.strategy).__name__
+
+    @property
+    def module(self) -> Any:
+        """The LightningModule."""
+        return self.trainer.lightning_module
+
+    @property
+    def kinds(self) -> tuple[type, ...]:  # type: ignore[override]
+        """Classes that tell which packages run the loop."""
+        return type(self.trainer), written_class(self.module)
+
+    @property
+    def accumulate(self) -> int:  # type: ignore[override]
+        """Batches per optimizer step."""
+        return int(self.trainer.accumulate_grad_batches) if self.loop.is_fit else 1
+
+    @property
+    def log_every_n_steps(self) -> int:  # type: ignore[override]
+        """The Trainer's own."""
+        return int(self.trainer.log_every_n_steps)
+
+    @property
+    def loggers(self) -> Sequence[Any]:  # type: ignore[override]
+        """The Trainer's."""
+        return list(self.trainer.loggers)
+
+    @property
+    def device(self) -> torch.device:
+        """The strategy's."""
+        device: torch.device = self.trainer.strategy.root_device
+        return device
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The Trainer's."""
+        return list(self.trainer.optimizers)
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many batches the loop will have, if Lightning knows."""
+        trainer = self.trainer
+        if self.loop.is_fit:
+            has_end = trainer.max_epochs not in (None, -1)
+            limits = [trainer.num_training_batches * trainer.max_epochs] if has_end else []
+            if trainer.max_steps != -1:
+                limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
+        else:
+            limits = [sum(getattr(trainer, _BATCHES[self.loop.key]))]
+        shortest = min(limits, default=math.inf)
+        return None if shortest == math.inf else int(shortest)
+
+    @property
+    def logger_step(self) -> int:
+        """The step that Lightning's own loggers use for the batch that ended last."""
+        epoch_loop = self.trainer.fit_loop.epoch_loop
+        return max(0, int(getattr(epoch_loop, "_batches_that_stepped", self.trainer.global_step)) - 1)
+
+    @property
+    def is_validating(self) -> bool:
+        """Whether a validation runs inside the fit."""
+        return self.loop.is_fit and bool(self.trainer.validating)
+
+    @property
+    def progress_bar(self) -> Any:
+        """The Trainer's."""
+        return self.trainer.progress_bar_callback
+
+    @property
+    def _loop_object(self) -> Any:
+        return getattr(self.trainer, self.loop.trainer_attribute)
+
+    def iterators(self) -> Sequence[Any]:
+        """As of Host."""
+        iterators: Sequence[Any] = self._loop_object._combined_loader._iterator.iterators
+        return iterators
+
+    def loaders(self) -> Sequence[Any]:
+        """As of Host."""
+        loaders: Sequence[Any] = self._loop_object._combined_loader.flattened
+        return loaders
+
+    def prefetched(self) -> Sequence[Any]:
+        """As of Host."""
+        return getattr(self.trainer.fit_loop._data_fetcher, "batches", ())
+
+    def live(self) -> Live:
+        """As of Host."""
+        return LiveTrainer(self)
+
+    def make_seam(self, ledger: PhaseLedger) -> Any:
+        """As of Host: the delegate of ``trainer.profiler``, in whose place it is from now on."""
+        trainer = self.trainer
+        delegate = make_delegate(trainer.profiler, ledger, trainer, self._own_prefix, self.loop)
+        trainer.profiler = delegate
+        return delegate
+
+    def begin(self, seam: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
+        """As of Host."""
+        if self.loop.is_fit:
+            time_broadcast(self.trainer, ledger, cleanup)
+            time_metrics(self.trainer, ledger, partial(GuardedAction, seam), cleanup)
+
+    def take_out(self, seam: Any) -> None:
+        """As of Host."""
+        uninstall(self.trainer, seam)
+
+    def join_progress_bar(self, live: LiveFigures, cleanup: ExitStack) -> None:
+        """Show throughput in the progress bar by adding to the metrics it asks for.
+
+        Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
+        """
+        bar = self.progress_bar
+        stand_in(bar, "get_metrics", _WithThroughput(live, bar.get_metrics), cleanup)
+
+    def stop(self) -> None:
+        """As of Host."""
+        self.trainer.should_stop = True
+
+    def run_step(self, module: Any, arguments: tuple[Any, ...]) -> Any:
+        """As of Host."""
+        with getattr(self.trainer.precision_plugin, _CONTEXTS[self.loop.key])():
+            step: Callable[..., Any] = getattr(module, self.loop.step_hook)
+            return step(*arguments)
+
+
+class _WithThroughput(StandIn):
+    """``get_metrics`` of a progress bar, and our figures."""
+
+    def __init__(self, figures: LiveFigures, get_metrics: Callable[..., dict[str, Any]]) -> None:
+        super().__init__(get_metrics)
+        self._figures = figures
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        metrics = self.original(*args, **kwargs)
+        newest = self._figures.newest
+        if newest is None or newest.steps_per_s is None or not isinstance(metrics, dict):
+            return metrics
+        ours: dict[str, Any] = {"ips": float(f"{newest.steps_per_s:.4g}")}
+        if newest.reader_ratio is not None:
+            ours["reader"] = f"{100 * newest.reader_ratio:.0f}%"
+        return {**metrics, **ours}  # theirs may be one that the bar keeps
+
+
+class LiveTrainer(Live):
+    """The live objects of a Trainer."""
+
+    def __init__(self, host: LightningHost) -> None:
+        super().__init__(host)
+        self._trainer, self._loop = host.trainer, host.loop
+        self.num_nodes = max(1, int(getattr(host.trainer, "num_nodes", 1)))
+
+    def at_begin(self) -> tuple[Part, ...]:
+        """As of Live."""
+        return (
+            self.threads,
+            self.trainer,
+            self.module,
+            self.libraries,
+            self.callbacks,
+            self.loaders,
+            self.val_loaders,
+            self.optimizers,
+            self.layers,
+        )
+
+    def at_end(self) -> tuple[Part, ...]:
+        """As of Live."""
+        return (self.loaders, self.val_loaders, self.trainer, self.device)
+
+    def trainer(self) -> dict[str, Any]:
+        """What the Trainer was told."""
+        batches = list(self._trainer.num_val_batches)
+        is_known = all(isinstance(number, int) for number in batches)
+        interval = self._trainer.val_check_interval
+        return {
+            "log_every_n_steps": self._trainer.log_every_n_steps,
+            "loggers": tuple(
+                filter(None, (place_of(type(one).log_metrics) for one in self._trainer.loggers))
+            ),
+            "val_check_interval": interval if isinstance(interval, int | float) else None,
+            "check_every_n_epochs": self._trainer.check_val_every_n_epoch,
+            "num_val_batches": sum(batches) if is_known else None,
+            "gradient_clip_val": self._trainer.gradient_clip_val,
+        }
+
+    def module(self) -> dict[str, Any]:
+        """The LightningModule's own methods."""
+        methods = own_methods(self._module, ("LightningModule",))
+        hooks = {name: place for name, place in methods.items() if not place.name.startswith("FSDPModule.")}
+        return {
+            "manual_optimization": not self._module.automatic_optimization,
+            "module": place_of(written_class(self._module)),
+            "module_hooks": hooks,
+            "keeps_gradients": _keeps_gradients(self._module) if "optimizer_zero_grad" in hooks else None,
+            "num_trainable_tensors": sum(parameter.requires_grad for parameter in self._module.parameters()),
+        }
+
+    def libraries(self) -> dict[str, Any]:
+        """Whose loop it is."""
+        call = trainer_call()
+        return {
+            "libraries": read_libraries(self._trainer, self._module, call),
+            "package_call": call.from_library,
+            "user_call": call.user,
+            "calls": calls_by_name(
+                call.files | class_files(self._module, getattr(self._trainer, "datamodule", None))
+            ),
+        }
+
+    def callbacks(self) -> dict[str, Any]:
+        """Callbacks, and how often checkpoints are saved."""
+        setups, checkpoints = [], []
+        for callback in self._trainer.callbacks:
+            kinds = [kind.__name__ for kind in type(callback).__mro__]
+            setups.append(
+                CallbackSetup(
+                    callback=str(callback.state_key),
+                    kind=kinds[0],
+                    hooks={
+                        name: place
+                        for name, place in own_methods(callback, ("Callback",)).items()
+                        if name.startswith("on_")
+                    },
+                )
+            )
+            if "ModelCheckpoint" in kinds:
+                checkpoints.append(
+                    CheckpointSetup(
+                        callback=str(callback.state_key),
+                        every_n_train_steps=getattr(callback, "_every_n_train_steps", None),
+                        every_n_epochs=getattr(callback, "_every_n_epochs", None),
+                        save_top_k=callback.save_top_k,
+                        save_last=None if callback.save_last is None else bool(callback.save_last),
+                        save_weights_only=callback.save_weights_only,
+                    )
+                )
+        return {
+            "callbacks": tuple(setups),
+            "checkpoints": tuple(checkpoints),
+            "checkpoint_io": place_of(type(self._trainer.strategy.checkpoint_io).save_checkpoint),
+        }
+
+    def loaders(self) -> dict[str, Any]:
+        """The loop's dataloaders."""
+        return {"loaders": _loaders(getattr(self._trainer, self._loop.trainer_attribute))}
+
+    def val_loaders(self) -> dict[str, Any]:
+        """Those of the validations inside a fit, which Lightning makes before the first one."""
+        return (
+            {"val_loaders": _loaders(self._trainer.fit_loop.epoch_loop.val_loop)} if self._loop.is_fit else {}
+        )
+
+
+def _keeps_gradients(module: Any) -> bool | None:
+    """Whether ``optimizer_zero_grad`` says ``set_to_none=False``, as far as its source tells."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).optimizer_zero_grad)))
+    except (OSError, SyntaxError, TypeError):
+        return None
+    said = [
+        keyword.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "set_to_none" and isinstance(keyword.value, ast.Constant)
+    ]
+    return any(value is False for value in said)
+
+
+def _loaders(loop: Any) -> tuple[LoaderSetup, ...]:
+    """All dataloaders of one of Lightning's loops; none as long as it has not made them."""
+    combined = getattr(loop, "_combined_loader", None)
+    if combined is None:
+        return ()
+    source = loop._data_source
+    made_by = place_of(getattr(source.instance, source.name)) if source.is_module() else None
+    return tuple(replace(loader_setup(loader), made_by=made_by) for loader in combined.flattened)

@@ -1,0 +1,185 @@
+"""Who runs the loop: all that the engine asks of a Trainer, or of a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.measure.setup.training_setup import Live
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.records import CallbackTime
+
+
+class Seam(Protocol):
+    """Tells the ledger when phases begin and end.
+
+    Attributes:
+        inner: the user's own profiler, which hears the same; ``None`` without.
+        on_error: called once, with the error being handled, when something of ours has failed.
+    """
+
+    inner: Any
+    on_error: Callable[[], None]
+
+    def arm(self) -> None:
+        """The loop begins."""
+
+    def disarm(self) -> None:
+        """The loop is over; may be called more than once."""
+
+    def choose_table(self) -> None:
+        """A profiler window has opened or closed."""
+
+    def callback_times(self) -> tuple[CallbackTime, ...]:
+        """Time by callback and hook so far, longest first."""
+
+
+class Host:
+    """A loop that nobody runs but the user's own code; a Trainer's is made of it.
+
+    Attributes:
+        loop: which loop it is.
+        module: the model; ``None`` if it is not known.
+        rank, world_size: of this process.
+        is_first: whether it is the one that reports for all.
+        accumulate: batches per optimizer step.
+        log_every_n_steps: steps between two points of what is logged.
+        loggers: with what Lightning's loggers have.
+        precision, strategy: what they are called.
+        kinds: classes that tell which packages run the loop.
+    """
+
+    loop: Loop = FIT
+    module: Any = None
+    rank: int = 0
+    world_size: int = 1
+    is_first: bool = True
+    accumulate: int = 1
+    log_every_n_steps: int = 50
+    loggers: Sequence[Any] = ()
+    precision: str = ""
+    strategy: str = ""
+    kinds: tuple[type, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        parameter = next(iter(self.module.parameters()), None) if self.module is not None else None
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """Those that are known."""
+        return ()
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many batches the loop will have; ``None`` if nobody knows."""
+        return None
+
+    @property
+    def logger_step(self) -> int:
+        """The step that loggers use for the batch that ended last."""
+        return 0
+
+    @property
+    def is_validating(self) -> bool:
+        """Whether a validation runs inside the loop."""
+        return False
+
+    @property
+    def progress_bar(self) -> Any:
+        """Lightning's; ``None`` without."""
+        return None
+
+    def iterators(self) -> Sequence[Any]:
+        """Iterators of the dataloaders that run.
+
+        Raises:
+            Exception: anything, before the first fetch.
+        """
+        return ()
+
+    def loaders(self) -> Sequence[Any]:
+        """The dataloaders; may raise like :meth:`iterators`."""
+        return ()
+
+    def prefetched(self) -> Sequence[Any]:
+        """Batches that were fetched ahead of the running one."""
+        return ()
+
+    def live(self) -> Live:
+        """What the setup of the training is read from."""
+        return Live(self)
+
+    def make_seam(self, ledger: PhaseLedger) -> Seam:
+        """What feeds the ledger; takes its place at once."""
+        raise NotImplementedError
+
+    def begin(self, seam: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
+        """The loop begins."""
+
+    def take_out(self, seam: Any) -> None:
+        """The loop is over: no part of ours stays where it was put."""
+        seam.disarm()
+
+    def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None:
+        """Show throughput in the progress bar."""
+
+    def stop(self) -> None:
+        """End the loop with the running step."""
+
+    def run_step(self, module: Any, arguments: tuple[Any, ...]) -> Any:  # noqa: ARG002
+        """Run the step's method on a copy of the module, as the loop would.
+
+        Raises:
+            ModelProfError: where there is no such method.
+        """
+        raise ModelProfError("the step of a plain loop is no method that could be called on a copy")
+
+
+def num_prefetched(host: Host) -> int:
+    """Batches that the workers of the loop's dataloader keep ready; of several the largest number.
+
+    0 without workers, and for whatever is not made like torch's DataLoader.
+    """
+    try:
+        loaders = host.loaders()
+    except Exception:  # no dataloader yet, or another Lightning
+        return 0
+    return max((_of_loader(loader) for loader in loaders), default=0)
+
+
+def _of_loader(loader: Any) -> int:
+    try:
+        num_workers, prefetch_factor = loader.num_workers, loader.prefetch_factor
+    except Exception:  # somebody else's loader may do anything
+        return 0
+    if not isinstance(num_workers, int) or not isinstance(prefetch_factor, int):
+        return 0  # prefetch_factor is None without workers
+    return num_workers * prefetch_factor if num_workers > 0 and prefetch_factor > 0 else 0
+
+
+def next_is_ready(host: Host) -> bool | None:
+    """Whether workers have made the batch that the loop fetches next, of each dataloader that has workers.
+
+    ``None`` without workers, and where it cannot be told. It takes about 10 us and no batch.
+
+    Caveats:
+        A batch that came out of order counts as the next one.
+    """
+    try:
+        ready = [_has_batch(one) for one in host.iterators() if hasattr(one, "_data_queue")]
+    except Exception:  # before the first fetch, or another torch or Lightning
+        return None
+    return all(ready) if ready else None
+
+
+def _has_batch(iterator: Any) -> bool:
+    """Whether a batch waits in the queue, or was taken from it before its turn."""
+    return len(iterator._task_info.get(iterator._rcvd_idx, ())) > 1 or not iterator._data_queue.empty()
