@@ -29,8 +29,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
 from lightning_modelprof.loop import step_boundaries as allowance
+from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 
 BATCH: Final = 384
 STEPS: Final = 300

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lightning_modelprof.config.options import Bounds, InspectOptions, ReportOptions
     from lightning_modelprof.inspect.flops.count import count_flops
     from lightning_modelprof.lightning.callback import ModelProfCallback
+    from lightning_modelprof.lightning.profiler import ModelProfiler
+    from lightning_modelprof.loop.profiler import LoopProfiler
     from lightning_modelprof.reading import read_report
     from lightning_modelprof.reading_traces import analyze
     from lightning_modelprof.show.terminal.terminal import print_report
@@ -35,9 +37,11 @@ __all__ = [
     "ConfigError",
     "EventTimer",
     "InspectOptions",
+    "LoopProfiler",
     "MissingExtraError",
     "ModelProfCallback",
     "ModelProfError",
+    "ModelProfiler",
     "ReportOptions",
     "TraceError",
     "__version__",
@@ -53,7 +57,9 @@ _HOMES = {
     "Bounds": "config.options",
     "EventTimer": "timing.event_timer",
     "InspectOptions": "config.options",
+    "LoopProfiler": "loop.profiler",
     "ModelProfCallback": "callback",
+    "ModelProfiler": "lightning.profiler",
     "ReportOptions": "config.options",
     "analyze": "reading_traces",
     "benchmark_inference": "timing.inference",

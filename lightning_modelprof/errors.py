@@ -12,9 +12,12 @@ is one line of printable characters and of bounded length: see :func:`one_line` 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import reprlib
 import traceback
+import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -191,3 +194,13 @@ def traceback_text() -> str:
         return traceback.format_exc()
     except Exception:  # somebody's own exception
         return "(its traceback cannot be shown)"
+
+
+def warn(message: str, who: str = "ModelProfCallback") -> None:
+    """Warn of something; where that fails, as where the user has made warnings errors, it goes to the log."""
+    text = "\n".join(map(one_line, f"{who}: {message}".split("\n")))  # a traceback has several
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Exception:
+        with contextlib.suppress(Exception):  # a standard error that is closed: nobody can be told
+            logging.getLogger(__name__).warning("%s", text)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.lightning import process_loops
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
-from lightning_modelprof.loop import inspection_plan, session
+from lightning_modelprof.loop import inspection_plan, process_loops, session
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.loop import step_boundaries as allowance
+from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from tests.chromium import start_chromium
 
 OURS = "lightning_modelprof"

@@ -30,7 +30,7 @@ STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
 def fit(root, version=0):
     """A fit with two windows, logged by TensorBoard's logger."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
-    from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS  # noqa: PLC0415
+    from lightning_modelprof.loop.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
     logger = TensorBoardLogger(root, name="net", version=version)
     callback = ModelProfCallback(

@@ -75,6 +75,12 @@ def test_minimal(tmp_path):
 
 
 @needs_images
+def test_a_plain_loop(tmp_path):
+    printed = succeed("examples/plain_loop.py", "--epochs", 2, cwd=tmp_path)
+    assert "64 training steps of Sequential, finished" in printed
+    check_files(tmp_path / "modelprof", profiled=True)
+
+
 def test_cifar10_profiles_by_default(tmp_path):
     printed = succeed("examples/cifar10.py", "--max-steps", 30, "--batch-size", 8, cwd=tmp_path)
     assert "all tables: lightning-modelprof report " in printed

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS
 from lightning_modelprof.loop import outputs, session, windows
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.loop import step_timing as live
+from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.run.archive import load_run

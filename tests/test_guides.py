@@ -18,8 +18,8 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback, benchmark_inference, count_flops, profile_model
+from lightning_modelprof.cli import main as cli
 from lightning_modelprof.cli.compare import compared_paths
-from lightning_modelprof.cli.main import main as cli
 from lightning_modelprof.cli.main import make_parser
 from tests.fits import ROOT, run_script
 

@@ -13,8 +13,7 @@ from lightning_modelprof import ArchiveError, ConfigError, ModelProfCallback, Tr
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.config.checks import make_config
 from lightning_modelprof.config.options import FIELDS, GROUP_OF
-from lightning_modelprof.errors import ModelProfError, one_line, quoted, told
-from lightning_modelprof.lightning.checks import warn
+from lightning_modelprof.errors import ModelProfError, one_line, quoted, told, warn
 from lightning_modelprof.loop.run_folder import check_writeable
 from tests.fits import grouped, make_callback, make_trainer, run_fit
 

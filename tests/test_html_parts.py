@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.show.html import parts as html_parts
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER, render_html
-from lightning_modelprof.show.html.page import parts as html_parts
 from tests.sample_reports import ALL_REPORTS, flame_report, gpu_report
 from tests.test_show_html import ATTACKS, Page, hostile_everywhere, report_of
 

@@ -223,7 +223,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.fit import process_loops, session
+from lightning_modelprof.loop import process_loops, session
 from lightning_modelprof.lightning.meeting import Meeting
 from lightning_modelprof.measure.window.capture import Capture
 from tests.fits import *

@@ -18,8 +18,9 @@ from torch import nn
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.lightning import process_loops
-from lightning_modelprof.lightning.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
+from lightning_modelprof.lightning.host import LightningHost
+from lightning_modelprof.loop import process_loops
+from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
 from tests.fits import grouped, run_script
@@ -228,10 +229,10 @@ def test_a_child_begins_anew(tmp_path):
 def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypatch):
     """As one of another Lightning, or one that somebody made up."""
 
-    def fail(trainer, loop):
+    def fail(host):
         raise AttributeError("max_batches")
 
-    monkeypatch.setattr(process_loops, "LightningHost", fail)
+    monkeypatch.setattr(LightningHost, "num_steps", property(fail))
     model = Small()
     trainer_of(callback_in(tmp_path / "run"), tmp_path).predict(model, [0] * 3)
     assert len(model.profilers) == 3
@@ -285,9 +286,9 @@ def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
 
 
 def test_ray_is_told_by_what_it_sets(monkeypatch):
-    trainer = SimpleNamespace(world_size=1, strategy=SimpleNamespace(launcher=None))
-    assert not process_loops.is_worker(trainer)
+    host = SimpleNamespace(world_size=1, is_launched=False)
+    assert not process_loops.is_worker(host)
     monkeypatch.setenv("RAY_RAYLET_PID", "7")
-    assert process_loops.is_worker(trainer)
-    trainer.world_size = 2
-    assert not process_loops.is_worker(trainer), "a training of several ranks reports once"
+    assert process_loops.is_worker(host)
+    host.world_size = 2
+    assert not process_loops.is_worker(host), "a training of several ranks reports once"

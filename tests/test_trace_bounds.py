@@ -171,7 +171,7 @@ from itertools import count
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.measure import trace_size
+from lightning_modelprof.measure.window import torch_profiler as trace_size
 from tests.fits import *
 
 class FillsRankZero(Callback):

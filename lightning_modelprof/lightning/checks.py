@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
-import warnings
 from typing import Any
 
 import torch
 
 from lightning_modelprof.config.options import SWITCH, ProfileConfig
-from lightning_modelprof.errors import ConfigError, nearest, one_line, quoted
+from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.inspect.modules.modules import plain_path
 
@@ -87,20 +85,7 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
             )
 
 
-_log = logging.getLogger(__name__)
-
-
 _HAS_SAID_OFF = False
-
-
-def warn(message: str) -> None:
-    """Warn of something; where that fails, as where the user has made warnings errors, it goes to the log."""
-    text = "\n".join(map(one_line, f"ModelProfCallback: {message}".split("\n")))  # a traceback has several
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-    except Exception:
-        with contextlib.suppress(Exception):  # a standard error that is closed: nobody can be told
-            _log.warning("%s", text)
 
 
 def say_off() -> None:

@@ -122,6 +122,11 @@ class LightningHost(Host):
         return self.loop.is_fit and bool(self.trainer.validating)
 
     @property
+    def is_launched(self) -> bool:
+        """As of Host."""
+        return getattr(self.trainer.strategy, "launcher", None) is not None
+
+    @property
     def progress_bar(self) -> Any:
         """The Trainer's."""
         return self.trainer.progress_bar_callback

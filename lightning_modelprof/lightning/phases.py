@@ -228,7 +228,7 @@ def make_delegate(
 ) -> PhaseProfiler:
     """The delegate that fits the profiler it replaces."""
     # By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own.
-    is_silent = type(inner).__name__ == "PassThroughProfiler"
+    is_silent = type(inner).__name__ in ("PassThroughProfiler", "ModelProfiler")
     kind = PhaseProfiler if is_silent else ForwardingPhaseProfiler
     return kind(inner, ledger, trainer, own_prefix, loop)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, told, traceback_text
-from lightning_modelprof.lightning.checks import warn
+from lightning_modelprof.errors import ConfigError, told, traceback_text, warn
 from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.lightning.meeting import Meeting, ScheduledStop, scheduled_stop
 from lightning_modelprof.lightning.phases import check_names
-from lightning_modelprof.lightning.process_loops import (
+from lightning_modelprof.loop.process_loops import (
     PROCESS_LOOPS,
     ShortLoop,
     end_with_process,
@@ -209,8 +208,7 @@ class SessionKeeper:
         def look() -> None:
             self._short = short_loop(
                 self.config,
-                self._loop,
-                trainer,
+                LightningHost(trainer, self._loop),
                 model=type(pl_module).__name__,
                 wanted=self._directory,
                 now=self._clock(),
@@ -304,7 +302,9 @@ class SessionKeeper:
         self, session: LoopSession, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]
     ) -> None:
         def is_brief() -> bool:
-            return PROCESS_LOOPS.has_printed(self._loop) or is_worker(self._trainer)
+            return PROCESS_LOOPS.has_printed(self._loop) or is_worker(
+                LightningHost(self._trainer, self._loop)
+            )
 
         session.finish(status, heard, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 

@@ -93,6 +93,11 @@ class Host:
         return False
 
     @property
+    def is_launched(self) -> bool:
+        """Whether something has started this process as one of those that run the training."""
+        return False
+
+    @property
     def progress_bar(self) -> Any:
         """Lightning's; ``None`` without."""
         return None

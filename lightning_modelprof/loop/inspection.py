@@ -279,19 +279,22 @@ class Inspection:
 
     def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
         """Batch, batch index and dataloader index, as far as the step's method takes them."""
-        parameters = inspect.signature(getattr(self._module, self._loop.step_hook)).parameters.values()
+        method = getattr(self._module, self._loop.step_hook, None)
+        if method is None:  # a plain loop
+            return available[:1]
+        parameters = inspect.signature(method).parameters.values()
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             return available
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return available[: sum(parameter.kind in positional for parameter in parameters)]
 
-    def before_backward(self, loss: torch.Tensor) -> None:
-        """The inspected step has its loss."""
+    def before_backward(self, loss: torch.Tensor | None) -> None:
+        """The inspected step has its loss; ``None`` if it is not told, and modules get no backward time."""
         if self._is_counting and self._counter is not None:
             self._counter.before_backward()
             if self._waste is not None:
                 self._waste.before_backward()
-        if self._is_timing and self._timer is not None:
+        if self._is_timing and self._timer is not None and loss is not None:
             self._timer.on_before_backward(loss)
 
     def end_batch(self, *, failed: bool = False) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.errors import told
 from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection_plan import steps_to_skip
 from lightning_modelprof.loop.outputs import Outputs
@@ -30,6 +31,7 @@ from lightning_modelprof.measure.setup.training_setup import finish_setup
 from lightning_modelprof.measure.window.other_profilers import CLAIM
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile
+from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
@@ -65,6 +67,7 @@ class LoopSession:
         is_first: whether this rank reports for all; known when the loop begins.
         failure: the status of a loop of whose end our callback is not told.
         message: to the first rank; ``None`` before the loop has ended well.
+        on_trace_ready: the user's, who wants the trace of each window and the report of it.
         run: the newest facts that were saved or reported; ``None`` before the first.
         report: the newest report; ``None`` before the first.
     """
@@ -108,6 +111,7 @@ class LoopSession:
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
         self.is_first = host.is_first
         self.message: bytes | None = None
+        self.on_trace_ready: Callable[[Path | None, Report], None] | None = None
         self.run: Run | None = None
         self.report: Report | None = None
 
@@ -323,9 +327,22 @@ class LoopSession:
         self._is_report_due = True
         if window.recorded_steps:
             self._timing.budget.add_window(results.windows[-1].close_ns or 0)
+        self._tell_of_trace(results.windows[-1])
         is_first = len(results.windows) == 1
         if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
             self._saves.save(self._save)
+
+    def _tell_of_trace(self, window: Window) -> None:
+        assert self._parts is not None
+        facts, folder = self._parts.results.facts.get(window.index), self._parts.outputs.directory
+        if self.on_trace_ready is None or facts is None:
+            return
+        path = folder / window.trace_file if folder is not None and window.trace_file else None
+        report = build_trace_report([facts], self._config.table_options)
+        try:
+            self.on_trace_ready(path, report)
+        except Exception as error:  # the user's own
+            self._warn(f"on_trace_ready raised {told(error)}")
 
     # Results
 

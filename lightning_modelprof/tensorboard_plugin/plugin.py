@@ -19,7 +19,6 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugi
 from werkzeug.wrappers import Request
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
 
 if TYPE_CHECKING:
     from lightning_modelprof.tensorboard_plugin.answers import Answers
@@ -124,6 +123,8 @@ class StaticFile:
 @cache
 def static_files() -> dict[str, StaticFile]:
     """Name → file: those of the dashboard, and under ``html/`` those that it shares with report.html."""
+    from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER  # noqa: PLC0415
+
     files = {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*")}
     files |= {f"html/{name}": SHARED_FOLDER / name for name in SHARED_FILES}
     return {

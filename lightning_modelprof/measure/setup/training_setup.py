@@ -97,7 +97,8 @@ class Live:
 
     def at_begin(self) -> tuple[Part, ...]:
         """What can be read when the loop begins."""
-        return (self.threads, self.module, self.libraries, self.loaders, self.optimizers, self.layers)
+        of_module = () if self._module is None else (self.module, self.libraries, self.layers)
+        return (self.threads, self.loaders, self.optimizers, *of_module)
 
     def at_end(self) -> tuple[Part, ...]:
         """What may be known only then."""

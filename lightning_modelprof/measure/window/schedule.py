@@ -6,8 +6,10 @@ the two against each other for every argument.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 
 class Action(Enum):
@@ -72,3 +74,48 @@ class Schedule:
         if position < self.wait + self.warmup:
             return Action.WARMUP
         return Action.ACTIVE_LAST if position == self.cycle - 1 else Action.ACTIVE
+
+
+_TRIED_STEPS: Final = 20_000
+_NAMES: Final = {
+    "NONE": Action.WAIT,
+    "WARMUP": Action.WARMUP,
+    "RECORD": Action.ACTIVE,
+    "RECORD_AND_SAVE": Action.ACTIVE_LAST,
+}
+
+
+def fit_schedule(name_of: Callable[[int], str]) -> Schedule | None:
+    """The schedule that does what a function of the step number says; ``None`` if none does.
+
+    Args:
+        name_of: step number → name of a ``torch.profiler.ProfilerAction``.
+
+    Caveats:
+        The first 20,000 steps are looked at.
+    """
+    actions = [_NAMES.get(name_of(step)) for step in range(_TRIED_STEPS)]
+    if None in actions:
+        return None
+    begins = [
+        step
+        for step, action in enumerate(actions)
+        if action is not Action.WAIT and (not step or actions[step - 1] in (Action.WAIT, Action.ACTIVE_LAST))
+    ]
+    ends = [step for step, action in enumerate(actions) if action is Action.ACTIVE_LAST]
+    if not begins or not ends:
+        return Schedule() if not begins else None
+    first = begins[0]
+    length = ends[0] - first + 1
+    warmup = actions[first : first + length].count(Action.WARMUP)
+    wait = begins[1] - first - length if len(begins) > 1 else first
+    is_endless = len(begins) > 1 and begins[-1] + (begins[1] - first) >= _TRIED_STEPS
+    found = Schedule(
+        skip_first=first - wait,
+        wait=wait,
+        warmup=warmup,
+        active=length - warmup,
+        repeat=0 if is_endless else len(begins),
+    )
+    is_same = found.skip_first >= 0 and all(found.action(step) is one for step, one in enumerate(actions))
+    return found if is_same else None

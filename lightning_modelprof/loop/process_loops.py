@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.lightning.checks import warn
-from lightning_modelprof.lightning.host import LightningHost
+from lightning_modelprof.errors import warn
+from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
 from lightning_modelprof.loop.step_boundaries import SaveTimer
@@ -66,16 +66,16 @@ class ShortLoop:
 
 
 def short_loop(
-    config: ProfileConfig, loop: Loop, trainer: Any, *, model: str, wanted: Path | None, now: int
+    config: ProfileConfig, host: Host, *, model: str, wanted: Path | None, now: int
 ) -> ShortLoop | None:
     """The loop that begins, if it is too short for a report; ``None`` if it gets one.
 
     It gets one where a step is asked for by name: by ``steps``, ``active`` or ``flops``, if the loop has that
     step. Of several ranks each loop gets one, as all of them would have to be sure that it is short.
     """
-    batches = LightningHost(trainer, loop).num_steps
+    loop, batches = host.loop, host.num_steps
     limit = SHORT_FIT if loop.is_fit else SHORT_EVALUATION
-    if batches is None or batches >= limit or trainer.world_size > 1 or config.asks_for_steps(batches):
+    if batches is None or batches >= limit or host.world_size > 1 or config.asks_for_steps(batches):
         return None
     return ShortLoop(
         loop=loop,
@@ -83,16 +83,16 @@ def short_loop(
         batches=batches,
         begin_ns=now,
         wanted=wanted,
-        uses_terminal=bool(config.report.terminal) and not is_worker(trainer),
+        uses_terminal=bool(config.report.terminal) and not is_worker(host),
     )
 
 
-def is_worker(trainer: Any) -> bool:
+def is_worker(host: Host) -> bool:
     """Whether this process is one of many that run trainings for a program, as joblib's and Ray's are.
 
     The ranks of one training are none.
     """
-    if trainer.world_size > 1 or getattr(trainer.strategy, "launcher", None) is not None:
+    if host.world_size > 1 or host.is_launched:
         return False
     return multiprocessing.parent_process() is not None or _RAY_WORKER in os.environ
 

@@ -1,0 +1,80 @@
+"""ModelProfCallback where people look for a profiler: ``Trainer(profiler=ModelProfiler(active=10))``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from lightning.pytorch.profilers import Profiler
+
+from lightning_modelprof.lightning.callback import ModelProfCallback
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.records import Run
+
+
+class ModelProfiler(Profiler):
+    """Brings a ModelProfCallback to the Trainer, which measures; it need not be among the callbacks.
+
+    Args:
+        **arguments: as of ModelProfCallback.
+
+    Attributes:
+        callback: that measures.
+
+    Raises:
+        ConfigError: as of ModelProfCallback.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.callback = ModelProfCallback(**arguments)
+
+    @property
+    def report(self) -> Report | None:
+        """The newest report; ``None`` before the first."""
+        return self.callback.report
+
+    @property
+    def run(self) -> Run | None:
+        """The measured facts behind it; ``None`` before the first."""
+        return self.callback.run
+
+    def start(self, action_name: str) -> None:
+        """Does nothing: the callback puts what measures in the place of this profiler."""
+
+    def stop(self, action_name: str) -> None:
+        """Does nothing, as above."""
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """A loop is set up, and the callbacks are not yet: bring ours."""
+        super().setup(stage, local_rank, log_dir)
+        module: Any = self._lightning_module  # type: ignore[attr-defined]  # the Trainer assigns it
+        trainer = module.trainer
+        if not any(one is self.callback for one in trainer.callbacks):
+            trainer.callbacks.append(self.callback)
+
+    def teardown(self, stage: str | None) -> None:
+        """Nothing is open."""
+
+    def summary(self) -> str:
+        """The report as text; empty before the first."""
+        return "" if self.report is None else str(self.report)
+
+    def describe(self) -> None:
+        """The report was printed when the loop ended."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_callback, (self.callback,)
+
+
+def _with_callback(callback: ModelProfCallback) -> ModelProfiler:
+    made = ModelProfiler.__new__(ModelProfiler)
+    Profiler.__init__(made)
+    made.callback = callback
+    return made
+
+
+for _package in ("pytorch_lightning",):  # whose LightningCLI asks for a profiler of its own
+    _module = sys.modules.get(f"{_package}.profilers")
+    if _module is not None:
+        _module.Profiler.register(ModelProfiler)

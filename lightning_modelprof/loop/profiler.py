@@ -1,0 +1,492 @@
+"""A loop of the user's own, measured like one of Lightning's: the words are torch.profiler's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from torch import nn
+
+from lightning_modelprof.config.checks import make_config
+from lightning_modelprof.errors import ConfigError, nearest, quoted, told, traceback_text, warn
+from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, end_with_process, is_worker
+from lightning_modelprof.loop.run_folder import check_writeable
+from lightning_modelprof.loop.session import LoopSession, end_status
+from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.steps.actions import (
+    INHERIT,
+    Action,
+    BatchEndAction,
+    DeviceMarkedAction,
+    EpochAction,
+    FetchAction,
+    PhaseAction,
+    TracedAction,
+)
+from lightning_modelprof.measure.steps.batch_sizes import SampleCounter, make_counter
+from lightning_modelprof.measure.steps.ledger import DATALOADER, PhaseLedger
+from lightning_modelprof.measure.window.schedule import fit_schedule
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.finding import DEFAULT_FOLDER
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import CallbackTime, Run
+from lightning_modelprof.run.steps import NOT_MEASURED
+
+_Batch = TypeVar("_Batch")
+
+_WHO: Final = "LoopProfiler"
+
+_OURS: Final = {
+    "dataloader",
+    "dataloader_init",
+    "profiler",
+    "other",
+    "rank_wait",
+    "user_profiler",
+    "epoch_turn",
+}
+"""Phases that nobody enters by name: they are found out."""
+
+NAMES: Final = tuple(phase.key for phase in PHASES if phase.key not in _OURS)
+"""What :meth:`LoopProfiler.phase` takes."""
+
+
+class PlainSeam:
+    """Phases that the user's own code tells of.
+
+    Args:
+        ledger: where times go.
+    """
+
+    inner: Any = None
+
+    def __init__(self, ledger: PhaseLedger) -> None:
+        self.ledger = ledger
+        self.is_armed = self.has_begun = False
+        self.on_error: Callable[[], None] = _nothing
+        self.fetch = FetchAction(ledger)
+        self.epoch = EpochAction(ledger)
+        self.end = BatchEndAction(ledger, INHERIT)
+        self._plain = {name: self._action(PHASE_INDEX[name]) for name in NAMES}
+        self._traced: dict[str, Action] = {
+            name: TracedAction(ledger, action, PHASE_INDEX[name]) for name, action in self._plain.items()
+        }
+        self.phases = self._plain
+
+    def _action(self, phase: int) -> Action:
+        action = PhaseAction(self.ledger, phase)
+        return action if self.ledger.device is None else DeviceMarkedAction(self.ledger, action)
+
+    def arm(self) -> None:
+        """As of Seam."""
+        self.ledger.restart()
+        self.is_armed = True
+
+    def disarm(self) -> None:
+        """As of Seam."""
+        if self.is_armed:
+            self.is_armed = False
+            self.ledger.charge()
+            self.ledger.discard()
+
+    def choose_table(self) -> None:
+        """As of Seam."""
+        self.phases = self._plain if self.ledger.ranges is None else self._traced
+
+    def callback_times(self) -> tuple[CallbackTime, ...]:
+        """There are no callbacks."""
+        return ()
+
+
+class PlainHost(Host):
+    """A loop of the user's own.
+
+    Args:
+        module: the model; ``None`` if it is not told.
+        optimizers: that step it.
+        num_steps: how many there will be; ``None`` if nobody knows.
+        loggers: where figures go.
+    """
+
+    strategy = "plain loop"
+
+    def __init__(
+        self,
+        module: nn.Module | None,
+        optimizers: Sequence[Any],
+        num_steps: int | None,
+        loggers: Sequence[Any],
+    ) -> None:
+        self.module = module
+        self.loggers = loggers
+        self._optimizers = tuple(optimizers)
+        self._num_steps = num_steps
+        self._loader: Any = None
+        self._iterator: Any = None
+        self.steps = 0
+        self.wants_stop = False
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """As of Host."""
+        return self._optimizers
+
+    @property
+    def num_steps(self) -> int | None:
+        """As of Host."""
+        return self._num_steps
+
+    @property
+    def logger_step(self) -> int:
+        """As of Host."""
+        return max(0, self.steps - 1)
+
+    def fetches_from(self, loader: Any, iterator: Any = None) -> None:
+        """Batches come from there now."""
+        self._loader, self._iterator = loader, iterator
+
+    def iterators(self) -> Sequence[Any]:
+        """As of Host."""
+        return () if self._iterator is None else (self._iterator,)
+
+    def loaders(self) -> Sequence[Any]:
+        """As of Host."""
+        return () if self._loader is None else (self._loader,)
+
+    def make_seam(self, ledger: PhaseLedger) -> PlainSeam:
+        """As of Host."""
+        return PlainSeam(ledger)
+
+    def stop(self) -> None:
+        """As of Host: ``fetch`` gives no more batches."""
+        self.wants_stop = True
+
+
+class LoopProfiler:
+    """Measures a training loop that you have written yourself, as ModelProfCallback does one of Lightning's.
+
+        with LoopProfiler(model, optimizers=[optimizer]) as profiler:
+            for batch in profiler.fetch(loader):
+                with profiler.phase("forward"):
+                    loss = compute_loss(model, batch)
+                profiler.backward(loss)
+                with profiler.phase("optimizer"):
+                    optimizer.step()
+                profiler.step()
+
+    Without ``with``: ``start()``, and ``stop()`` in the end. Without ``fetch``: ``step()`` at the end of each
+    batch, as with torch.profiler; what the loop waits for batches is not measured then. Time in no phase is
+    shown as Loop. An error of ours warns once and ends the measurement; the loop goes on.
+
+    Args:
+        model: that is trained: counted, timed by module and looked into. None leaves that out.
+        optimizers: that step it; for the sizes of their states and what findings say of them.
+        num_steps: how many steps there will be, if you know.
+        schedule: step number → torch.profiler.ProfilerAction, as torch.profiler.schedule makes them, in the
+            place of active, wait, warmup, repeat, skip_first and steps. Its windows must come in cycles.
+        on_trace_ready: called when a window has closed, with the path of its trace (None where no files are
+            written) and the report of the window.
+        loggers: Lightning's, such as TensorBoardLogger: they get what the callback would give them.
+        **arguments: as of ModelProfCallback; log_every_n_steps is 50 by default, dirpath ``modelprof``.
+
+    Attributes:
+        report: the newest report; ``None`` before the first.
+        run: the measured facts behind it; ``None`` before the first.
+
+    Raises:
+        ConfigError: at once, for anything that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        optimizers: Sequence[Any] = (),
+        num_steps: int | None = None,
+        schedule: Callable[[int], Any] | None = None,
+        on_trace_ready: Callable[[Path | None, Report], None] | None = None,
+        loggers: Sequence[Any] = (),
+        **arguments: Any,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"{_WHO}: expected a torch.nn.Module as the first argument, got {quoted(model)}. Give the"
+                " model that is trained, or leave it out."
+            )
+        if schedule is not None:
+            arguments = {**arguments, **_of_schedule(schedule, arguments)}
+        self.config = make_config(arguments, f"{_WHO}(...)")
+        self.report: Report | None = None
+        self.run: Run | None = None
+        self._model, self._optimizers, self._num_steps = model, optimizers, num_steps
+        self._loggers, self._on_trace_ready = loggers, on_trace_ready
+        self._clock = host_clock
+        self._count: Callable[[Any], int] = SampleCounter()
+        self._host: PlainHost | None = None
+        self._session: LoopSession | None = None
+        self._seam: PlainSeam | None = None
+        self._fetches = False  # whether batches come by fetch()
+        self._has_batch = False  # a batch that came by it and has not ended
+
+    # Life
+
+    def __enter__(self) -> LoopProfiler:
+        self.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._stop("finished" if error is None else end_status(error), error)
+
+    def start(self) -> None:
+        """The loop begins.
+
+        Raises:
+            ConfigError: when a ``dirpath`` cannot be written to, or it has begun before.
+        """
+        if self._session is not None:
+            raise ConfigError(f"{_WHO}.start: expected a loop that is over, got one that runs. Call stop().")
+        config = self.config
+        folder = None
+        if config.report.files:
+            folder = Path(config.dirpath or DEFAULT_FOLDER).expanduser()
+            check_writeable(folder)
+        self._count = make_counter(config.samples_fn)
+        host = self._host = PlainHost(self._model, self._optimizers, self._num_steps, self._loggers)
+        self._fetches = self._has_batch = False
+        self._guard(lambda: self._begin(host, folder))
+        end_with_process(self)
+
+    def _begin(self, host: PlainHost, folder: Path | None) -> None:
+        session = self._session = LoopSession(
+            self.config,
+            host,
+            clock=self._clock,
+            warn=_warn,
+            guard=self._guard,
+            end_untold=_nothing,
+            samples_note=lambda: getattr(self._count, "note", ""),
+        )
+        claimed = None
+        if folder is not None:
+            try:
+                claimed = PROCESS_LOOPS.claim(folder.absolute(), host.loop)
+            except OSError as error:
+                _warn(f"could not claim a folder for files, {folder}: {told(error)}; see report and run")
+        seam: Any = session.seam
+        seam.on_error = self._step_aside
+        if self._on_trace_ready is not None:
+            session.on_trace_ready = self._on_trace_ready
+        session.arm(claimed)
+        self._seam = seam
+
+    def stop(self) -> None:
+        """The loop is over: report. Does nothing the second time."""
+        self._stop("finished", None)
+
+    def _stop(self, status: str, error: BaseException | None) -> None:
+        session, self._session, self._seam = self._session, None, None
+        if session is None:
+            return
+
+        def end() -> None:
+            if error is not None:
+                session.note_exception(error)
+            session.stop(status)
+            session.finish(status, {}, {}, is_brief=self._is_brief, on_report=PROCESS_LOOPS.add)
+            session.tell()
+
+        try:
+            self._guard(end)
+        finally:
+            self._take_results(session)
+
+    def _is_brief(self) -> bool:
+        host = self._host
+        return host is not None and (PROCESS_LOOPS.has_printed(host.loop) or is_worker(host))
+
+    def _take_results(self, session: LoopSession) -> None:
+        self.report, self.run = session.report or self.report, session.run or self.run
+
+    # Steps
+
+    def fetch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
+        """The batches of one epoch; the time until each comes is the phase Dataloader."""
+        seam, host = self._seam, self._host
+        if seam is None or host is None:
+            yield from loader
+            return
+        self._fetches = True
+        host.fetches_from(loader)
+        number = 0
+        try:
+            self._guard(seam.epoch.__enter__)
+            iterator = iter(loader)
+            host.fetches_from(loader, iterator)
+            while not host.wants_stop:
+                if self._has_batch:
+                    self.step()
+                self._guard(seam.fetch.__enter__)
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    seam.ledger.batch_began = False  # there is none, which is no batch that did not end
+                    break
+                finally:
+                    self._guard(seam.fetch.__exit__)
+                self._has_batch = True
+                self._guard(lambda batch=batch, number=number: self._begin_batch(batch, number))  # type: ignore[misc]
+                yield batch
+                number += 1
+        finally:
+            if self._has_batch:
+                self.step()
+            if self._seam is seam:
+                self._guard(seam.epoch.__exit__)
+
+    def _begin_batch(self, batch: Any, number: int) -> None:
+        if self._session is None:
+            return
+        ledger = self._session.ledger
+        ledger.samples = self._count(batch)
+        if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
+            self._session.meet_size(ledger.sizes(batch))
+        if ledger.repeated is not None:
+            ledger.repeated.begin_batch(batch)
+            if ledger.repeated.is_over:
+                ledger.repeated = None
+        if ledger.inspection is not None:
+            ledger.inspection.begin_batch(batch, number)
+
+    def phase(self, name: str) -> Action:
+        """A context whose time is one phase of the step: ``forward``, ``backward``, ``optimizer``, ...
+
+        Raises:
+            ConfigError: when there is no such phase.
+        """
+        if name not in NAMES:
+            raise ConfigError(
+                f"{_WHO}.phase: expected one of {', '.join(NAMES)},"
+                f" got {quoted(name)}.{nearest(str(name), NAMES)}"
+            )
+        seam = self._seam
+        if seam is None or threading.get_ident() != self._session_thread:
+            return INHERIT
+        self._begin_unfetched()
+        if name == "backward":
+            self._before_backward(None)
+        return seam.phases[name]
+
+    def _begin_unfetched(self) -> None:
+        """Where batches do not come by fetch(), the first step begins with what is done first."""
+        if not self._fetches and self._seam is not None and not self._seam.has_begun:
+            self._seam.has_begun = True
+            self._guard(self._seam.ledger.begin_evaluation)
+
+    @property
+    def _session_thread(self) -> int:
+        return -1 if self._session is None else self._session.thread
+
+    def _before_backward(self, loss: Any) -> None:
+        inspection = None if self._session is None else self._session.ledger.inspection
+        if inspection is not None:
+            self._guard(lambda: inspection.before_backward(loss))
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """``loss.backward()`` as the phase Backward, which also gets the backward time of each module."""
+        self._begin_unfetched()
+        self._before_backward(loss)
+        seam = self._seam
+        with INHERIT if seam is None else seam.phases["backward"]:
+            loss.backward(**kwargs)
+
+    def step(self) -> None:
+        """The batch has done its work."""
+        if self._seam is not None:
+            self._guard(self._end_step)
+
+    def _end_step(self) -> None:
+        seam, host, session = self._seam, self._host, self._session
+        if seam is None or host is None or session is None:
+            return
+        ledger = session.ledger
+        if ledger.inspection is not None:
+            ledger.inspection.end_batch()
+        host.steps += 1
+        if self._has_batch:
+            self._has_batch = False
+            seam.end.__exit__()
+        elif not self._fetches:
+            ledger.charge()
+            ledger.self_ns[DATALOADER] = NOT_MEASURED
+            ledger.end_step()
+
+    def step_info(self, unit: str | None = None) -> str:
+        """Averages over the steps since the last call, as one line in Paddle's words; see the callback's."""
+        return "" if self._session is None else self._session.live.step_info(unit)
+
+    # What is ours alone
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
+        try:
+            work()
+        except Exception:  # the loop must not notice
+            self._step_aside()
+
+    def _step_aside(self) -> None:
+        session, self._session, self._seam = self._session, None, None
+        _warn(
+            "an internal error stopped the measurement; the loop goes on without it. Please report this:\n"
+            f"{traceback_text()}"
+        )
+        if session is not None:
+            try:
+                session.abort()
+            except Exception:
+                _warn(f"could not undo or save everything:\n{traceback_text()}")
+            self._take_results(session)
+
+    def forget_session(self) -> None:
+        """In a child of this process, which measures nothing and leaves the parent's files alone."""
+        session, self._session, self._seam = self._session, None, None
+        if session is not None:
+            session.ledger.ranges = session.ledger.inspection = None
+            session.seam.disarm()
+
+    def end_at_exit(self) -> None:
+        """The program ends, and nobody has said that the loop is over."""
+        if self._session_thread == threading.get_ident():
+            self._stop("interrupted", None)
+
+
+def _of_schedule(schedule: Callable[[int], Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that say what a callable says."""
+    twice = [
+        name for name in ("active", "wait", "warmup", "repeat", "steps", "skip_first") if name in arguments
+    ]
+    if twice:
+        raise ConfigError(f"{_WHO}(...): expected schedule or {twice[0]}, got both. Remove one.")
+    found = fit_schedule(lambda step: getattr(schedule(step), "name", ""))
+    if found is None:
+        raise ConfigError(
+            f"{_WHO}(...): schedule: expected windows of one length at one distance, as"
+            f" torch.profiler.schedule(...) gives, got {quoted(schedule)}. Give wait, warmup, active."
+        )
+    return {
+        "skip_first": found.skip_first,
+        "wait": found.wait,
+        "warmup": found.warmup,
+        "active": found.active,
+        "repeat": found.repeat,
+    }
+
+
+def _warn(message: str) -> None:
+    warn(message, _WHO)
+
+
+def _nothing() -> None:
+    pass
