@@ -82,6 +82,17 @@ def test_a_setup_as_it_is(tmp_path):
     assert load_run(tmp_path).ranks[0].setup == setup
 
 
+@pytest.mark.parametrize(
+    ("profiler", "name", "status"),
+    [("advanced", "AdvancedProfiler", "found"), ("simple", "SimpleProfiler", "clean"), (None, "", "clean")],
+)
+def test_the_trainer_s_own_profiler(tmp_path, profiler, name, status):
+    callback = run_fit(tmp_path, trainer={"profiler": profiler}, active=0)
+    assert callback.run.ranks[0].setup.profiler == name
+    [finding] = [one for one in callback.report.findings if one.kind == "profiler_left_on"]
+    assert finding.status.value == status
+
+
 def test_what_cannot_be_read_costs_only_itself(tmp_path):
     class Odd:
         """No trainer at all."""

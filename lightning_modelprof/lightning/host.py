@@ -15,7 +15,13 @@ from typing import Any, Final
 import torch
 
 from lightning_modelprof.lightning.in_validation import time_metrics
-from lightning_modelprof.lightning.phases import GuardedAction, make_delegate, uninstall
+from lightning_modelprof.lightning.phases import (
+    SILENT_PROFILERS,
+    GuardedAction,
+    PhaseProfiler,
+    make_delegate,
+    uninstall,
+)
 from lightning_modelprof.lightning.rank_wait import StandIn, stand_in, time_broadcast
 from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.step_timing import LiveFigures
@@ -247,6 +253,7 @@ class LiveTrainer(Live):
             "check_every_n_epochs": self._trainer.check_val_every_n_epoch,
             "num_val_batches": sum(batches) if is_known else None,
             "gradient_clip_val": self._trainer.gradient_clip_val,
+            "profiler": _users_profiler(self._trainer.profiler),
         }
 
     def module(self) -> dict[str, Any]:
@@ -315,6 +322,14 @@ class LiveTrainer(Live):
         return (
             {"val_loaders": _loaders(self._trainer.fit_loop.epoch_loop.val_loop)} if self._loop.is_fit else {}
         )
+
+
+def _users_profiler(profiler: Any) -> str:
+    """The class of the profiler in whose place ours is, ``""`` if that does nothing."""
+    while isinstance(profiler, PhaseProfiler):
+        profiler = profiler.inner
+    name = type(profiler).__name__
+    return "" if name in SILENT_PROFILERS else name
 
 
 def _keeps_gradients(module: Any) -> bool | None:

@@ -37,6 +37,10 @@ REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "trainin
 """Without these a fit's steps and phases cannot be told apart; all are seen before a trained batch ends."""
 
 
+SILENT_PROFILERS: Final = ("PassThroughProfiler", "ModelProfiler")
+"""By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own."""
+
+
 class PhaseProfiler(Profiler):
     """Stands in for ``trainer.profiler`` during a loop and forwards everything to the one it replaces.
 
@@ -227,9 +231,7 @@ def make_delegate(
     inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
 ) -> PhaseProfiler:
     """The delegate that fits the profiler it replaces."""
-    # By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own.
-    is_silent = type(inner).__name__ in ("PassThroughProfiler", "ModelProfiler")
-    kind = PhaseProfiler if is_silent else ForwardingPhaseProfiler
+    kind = PhaseProfiler if type(inner).__name__ in SILENT_PROFILERS else ForwardingPhaseProfiler
     return kind(inner, ledger, trainer, own_prefix, loop)
 
 

@@ -212,6 +212,7 @@ class TrainingSetup:
         val_check_interval, check_every_n_epochs: when the Trainer validates.
         num_val_batches: of one validation, all dataloaders together; ``None`` if unknown.
         gradient_clip_val: ``None`` if the Trainer does not clip.
+        profiler: class of the Trainer's own profiler; ``""`` without, and in runs of older versions.
         detects_anomaly: whether autograd's anomaly detection was on when the loop began.
         matmul_precision: ``torch.get_float32_matmul_precision()``.
         cuda: ``None`` without a CUDA device.
@@ -247,6 +248,7 @@ class TrainingSetup:
     num_val_batches: Whole | None = None
     gradient_clip_val: Real | None = None
     detects_anomaly: bool | None = None
+    profiler: str = ""
     matmul_precision: str | None = None
     cuda: DeviceSetup | None = None
     layers: tuple[LayerShape, ...] = ()

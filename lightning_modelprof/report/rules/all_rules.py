@@ -11,6 +11,7 @@ from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.callbacks import (
     AnomalyDetection,
+    ProfilerLeftOn,
     SlowCallback,
     SlowLayerHooks,
     SlowLoggingCalls,
@@ -78,6 +79,7 @@ RULES: Final[tuple[Rule, ...]] = (
     DoublePrecision(),
     CompetingThread(),
     AnomalyDetection(),
+    ProfilerLeftOn(),
     SlowCallback(),
     SlowModuleHook(),
     SlowLogger(),

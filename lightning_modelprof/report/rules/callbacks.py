@@ -23,12 +23,15 @@ from lightning_modelprof.analysis.source.logging_calls import (
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
     THE_LOOP,
+    Rule,
     SampledCallsRule,
     ShareRule,
     Whole,
     count,
     duration,
+    lines_that_call,
     location_of,
     milliseconds,
     percent,
@@ -198,6 +201,38 @@ class AnomalyDetection(SampledCallsRule):
         if analysis.setup is None or not analysis.setup.detects_anomaly:
             return self.clean("Anomaly detection is off.")
         return (self.found(_IS_ON, self.action(analysis), Severity.INFO),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilerLeftOn(Rule):
+    """Lightning's AdvancedProfiler, which runs Python's own profiler around each action.
+
+    Caveats:
+        What it takes is not known: it makes every call of a Python function slower, wherever it is.
+    """
+
+    kind: ClassVar[str] = "profiler_left_on"
+    title: ClassVar[str] = "Lightning's AdvancedProfiler slows all Python code down"
+    takes_time_there: ClassVar[bool] = False
+    rests_on_time: ClassVar[bool] = False
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found where the Trainer has it."""
+        setup = analysis.setup
+        if setup is None:
+            return self.not_evaluated(NO_SETUP)
+        if setup.profiler != "AdvancedProfiler":
+            return self.clean("The Trainer has no profiler that slows Python down.")
+        return (
+            self.found(
+                "The Trainer's profiler runs cProfile, so every call of a Python function takes longer, and"
+                " so do the times of this report.",
+                'Remove profiler="advanced" from the Trainer. This report says where the time goes without'
+                " it.",
+                Severity.WARNING,
+                places=lines_that_call(setup, "Trainer"),
+            ),
+        )
 
 
 _NOTHING: Final = FoundCalls(lines=(), share=0.0, samples=0, functions=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -16,7 +17,7 @@ from lightning_modelprof.report.advice.loader import (
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
@@ -34,7 +35,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 
 _WAIT: Final = "wait per step"
 
@@ -111,10 +112,17 @@ class InputBound(ShareRule):
                 advice.action,
                 severity,
                 saving_ns=advice.saving_ns,
-                places=() if is_ready else places_of_batches(loaders),
+                places=() if is_ready else _places(setup, loaders),
                 evidence=[*evidence, *advice.evidence],
             ),
         )
+
+
+def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[CodePlace | Location]:
+    """What makes batches; where that is torch's own code, the user's line that makes the DataLoader first."""
+    places = list(places_of_batches(loaders))
+    is_torchs = bool(places) and all(place.is_library and not place.package for place in places)
+    return [*(lines_that_call(setup, "DataLoader") if is_torchs else ()), *places]
 
 
 @dataclass(frozen=True, kw_only=True)
