@@ -404,7 +404,6 @@ PLACES = {
     "TensorBoard: layout": Place(
         outputs, "write_layout", message=OUTPUT, status="finished", arguments=TIMING_ONLY
     ),
-    "TensorBoard: hparams": Place(outputs, "write_hparams", message=OUTPUT, status="finished"),
     "TensorBoard: dashboard": Place(outputs, "write_summary", message=OUTPUT, status="finished", always=True),
     "dashboard": Place(outputs, "profile_summary", message=OUTPUT, status="finished", always=True),
     "scalars": Place(Outputs, "log_scalars", steps=2, arguments=TIMING_ONLY, errors=("error", "disk full")),

@@ -97,7 +97,7 @@ LIBRARIES = {
     "rich": (),  # Lightning takes another bar where it is installed
     "tqdm": ("show.progress",),
     "jinja2": ("show.html.page",),
-    "tensorboard": ("show.tensorboard.event_file", "show.hparams", "tensorboard_plugin"),
+    "tensorboard": ("show.tensorboard.event_file", "tensorboard_plugin"),
     "werkzeug": ("tensorboard_plugin",),
     "tabulate": (),
     "pandas": ("show.text",),

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from lightning_modelprof.config.options import ReportOptions
 from lightning_modelprof.errors import one_line, told
-from lightning_modelprof.report.hparams import hparams_of
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import check_same_run, pack, save_run, write_atomically
@@ -22,7 +21,6 @@ from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.ranks import rank_file
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.findings import brief_line
-from lightning_modelprof.show.hparams import plain_hparams, write_hparams
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.notebook import show_in_notebook
@@ -156,8 +154,6 @@ class Outputs:
         loop = loop_of(report.sections["run"]["loop"])
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
-        if loop.is_fit:
-            self._write_hparams(report, step)
         if self._options.terminal:
             self._untold = report, is_brief
 
@@ -215,35 +211,6 @@ class Outputs:
             if self.directory is None
             else _name_of(self.directory)
         )
-
-    def _write_hparams(self, report: Report, step: int) -> None:
-        """Write the fit as a row of the HParams tab, in a run of its own below the logger's.
-
-        A run has one row, and the logger's run is there for the user's. TensorBoard shows no columns but
-        those of the experiment that Lightning describes with the user's hyperparameters, so where it does,
-        a row of ours would be an empty one. Where it does not, ours carries the user's as well.
-        """
-        if self.directory is None or not self._options.tensorboard:
-            return
-        name, succeeded = _name_of(self.directory), report.sections["run"]["status"] == "finished"
-
-        def write_row(logger: Any) -> None:
-            if logger.log_dir is None:
-                return
-            users = getattr(logger, "hparams", {})
-            if users and getattr(logger, "_default_hp_metric", True):
-                return
-            row = hparams_of(report)
-            write_hparams(
-                f"{_absolute(logger.log_dir, self._work_folder)}/{name}",
-                row.hparams | plain_hparams(users),
-                row.metrics,
-                step,
-                succeeded=succeeded,
-            )
-
-        for logger in filter(_is_tensorboard, self._loggers):
-            self._try("TensorBoard", partial(write_row, logger))
 
     @property
     def _place(self) -> str:
