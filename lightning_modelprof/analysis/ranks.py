@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import t_quantile
 from lightning_modelprof.analysis.steps.benchmark import standard_error
-from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES, AmongRanks
 from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.steps import NOT_MEASURED
 
@@ -246,22 +246,21 @@ OPTIMIZER: Final = ("optimizer", "clip")
 """The optimizer step: what a rank does after the gradients are there."""
 
 
-_WORK_OR_WAIT: Final = (*_FORWARD, *OPTIMIZER, "validation", "other", "epoch_turn")
+def _among_ranks(what: AmongRanks) -> tuple[str, ...]:
+    return tuple(phase.key for phase in PHASES if phase.among_ranks == what)
 
 
-_SURE_WAITS: Final = ("backward", "rank_wait")
-"""All ranks meet in the first; the second is nothing but the wait for others."""
+_WORK_OR_WAIT: Final = _among_ranks("may_wait")
+
+
+_SURE_WAITS: Final = _among_ranks("meets")
+"""All ranks meet in Backward; Rank wait is nothing but the wait for others."""
 
 
 _MAY_MEET: Final = ("callbacks", "module_hooks", "logging", "transfer", "checkpoint", *_FORWARD)
 
 
-NOT_COUNTED: Final = ("profiler",)
-
-
-ALWAYS_OWN: Final = tuple(
-    phase.key for phase in PHASES if phase.key not in (*_WORK_OR_WAIT, *_SURE_WAITS, *NOT_COUNTED)
-)
+ALWAYS_OWN: Final = _among_ranks("own")
 """Phases that a rank does on its own, whatever the strategy."""
 
 
@@ -316,8 +315,11 @@ class Straggler:
         """
         if self.phase in OPTIMIZER:
             return self.waiting_phase != "rank_wait"
-        may_wait = (*OPTIMIZER, "validation", "other", "epoch_turn")
-        return self.phase in _MAY_MEET and self.waiting_phase in may_wait
+        return (
+            self.phase in _MAY_MEET
+            and self.waiting_phase in _WORK_OR_WAIT
+            and self.waiting_phase not in _FORWARD
+        )
 
     @property
     def awaited_ns(self) -> float:

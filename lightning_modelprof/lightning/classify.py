@@ -40,7 +40,7 @@ from lightning_modelprof.measure.steps.actions import (
 )
 from lightning_modelprof.measure.steps.ledger import PREDICTIONS, PhaseLedger
 from lightning_modelprof.run.loops import PREDICT, VALIDATE, Loop
-from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
 PHASE_OF_HOOK: Final[dict[str, str]] = {
     "on_before_batch_transfer": "transfer",
@@ -67,13 +67,6 @@ MODEL_EVAL: Final = "on_validation_model_eval"
 
 ENDS_BATCHES: Final[dict[str, int]] = {"on_validation_epoch_end": EPOCH_END, "on_validation_end": OTHER}
 """Hook after the last batch of a validation → the part that lasts from there to the next one."""
-
-
-# Only these phases launch work on a device; callbacks and hooks between them keep the mark before them.
-DEVICE_PHASES: Final = {
-    PHASE_INDEX[key]
-    for key in ("transfer", "forward", "backward", "optimizer", "zero_grad", "clip", "checkpoint")
-}
 
 
 class ActionTable(dict[str, Action]):
@@ -212,7 +205,7 @@ class Classifier:
         return MODULE_HOOKS if _overrides(module, "LightningModule", hook) else OTHER
 
     def _marked(self, action: PhaseAction) -> Action:
-        if self._ledger.device is not None and action.phase in DEVICE_PHASES:
+        if self._ledger.device is not None and PHASES[action.phase].on_device:
             return DeviceMarkedAction(self._ledger, action)
         return action
 

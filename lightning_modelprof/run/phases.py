@@ -7,50 +7,117 @@ Appending a phase is safe for saved runs (they store keys), reordering is not ne
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from lightning_modelprof.run.ranges import Count, Whole
+
+AmongRanks = Literal["own", "may_wait", "meets", "not_counted"]
+"""``own`` work of a rank; work in which it ``may_wait`` for others; where all ``meets``; ``not_counted``."""
 
 
 class Phase(NamedTuple):
     """One kind of work a step consists of, a step being one batch of a loop.
 
-    ``key`` is used in files and code, ``label`` is what a reader sees, ``is_core`` marks the four
-    rows that Paddle's Model Summary shows by name; the rest are shown as parts of Others.
+    Attributes:
+        key: in files and code.
+        label: what a reader sees.
+        definition: what it is, for a reader.
+        among_ranks: whether a rank does it on its own, may wait for others in it, or does nothing else.
+        is_core: whether Paddle's Model Summary shows it by name; the rest are parts of Others.
+        on_device: whether it launches work on a device; others keep the mark of the phase before them.
+        every_step: whether every step has it: what is in few steps is a share of the loop, and no profiler or
+            inspection slows it down.
     """
 
     key: str
     label: str
     definition: str
+    among_ranks: AmongRanks
     is_core: bool = False
+    on_device: bool = False
+    every_step: bool = True
 
 
 PHASES: Final[tuple[Phase, ...]] = (
-    Phase("dataloader", "Dataloader", "waiting for the next batch", is_core=True),
-    Phase("transfer", "Transfer", "moving the batch to the device, with the batch-transfer hooks"),
-    Phase("forward", "Forward", "training_step (validation_step, ...): the model and the loss", is_core=True),
-    Phase("backward", "Backward", "autograd, with gradient communication", is_core=True),
+    Phase("dataloader", "Dataloader", "waiting for the next batch", "own", is_core=True),
+    Phase(
+        "transfer",
+        "Transfer",
+        "moving the batch to the device, with the batch-transfer hooks",
+        "own",
+        on_device=True,
+    ),
+    Phase(
+        "forward",
+        "Forward",
+        "training_step (validation_step, ...): the model and the loss",
+        "may_wait",
+        is_core=True,
+        on_device=True,
+    ),
+    Phase(
+        "backward", "Backward", "autograd, with gradient communication", "meets", is_core=True, on_device=True
+    ),
     Phase(
         "optimizer",
         "Optimization",
         "the optimizer step without the closure's forward and backward",
+        "may_wait",
         is_core=True,
+        on_device=True,
     ),
-    Phase("zero_grad", "Zero grad", "clearing the gradients"),
-    Phase("clip", "Gradient clipping", "configure_gradient_clipping"),
-    Phase("lr_scheduler", "LR scheduler", "stepping learning-rate schedulers"),
-    Phase("callbacks", "Callbacks", "hooks of the other callbacks"),
-    Phase("module_hooks", "Module hooks", "hooks of the LightningModule, DataModule and Strategy"),
-    Phase("logging", "Logging", "metrics, loggers and progress counters after the batch"),
-    Phase("predictions", "Predictions", "predict only: moving the predictions to the CPU and keeping them"),
-    Phase("validation", "Validation", "the validation loop, without callbacks and checkpoints"),
-    Phase("checkpoint", "Checkpoint", "saving checkpoints"),
-    Phase("dataloader_init", "Dataloader init", "worker shut-down and start-up at an epoch's start"),
-    Phase("profiler", "Profiler", "this profiler's own work"),
-    Phase("other", "Loop", "Lightning's loop between the above"),
-    Phase("rank_wait", "Rank wait", "several ranks: until Lightning has told all whether a signal came"),
-    Phase("user_profiler", "Your profiler", "Trainer(profiler=...): what it does at each action"),
-    Phase("epoch_turn", "Epoch turn", "Lightning's own work between two epochs, loggers at an epoch's end"),
+    Phase("zero_grad", "Zero grad", "clearing the gradients", "own", on_device=True),
+    Phase("clip", "Gradient clipping", "configure_gradient_clipping", "may_wait", on_device=True),
+    Phase("lr_scheduler", "LR scheduler", "stepping learning-rate schedulers", "own", every_step=False),
+    Phase("callbacks", "Callbacks", "hooks of the other callbacks", "own", every_step=False),
+    Phase(
+        "module_hooks",
+        "Module hooks",
+        "hooks of the LightningModule, DataModule and Strategy",
+        "own",
+        every_step=False,
+    ),
+    Phase(
+        "logging",
+        "Logging",
+        "metrics, loggers and progress counters after the batch",
+        "own",
+        every_step=False,
+    ),
+    Phase(
+        "predictions",
+        "Predictions",
+        "predict only: moving the predictions to the CPU and keeping them",
+        "own",
+    ),
+    Phase(
+        "validation",
+        "Validation",
+        "the validation loop, without callbacks and checkpoints",
+        "may_wait",
+        every_step=False,
+    ),
+    Phase("checkpoint", "Checkpoint", "saving checkpoints", "own", on_device=True, every_step=False),
+    Phase(
+        "dataloader_init",
+        "Dataloader init",
+        "worker shut-down and start-up at an epoch's start",
+        "own",
+        every_step=False,
+    ),
+    Phase("profiler", "Profiler", "this profiler's own work", "not_counted"),
+    Phase("other", "Loop", "Lightning's loop between the above", "may_wait"),
+    Phase(
+        "rank_wait", "Rank wait", "several ranks: until Lightning has told all whether a signal came", "meets"
+    ),
+    Phase("user_profiler", "Your profiler", "Trainer(profiler=...): what it does at each action", "own"),
+    Phase(
+        "epoch_turn",
+        "Epoch turn",
+        "Lightning's own work between two epochs, loggers at an epoch's end",
+        "may_wait",
+        every_step=False,
+    ),
 )
 
 
@@ -71,7 +138,7 @@ TRACE_METADATA_KEY: Final = "modelprof"
 
 def _as_in_a_step(key: str, definition: str) -> Phase:
     """A part that is called what it is called in a training step."""
-    return Phase(key, PHASES[PHASE_INDEX[key]].label, definition)
+    return PHASES[PHASE_INDEX[key]]._replace(definition=definition, is_core=False)
 
 
 PARTS: Final[tuple[Phase, ...]] = (
@@ -83,6 +150,7 @@ PARTS: Final[tuple[Phase, ...]] = (
         "epoch_end",
         "Metrics and epoch end",
         "computing metrics after the last batch, on_validation_epoch_end",
+        "may_wait",
     ),
     _as_in_a_step("logging", "metrics, loggers and progress counters after a batch and after the last one"),
     _as_in_a_step("dataloader_init", "making the dataloader and starting its workers before the first batch"),

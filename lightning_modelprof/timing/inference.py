@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ConfigError, quoted, told
+from lightning_modelprof.inspect.core.untouched import tensors_in
 from lightning_modelprof.measure.clock import cpu_time, device_clock, host_clock
 from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
 from lightning_modelprof.run.steps import NOT_MEASURED
@@ -200,15 +201,6 @@ def devices_of(module: torch.nn.Module | None, batch: Any) -> tuple[torch.device
             )
     others = tuple(device for device in devices if device.type != "cpu")
     return others or (torch.device("cpu"),)
-
-
-def tensors_in(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors of nested mappings, lists and tuples."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif depth < 8 and isinstance(batch, Mapping | list | tuple):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors_in(part, depth + 1)
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

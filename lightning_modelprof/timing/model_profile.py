@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.modules.module_tree import ModuleTree, module_tree
 from lightning_modelprof.errors import ModelProfError, given_path, nearest, quoted, told
 from lightning_modelprof.inspect.core.counter import FlopCounter
-from lightning_modelprof.inspect.core.untouched import untouched
+from lightning_modelprof.inspect.core.untouched import tensors_in, untouched
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
@@ -29,7 +29,6 @@ from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCoun
 from lightning_modelprof.show.format import format_cell, format_duration
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
-from lightning_modelprof.timing.inference import tensors_in
 from lightning_modelprof.timing.spans import wait_for
 
 _MAX_NAMED: Final = 4

@@ -37,15 +37,6 @@ More of it could be most of the least share that a rule finds, 3 %."""
 _TRIMMED: Final = 0.2
 
 
-SURROUNDINGS: Final = frozenset(
-    (
-        *("callbacks", "module_hooks", "logging", "validation", "checkpoint", "lr_scheduler"),
-        *("dataloader_init", "epoch_turn"),
-    )
-)
-"""Phases that may be in few steps only, and that a profiler or an inspection does not slow down."""
-
-
 _PROFILER: Final = PHASE_INDEX["profiler"]
 
 
@@ -247,7 +238,7 @@ def _of_the_loop(
         index = PHASE_INDEX[key]
         if ns is None or not is_measured[index]:
             continue
-        inside_ns = int(sums_ns[index]) / num_steps if key in SURROUNDINGS else ns
+        inside_ns = int(sums_ns[index]) / num_steps if not PHASES[index].every_step else ns
         phases[key] = inside_ns + outside_ns.get(key, 0) / num_steps
     known = [ns for ns in phases.values() if ns is not None]
     return replace(

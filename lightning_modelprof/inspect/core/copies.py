@@ -29,7 +29,8 @@ T = TypeVar("T")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-_COMPILED_FROM: Final = "_torchdynamo_orig_callable"  # what torch.compile puts on each function that it wraps
+COMPILED_FROM: Final = "_torchdynamo_orig_callable"
+"""What torch.compile puts on each function that it wraps."""
 
 
 _NEEDS_VALUES: Final = tuple(
@@ -181,7 +182,7 @@ def _undo_compiling(module: nn.Module, memo: dict[int, Any]) -> None:
     for name, value in module.__dict__.items():
         if name == "_compiled_call_impl" or not isinstance(value, types.FunctionType):
             continue
-        original = vars(value).get(_COMPILED_FROM)
+        original = vars(value).get(COMPILED_FROM)
         if original is None:
             continue
         of_the_class = getattr(type(module), name, None)
@@ -263,7 +264,6 @@ def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
     return changed
 
 
-_ORIGINAL: Final = "_torchdynamo_orig_callable"
 """What torch.compile puts on every function that it wraps."""
 
 
@@ -325,6 +325,10 @@ def _names_used_by(kind: type) -> set[str]:
 def _find_function(names: Any) -> str | None:
     """The first of the named objects that torch.compile made; asked without running code of theirs."""
     for name, value in list(names.items()):
-        if isinstance(value, FunctionType) and _ORIGINAL in vars(value) and not name.startswith(_OF_DYNAMO):
+        if (
+            isinstance(value, FunctionType)
+            and COMPILED_FROM in vars(value)
+            and not name.startswith(_OF_DYNAMO)
+        ):
             return str(name)
     return None

@@ -17,6 +17,7 @@ from torch.autograd.function import Function, FunctionCtx, _SingleLevelFunction
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.inspect.core.copies import COMPILED_FROM
 from lightning_modelprof.inspect.core.untouched import untouched
 from lightning_modelprof.run.model_cost import ForwardCount, ForwardTable
 
@@ -205,7 +206,6 @@ def _notes(unseen: Counter[str], failed: Counter[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-_COMPILED_FROM: Final = "_torchdynamo_orig_callable"
 """What torch.compile puts on every function that it wraps."""
 
 
@@ -362,8 +362,8 @@ def traceable(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         own = vars(module)
         for name, value in own.items():
-            if isinstance(value, FunctionType) and _COMPILED_FROM in vars(value):
-                own[name] = vars(value)[_COMPILED_FROM]
+            if isinstance(value, FunctionType) and COMPILED_FROM in vars(value):
+                own[name] = vars(value)[COMPILED_FROM]
         own.pop("_compiled_call_impl", None)  # of module.compile()
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_modelprof.inspect.core.copies import find_compiled
+from lightning_modelprof.inspect.core.copies import COMPILED_FROM, find_compiled
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.clock import DeviceClock, HostClock
 from lightning_modelprof.run.model_cost import ModuleTime, ModuleTimes
@@ -216,9 +216,6 @@ class TimedSteps:
 _WRAPPER = "_orig_mod"
 
 
-_COMPILED_FUNCTION = "_torchdynamo_orig_callable"
-
-
 @dataclass(slots=True)
 class Regions:
     """Where hooks go and where they do not.
@@ -300,7 +297,7 @@ def _is_compiled(module: nn.Module) -> bool:
     if _WRAPPER in module._modules or _has_compiled_call(module):
         return True
     forward = vars(module).get("forward", getattr(type(module), "forward", None))
-    return isinstance(forward, FunctionType) and _COMPILED_FUNCTION in vars(forward)
+    return isinstance(forward, FunctionType) and COMPILED_FROM in vars(forward)
 
 
 def _notes(wholes: list[str], scripts: list[str], unseen: list[str]) -> list[str]:

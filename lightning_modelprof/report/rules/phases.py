@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.step_costs import SURROUNDINGS, PhaseMeans, StepCosts
+from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -27,6 +27,7 @@ from lightning_modelprof.report.rules.base import (
     usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSetup
 
 
@@ -87,7 +88,7 @@ class PhaseShareRule(ShareRule):
 
     def means(self, costs: StepCosts) -> PhaseMeans:
         """The steps that the share is of: for what surrounds the model the whole loop."""
-        return costs.loop if self.phase in SURROUNDINGS else costs.typical
+        return costs.typical if PHASES[PHASE_INDEX[self.phase]].every_step else costs.loop
 
     def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """What its time is a share of; what is not in every step is always in the loop."""
