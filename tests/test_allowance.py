@@ -17,7 +17,7 @@ from lightning_modelprof.loop import step_boundaries as allowance
 from lightning_modelprof.loop.inspection_plan import InspectionPlan, plan_later
 from lightning_modelprof.loop.step_boundaries import Allowance
 from lightning_modelprof.measure.window import capture, torch_profiler
-from lightning_modelprof.measure.window.schedule import Action, Schedule
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
@@ -61,7 +61,7 @@ def test_steps_that_are_put_off_are_in_no_window(skip, wait, active, by, accumul
     assert moved >= by
     assert moved % accumulate == 0
     assert later.timed == tuple(step + moved for step in plan.timed)
-    assert all(schedule.action(step) is Action.WAIT for step in (later.counted, *later.timed))
+    assert all(schedule.action(step) is WindowAction.WAIT for step in (later.counted, *later.timed))
     free = plan_later(plan, by, schedule=None, accumulate=accumulate)
     assert 0 <= free.counted - plan.counted - by < accumulate
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lightning_modelprof
-from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
 
 DECODER = Path(lightning_modelprof.__file__).parent / "tensorboard_plugin" / "static" / "columns.js"
 LARGEST = 2**53 - 1

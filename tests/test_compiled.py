@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modelprof.inspect.core.copies import find_compiled
+from lightning_modelprof.inspect.core.model_copies import find_compiled
 
 
 def by_hand(function):

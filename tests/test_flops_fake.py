@@ -16,8 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.inspect.core.copies import fake_copy, fake_inputs
 from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.core.model_copies import fake_copy, fake_inputs
 from lightning_modelprof.inspect.flops.count import count_flops, summarize
 from tests.flop_models import CASES, SMALL, SMALL_BACKWARD, Batch, Small, total
 from tests.test_flops_untouched import assert_same, state_of

@@ -21,8 +21,8 @@ from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.tensorboard import columns
-from lightning_modelprof.show.tensorboard.columns import unpack_columns
+from lightning_modelprof.show.tensorboard import packing as columns
+from lightning_modelprof.show.tensorboard.packing import unpack_columns
 from lightning_modelprof.show.tensorboard.profile_blob import unpack_profile
 from lightning_modelprof.show.text import render_text
 from lightning_modelprof.trace import columns as trace_columns

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.loop.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
-from lightning_modelprof.measure.window.schedule import Action, Schedule
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 
 SMALL = st.integers(0, 6)
 
@@ -54,12 +54,12 @@ def test_no_inspected_step_is_in_a_window(skip_first, wait, warmup, active, repe
     steps = [step for step in (plan.counted, *plan.timed) if step is not None]
     assert steps == sorted(set(steps))
     assert len(plan.timed) <= NUM_TIMED
-    assert all(schedule.action(step) is Action.WAIT for step in steps)
+    assert all(schedule.action(step) is WindowAction.WAIT for step in steps)
     assert all(step < num_steps for step in steps if num_steps is not None)
     if plan.counted is None:
         # Then there is no free step at all, but perhaps the very first.
         last = 200 if num_steps is None else num_steps
-        assert all(schedule.action(step) is not Action.WAIT for step in range(1, last))
+        assert all(schedule.action(step) is not WindowAction.WAIT for step in range(1, last))
 
 
 @pytest.mark.short

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_modelprof.loop import memory as loop_memory
 from lightning_modelprof.loop.run_folder import claim_directory
-from lightning_modelprof.measure.resources.memory import DeviceMemory, ProcessMemory
+from lightning_modelprof.measure.resources.memory import DeviceBytes, ProcessMemory
 from tests.fits import run_fit
 
 
@@ -52,7 +52,7 @@ def test_scalars_come_as_often_as_asked_for(tmp_path, ours, of_trainer, num_poin
 def test_memory_is_logged_as_it_was_read_at_that_moment(tmp_path, monkeypatch):
     readings = iter(range(1, 100))
     monkeypatch.setattr(loop_memory, "process_memory", lambda: ProcessMemory(next(readings) * 2**20, None))
-    monkeypatch.setattr(loop_memory, "device_memory", lambda device: DeviceMemory(allocated=3 * 2**19))
+    monkeypatch.setattr(loop_memory, "device_memory", lambda device: DeviceBytes(allocated=3 * 2**19))
     logger = CountingLogger(tmp_path)
     run_fit(tmp_path, trainer={"logger": logger}, active=0, log_every_n_steps=5)
     logged = [

@@ -22,7 +22,7 @@ from lightning_modelprof.analysis.steps.memory import grown, memory_use
 from lightning_modelprof.measure.resources import memory as measured
 from lightning_modelprof.measure.resources.memory import (
     MOST_POINTS,
-    DeviceMemory,
+    DeviceBytes,
     MemoryCurve,
     ProcessMemory,
     device_memory,
@@ -123,9 +123,9 @@ def test_container_limit(monkeypatch, tmp_path):
 
 
 def test_a_cpu_has_no_counters_and_a_device_is_not_started():
-    assert device_memory(CPU) == DeviceMemory()
+    assert device_memory(CPU) == DeviceBytes()
     assert total_bytes(CPU) is None
-    assert device_memory(torch.device("cuda:0")) == DeviceMemory()
+    assert device_memory(torch.device("cuda:0")) == DeviceBytes()
     assert total_bytes(torch.device("cuda:0")) is None
     assert not torch.cuda.is_initialized()
 
@@ -144,7 +144,7 @@ FLAT = {
     "num_alloc_retries": 2,
     "num_ooms": 1,
 }
-COUNTED = DeviceMemory(allocated=5, reserved=8, peak_allocated=7, peak_reserved=9, num_retries=2, num_ooms=1)
+COUNTED = DeviceBytes(allocated=5, reserved=8, peak_allocated=7, peak_reserved=9, num_retries=2, num_ooms=1)
 
 
 class FakeBackend:
@@ -188,7 +188,7 @@ def test_counters_of_mps(monkeypatch):
         recommended_max_memory=lambda: 90,
     )
     monkeypatch.setattr(torch, "mps", fake)
-    assert device_memory(torch.device("mps", 0)) == DeviceMemory(allocated=5, reserved=8)
+    assert device_memory(torch.device("mps", 0)) == DeviceBytes(allocated=5, reserved=8)
     assert total_bytes(torch.device("mps", 0)) == 90
 
 
@@ -200,7 +200,7 @@ def curve(**kwargs):
 
 
 def test_a_step_is_looked_at_once():
-    one = curve(read_device=lambda device: DeviceMemory(allocated=3, reserved=4))
+    one = curve(read_device=lambda device: DeviceBytes(allocated=3, reserved=4))
     for step in (0, 0, 1, 5, 5, 6):
         one.look(step)
     assert one.record().curve == tuple(

@@ -17,7 +17,7 @@ from lightning_modelprof.inspect.modules.live_tensors import storages_of
 from lightning_modelprof.loop import memory as loop_memory
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.measure.resources import out_of_memory
-from lightning_modelprof.measure.resources.memory import DeviceMemory
+from lightning_modelprof.measure.resources.memory import DeviceBytes
 from lightning_modelprof.measure.resources.out_of_memory import (
     Named,
     describe,
@@ -63,7 +63,7 @@ def described(error, device=CUDA, counters=None, named=None, **kwargs):
         error,
         step=4,
         device=device,
-        read_device=lambda one: counters or DeviceMemory(),
+        read_device=lambda one: counters or DeviceBytes(),
         total_bytes=lambda: 80 * GIB,
         named=named or Named({}, {}, ()),
         storages_of=storages_of,
@@ -97,7 +97,7 @@ def test_messages_are_read(error, device, requested, total, allocated, reserved)
     """The message speaks of the moment of failure; the counters, read later, fill what it does not say."""
     assert out_of_memory_error(error) is error
     on = torch.device("mps" if device == "mps" else "cuda", 0)
-    event = described(error, on, DeviceMemory(allocated=3 * GIB, reserved=4 * GIB))
+    event = described(error, on, DeviceBytes(allocated=3 * GIB, reserved=4 * GIB))
     assert event.device == device
     sizes = (event.requested_bytes, event.total_bytes, event.allocated_bytes, event.reserved_bytes)
     assert sizes == (requested, total, allocated, reserved)

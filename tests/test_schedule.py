@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.measure.window.schedule import Action, Schedule
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 
 TORCH_ACTIONS = {
-    torch.profiler.ProfilerAction.NONE: Action.WAIT,
-    torch.profiler.ProfilerAction.WARMUP: Action.WARMUP,
-    torch.profiler.ProfilerAction.RECORD: Action.ACTIVE,
-    torch.profiler.ProfilerAction.RECORD_AND_SAVE: Action.ACTIVE_LAST,
+    torch.profiler.ProfilerAction.NONE: WindowAction.WAIT,
+    torch.profiler.ProfilerAction.WARMUP: WindowAction.WARMUP,
+    torch.profiler.ProfilerAction.RECORD: WindowAction.ACTIVE,
+    torch.profiler.ProfilerAction.RECORD_AND_SAVE: WindowAction.ACTIVE_LAST,
 }
 
 small = st.integers(0, 5)
@@ -42,21 +42,21 @@ def test_windows_are_where_the_actions_say(schedule):
     for index in range(num_windows):
         window = schedule.window(index)
         assert window.index == index
-        expected |= dict.fromkeys(range(window.first_warmup, window.first), Action.WARMUP)
-        expected |= dict.fromkeys(range(window.first, window.last), Action.ACTIVE)
-        expected[window.last] = Action.ACTIVE_LAST
+        expected |= dict.fromkeys(range(window.first_warmup, window.first), WindowAction.WARMUP)
+        expected |= dict.fromkeys(range(window.first, window.last), WindowAction.ACTIVE)
+        expected[window.last] = WindowAction.ACTIVE_LAST
     end = schedule.skip_first + num_windows * schedule.cycle
     for step in range(end):
-        assert schedule.action(step) is expected.get(step, Action.WAIT), step
+        assert schedule.action(step) is expected.get(step, WindowAction.WAIT), step
     if schedule.repeat:
         assert schedule.window(num_windows) is None
-        assert {schedule.action(step) for step in range(end, end + 20)} == {Action.WAIT}
+        assert {schedule.action(step) for step in range(end, end + 20)} == {WindowAction.WAIT}
 
 
 @given(small, small, small, small, st.integers(0, 4))
 def test_without_active_steps_there_is_no_window(skip_first, wait, warmup, repeat, step):
     schedule = Schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=0, repeat=repeat)
-    assert schedule.action(step) is Action.WAIT
+    assert schedule.action(step) is WindowAction.WAIT
     assert schedule.window(0) is None
 
 
@@ -64,19 +64,21 @@ def test_paddles_range():
     schedule = Schedule.from_range(3, 14)
     actions = [schedule.action(step) for step in range(20)]
     assert actions == [
-        *[Action.WAIT] * 2,
-        Action.WARMUP,
-        *[Action.ACTIVE] * 10,
-        Action.ACTIVE_LAST,
-        *[Action.WAIT] * 6,
+        *[WindowAction.WAIT] * 2,
+        WindowAction.WARMUP,
+        *[WindowAction.ACTIVE] * 10,
+        WindowAction.ACTIVE_LAST,
+        *[WindowAction.WAIT] * 6,
     ]
 
 
 @given(st.integers(0, 20), st.integers(1, 20))
 def test_a_range_records_start_to_end_minus_one(start, length):
     schedule = Schedule.from_range(start, start + length)
-    recorded = [step for step in range(60) if schedule.action(step) in {Action.ACTIVE, Action.ACTIVE_LAST}]
+    recorded = [
+        step for step in range(60) if schedule.action(step) in {WindowAction.ACTIVE, WindowAction.ACTIVE_LAST}
+    ]
     assert recorded == list(range(start, start + length))
-    warmup = [step for step in range(60) if schedule.action(step) is Action.WARMUP]
+    warmup = [step for step in range(60) if schedule.action(step) is WindowAction.WARMUP]
     assert warmup == ([start - 1] if start else [])  # as Paddle: one step, when there is one
     assert schedule.window(0).last == start + length - 1

@@ -18,7 +18,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from lightning_modelprof.show.html.chart import chart_view
-from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.profile_blob import TAG_WORDS, pack_steps, unpack_steps
 
 # The order in which docs/report.md names what is not clean, by the tag that says so: the first one counts.

@@ -19,11 +19,11 @@ import lightning_modelprof
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.profile import Counter, Lane, Timeline
+from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.details import WORDS
 from lightning_modelprof.report.timeline.lanes import find_depths
 from lightning_modelprof.report.timeline.timeline import MOST_POINTS, thin, timeline_of
-from lightning_modelprof.show.tensorboard.columns import pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import (
     PYTHON_FUNCTION,
     check_timeline,
@@ -559,7 +559,7 @@ TEXTS = st.lists(st.text(st.characters() | HALF_SURROGATES, max_size=8), min_siz
 
 
 def assert_same(left, right):
-    for one in fields(Timeline):
+    for one in fields(DrawnTimeline):
         a, b = getattr(left, one.name), getattr(right, one.name)
         if isinstance(b, np.ndarray):
             assert a.dtype == b.dtype == np.int64
@@ -588,7 +588,7 @@ def timelines(draw):
     moments = sorted(draw(st.lists(ns, max_size=5)))
     floats = st.floats(allow_nan=False)
     values = draw(st.lists(floats, min_size=len(moments), max_size=len(moments)))
-    return Timeline(
+    return DrawnTimeline(
         source=draw(st.text(max_size=9)), rank=draw(st.none() | st.integers(0, 9)),
         begin_ns=draw(ns), end_ns=draw(ns),
         lanes=lanes, names=tuple(names), categories=tuple(categories), details=tuple(details_),

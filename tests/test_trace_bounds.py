@@ -21,7 +21,7 @@ from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
 from lightning_modelprof.measure.window.capture import NEVER, Capture, ScheduledSteps, sooner
-from lightning_modelprof.measure.window.schedule import Action, Schedule
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus
@@ -76,10 +76,15 @@ def test_scheduled_steps_of_ranks_that_may_be_ahead():
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_scheduled_steps_by_the_action_of_each_step(repeat, wait, warmup):
     schedule = Schedule(skip_first=1, wait=wait, warmup=warmup, active=2, repeat=repeat)
-    tag = {Action.WAIT: NONE, Action.WARMUP: WARMUP, Action.ACTIVE: PROFILED, Action.ACTIVE_LAST: PROFILED}
+    tag = {
+        WindowAction.WAIT: NONE,
+        WindowAction.WARMUP: WARMUP,
+        WindowAction.ACTIVE: PROFILED,
+        WindowAction.ACTIVE_LAST: PROFILED,
+    }
     expected = [
         tag[schedule.action(step)]
-        | (STOP if step and schedule.action(step - 1) is Action.ACTIVE_LAST else NONE)
+        | (STOP if step and schedule.action(step - 1) is WindowAction.ACTIVE_LAST else NONE)
         for step in range(25)
     ]
     assert tags_of(ScheduledSteps(schedule), 25) == expected

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.show.tensorboard.columns import pack_columns
+from lightning_modelprof.show.tensorboard.packing import pack_columns
 from tests.dashboard_page import BYTES, HTML, SCRIPT, Files
 
 PAGE = """<!doctype html><html data-theme="light"><meta charset="utf-8"><title>Timeline</title>

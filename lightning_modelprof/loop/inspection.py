@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.errors import ModelProfError, told
-from lightning_modelprof.inspect.core.copies import (
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.core.model_copies import (
     compiled_frames,
     fake_copy,
     fake_inputs,
@@ -27,7 +28,6 @@ from lightning_modelprof.inspect.core.copies import (
     reaches_outside,
     values_are_missing,
 )
-from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.core.untouched import modes_on, random_states_kept
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula

@@ -11,7 +11,7 @@ from typing import Final
 from lightning_modelprof.analysis.modules.size_law import REACH, FlopsBySize, why_not_by_size
 from lightning_modelprof.config.options import DEFAULTS, ProfileConfig
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
-from lightning_modelprof.measure.window.schedule import Action, Schedule
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
@@ -63,7 +63,7 @@ def plan_later(
         free = (
             one
             for one in range(by, end, accumulate)
-            if all(schedule.action(step + one) is Action.WAIT for step in wanted)
+            if all(schedule.action(step + one) is WindowAction.WAIT for step in wanted)
         )
         by = next(free, end)
     return InspectionPlan(counted=plan.counted + by, timed=tuple(step + by for step in plan.timed))
@@ -106,7 +106,7 @@ def plan_inspection(
     begin = max(_WARM, skip_first - wanted)
     if last <= begin:
         begin = max(0, min(_WARM, last - 1), last - wanted)
-    free = [step for step in range(begin, last) if schedule.action(step) is Action.WAIT]
+    free = [step for step in range(begin, last) if schedule.action(step) is WindowAction.WAIT]
     stepping = [step for step in free[:-num_timed] or free if (step + 1) % accumulate == 0]
     counted = next(iter(stepping or free), None)
     timed = [step for step in free if counted is not None and step > counted]

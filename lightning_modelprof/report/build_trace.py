@@ -22,7 +22,7 @@ from lightning_modelprof.report.device_shares import (
 )
 from lightning_modelprof.report.model import Chart, Finding, Report, Status, StepCard, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
-from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import count, duration, ratio
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, LaunchBound, pooled_waits
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
 from lightning_modelprof.report.rules.input import InputBound
@@ -30,6 +30,7 @@ from lightning_modelprof.report.rules.ranks import CommunicationExposed
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_host_traces, verdict_of_traces
+from lightning_modelprof.report.words import milliseconds, percent
 
 
 def build_trace_report(

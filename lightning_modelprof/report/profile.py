@@ -79,7 +79,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timeline:
+class DrawnTimeline:
     """What ran when on each thread and stream of one rank: the slices of a trace.
 
     Slices are sorted by lane, depth and begin; those of one lane and depth do not overlap. Times are
@@ -151,4 +151,4 @@ class Profile:
     report: Report
     rank_reports: Mapping[int, Report] = field(default_factory=dict)
     steps: StepColumns | None = None
-    timelines: Mapping[int, Timeline] = field(default_factory=dict)
+    timelines: Mapping[int, DrawnTimeline] = field(default_factory=dict)

@@ -24,9 +24,10 @@ from lightning_modelprof.report.device_shares import (
     wait_shares,
 )
 from lightning_modelprof.report.model import Finding, Status, Verdict
-from lightning_modelprof.report.rules.base import Rule, milliseconds, percent
+from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.phases import PHASES
 
 OUT_OF_MEMORY: Final = "out_of_memory"

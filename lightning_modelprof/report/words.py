@@ -65,3 +65,13 @@ _DURATION_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 def duration_unit(largest_ns: float) -> tuple[float, str]:
     """How many nanoseconds a unit has, and its name: the largest that is not above ``largest_ns``."""
     return next((ns, unit) for ns, unit in _DURATION_UNITS if largest_ns >= ns or unit == "ns")
+
+
+def milliseconds(ns: float) -> str:
+    """For sentences: three digits that count, at least to a microsecond."""
+    return f"{float(f'{ns / 1e6:.3g}'):g} ms"
+
+
+def percent(share: float | None) -> str:
+    """For sentences."""
+    return "an unknown share" if share is None else f"{share:.1%}".replace("%", " %")

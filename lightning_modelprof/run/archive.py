@@ -143,7 +143,7 @@ def load_run(path: str | Path) -> Run:
     except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
         raise no_run(file, Path(path), error) from error
     try:
-        version = msgspec.json.decode(raw, type=_Versioned).schema_version
+        version = msgspec.json.decode(raw, type=_VersionedRun).schema_version
         if version > RUN_SCHEMA_VERSION:
             raise ArchiveError(
                 f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}."
@@ -159,7 +159,7 @@ def load_run(path: str | Path) -> Run:
     return run
 
 
-class _Versioned(msgspec.Struct):
+class _VersionedRun(msgspec.Struct):
     schema_version: int
 
 

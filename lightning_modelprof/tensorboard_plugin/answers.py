@@ -114,7 +114,7 @@ class Answers:
         """What every figure means."""
         return definitions_document()
 
-    def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> Side:
+    def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> ComparedSide:
         selection = self._select(context, experiment, arguments)
         run = arguments.get("run", "")
 
@@ -126,7 +126,7 @@ class Answers:
             except ValueError as error:
                 raise ArchiveError(f"{run}: its steps cannot be read: {error}.") from error
 
-        return Side(run_name=run, selection=selection, read_steps=read_steps)
+        return ComparedSide(run_name=run, selection=selection, read_steps=read_steps)
 
     def _select(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> Selection:
         tags = [arguments.get(name, "") for name in ("profile", "window")]
@@ -187,7 +187,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class ComparedSide:
     """One side of a comparison.
 
     Attributes:
@@ -201,7 +201,7 @@ class Side:
     read_steps: Callable[[], StepTimings]
 
 
-def compare_sides(before: Side, after: Side) -> list[Report]:
+def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
     """The comparison of the loops and that of the windows, as far as both sides have one and they differ.
 
     Raises:
@@ -219,7 +219,7 @@ def compare_sides(before: Side, after: Side) -> list[Report]:
     return reports
 
 
-def _compare_loops(before: Side, after: Side) -> Report:
+def _compare_loops(before: ComparedSide, after: ComparedSide) -> Report:
     """What the command ``compare`` says, and every table of the runs row by row."""
     runs = []
     for side in (before, after):
@@ -230,7 +230,7 @@ def _compare_loops(before: Side, after: Side) -> Report:
     return replace(report, tables=(*report.tables, *changed_rows(runs[0].report, runs[1].report)))
 
 
-def _window_name(side: Side) -> str:
+def _window_name(side: ComparedSide) -> str:
     window = side.selection.window
     assert window is not None
     rank = "" if side.selection.rank is None else f", rank {side.selection.rank}"

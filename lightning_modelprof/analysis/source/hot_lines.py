@@ -91,7 +91,7 @@ class _Count(NamedTuple):
     time_ns: int
 
 
-class _Place(NamedTuple):
+class _CodeLine(NamedTuple):
     phase: str | None
     file: str
     line: int
@@ -388,14 +388,14 @@ class HotLines:
         total = _Count(self.num_samples, self.time_ns)
         if not (total.samples and total.time_ns):
             return
-        counts: dict[_Place, list[_Count]] = {}
-        logging: dict[_Place, list[_Count]] = {}
-        names: dict[_Place, str] = {}
+        counts: dict[_CodeLine, list[_Count]] = {}
+        logging: dict[_CodeLine, list[_Count]] = {}
+        names: dict[_CodeLine, str] = {}
         for stack in self.samples.stacks:
             frames = [self.samples.frames[index] for index in stack.frames]
             user = next((frame for frame in reversed(frames) if frame.is_users), None)
             if user is not None:
-                place = _Place(stack.phase if by_phase else None, user.file, user.line)
+                place = _CodeLine(stack.phase if by_phase else None, user.file, user.line)
                 names.setdefault(place, user.function)
                 count = _Count(stack.samples, stack.time_ns)
                 counts.setdefault(place, []).append(count)

@@ -78,7 +78,7 @@ class SourceLine:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _LineSums:
     function: str
     function_line: int | None = None
     module: str = ""
@@ -104,7 +104,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
     sums = _sums(sites)
     seen = {} if isinstance(hot, Absent) else {(one.file, one.line): one for one in hot.lines}
     for place, top in seen.items():
-        sums.setdefault(place, _Sums(top.function))
+        sums.setdefault(place, _LineSums(top.function))
     lines = []
     for (file, line), one in sums.items():
         sample = seen.get((file, line))
@@ -134,14 +134,14 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
     return tuple(sorted(lines, key=_rank))
 
 
-def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
-    sums: dict[tuple[str, int], _Sums] = {}
+def _sums(sites: StepSites | None) -> dict[tuple[str, int], _LineSums]:
+    sums: dict[tuple[str, int], _LineSums] = {}
     if sites is None:
         return sums
     for count in sites.lines:
         if count.file is None or count.line is None:
             continue
-        one = sums.setdefault((count.file, count.line), _Sums(count.function, count.function_line))
+        one = sums.setdefault((count.file, count.line), _LineSums(count.function, count.function_line))
         one.module = one.module or count.module
         if count.phase == "backward":
             one.backward_operators += count.calls - count.views
@@ -153,7 +153,7 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _Sums]:
     for site in sites.sites:
         if site.file is None or site.line is None:
             continue
-        one = sums.setdefault((site.file, site.line), _Sums(site.function, site.function_line))
+        one = sums.setdefault((site.file, site.line), _LineSums(site.function, site.function_line))
         one.by_module[site.module] += 0
         one.phases.add(site.phase)
         one.module = one.module or site.module

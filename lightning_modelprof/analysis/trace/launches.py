@@ -28,7 +28,7 @@ NO_RUNTIME_CALLS: Final = Absent("the trace has no calls of a device's runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class TimeSpread:
     """How some times are distributed; all but ``count`` are ``None`` without any.
 
     Attributes:
@@ -67,15 +67,15 @@ class KernelLaunches:
         negative_delay: the negative ones of these.
     """
 
-    kernels: Spread
-    short: tuple[Spread, ...]
-    linked: Spread
-    unlinked: Spread
-    shorter: Spread
-    calls: Spread
+    kernels: TimeSpread
+    short: tuple[TimeSpread, ...]
+    linked: TimeSpread
+    unlinked: TimeSpread
+    shorter: TimeSpread
+    calls: TimeSpread
     num_graph_calls: int
-    delay: Spread
-    negative_delay: Spread
+    delay: TimeSpread
+    negative_delay: TimeSpread
 
     @property
     def shorter_ratio(self) -> float | None:
@@ -183,13 +183,13 @@ def _sorted(calls: Iterable[RuntimeCall]) -> RuntimeCalls:
     return RuntimeCalls(calls=tuple(sorted(calls, key=lambda call: (-call.host.total_ns, call.name))))
 
 
-def _spread(times_ns: NDArray[np.int64]) -> Spread:
+def _spread(times_ns: NDArray[np.int64]) -> TimeSpread:
     if not len(times_ns):
-        return Spread(
+        return TimeSpread(
             count=0, total_ns=None, avg_ns=None, median_ns=None, p90_ns=None, max_ns=None, min_ns=None
         )
     count, total_ns, in_order = len(times_ns), int(times_ns.sum()), np.sort(times_ns)
-    return Spread(
+    return TimeSpread(
         count=count,
         total_ns=total_ns,
         avg_ns=total_ns / count,

@@ -73,7 +73,7 @@ class RankWaits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
+class LateRank:
     """A rank that came last more often than chance explains, in one process group.
 
     Attributes:
@@ -110,7 +110,7 @@ class WaitsOfRanks:
     """
 
     ranks: Mapping[int, RankWaits]
-    stragglers: tuple[Straggler, ...]
+    stragglers: tuple[LateRank, ...]
     num_steps: int | None
     left_out: LeftOut
     world_size: int | None
@@ -212,7 +212,7 @@ def _wait_of_others(call: MatchedCall) -> float:
     return sum(ns - shortest_ns for ns in durations_ns) / (len(durations_ns) - 1)
 
 
-def _stragglers(group: MatchedGroup) -> list[Straggler]:
+def _stragglers(group: MatchedGroup) -> list[LateRank]:
     """The ranks of a group that came last more often than chance explains, and that cost the others time.
 
     A plain binomial test: by chance each rank is last in one of as many calls as there are ranks. The level
@@ -227,7 +227,7 @@ def _stragglers(group: MatchedGroup) -> list[Straggler]:
         is_costly = caused_ns * (num_ranks - 1) >= _LEAST_COST * others_ns
         if is_costly and chance_of_at_least(last, calls, 1 / num_ranks) < _LEVEL / num_ranks:
             found.append(
-                Straggler(
+                LateRank(
                     rank=rank,
                     group=group.label,
                     last=last,

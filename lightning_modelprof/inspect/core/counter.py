@@ -45,7 +45,7 @@ _MOST_FLOPS = 10**18  # in one call: minutes on the fastest device; the sum of a
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
 
 
-class Place(NamedTuple):
+class CountedPlace(NamedTuple):
     """What everything is counted under.
 
     ``module`` is the path below the counter's root, empty for the root itself and what is outside of it;
@@ -123,9 +123,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         watches: Sequence[Callable[..., None] | None] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops: Counter[Place] = Counter()
-        self.calls: Counter[Place] = Counter()
-        self.uncounted: Counter[Place] = Counter()
+        self.flops: Counter[CountedPlace] = Counter()
+        self.calls: Counter[CountedPlace] = Counter()
+        self.uncounted: Counter[CountedPlace] = Counter()
         self.errors: Counter[tuple[str, str]] = Counter()
         self._gradients = SameGradients(self, on_error=partial(_note, self.errors, "gradient"))
         self._own = own_formulas(formulas)
@@ -254,7 +254,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def _count(self, action: _Action, args: Any, kwargs: Any, result: Any) -> None:
         dtype = _dtype_of_operands(args) or _dtype_of_operands(kwargs.values())
         phase, module = self._whereabouts.now()
-        place = Place(phase, module, action.name, _name_of_dtype(dtype))
+        place = CountedPlace(phase, module, action.name, _name_of_dtype(dtype))
         if action.formula is None:
             self.uncounted[place] += 1
             return

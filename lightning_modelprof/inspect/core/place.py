@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import CheckpointFunction
 
-from lightning_modelprof.inspect.core.copies import find_compiled
+from lightning_modelprof.inspect.core.model_copies import find_compiled
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
 

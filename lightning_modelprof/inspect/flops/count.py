@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ModelProfError, quoted
-from lightning_modelprof.inspect.core.copies import fake_copy, fake_inputs, values_are_missing
-from lightning_modelprof.inspect.core.counter import FlopCounter, Place
+from lightning_modelprof.inspect.core.counter import CountedPlace, FlopCounter
+from lightning_modelprof.inspect.core.model_copies import fake_copy, fake_inputs, values_are_missing
 from lightning_modelprof.inspect.core.place import Phase
 from lightning_modelprof.inspect.core.untouched import random_states_kept, untouched
 from lightning_modelprof.inspect.flops.formulas import Formula, own_formulas
@@ -77,7 +77,7 @@ def step_count(
     )
 
 
-def _operator(place: Place, calls: int, flops: int | None) -> OperatorCount:
+def _operator(place: CountedPlace, calls: int, flops: int | None) -> OperatorCount:
     return OperatorCount(**place._asdict(), calls=calls, flops=flops)
 
 

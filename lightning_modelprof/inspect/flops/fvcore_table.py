@@ -17,7 +17,7 @@ from torch.autograd.function import Function, FunctionCtx, _SingleLevelFunction
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ModelProfError
-from lightning_modelprof.inspect.core.copies import COMPILED_FROM
+from lightning_modelprof.inspect.core.model_copies import COMPILED_FROM
 from lightning_modelprof.inspect.core.untouched import untouched
 from lightning_modelprof.run.model_cost import ForwardCount, ForwardTable
 

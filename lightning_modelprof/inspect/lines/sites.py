@@ -37,7 +37,7 @@ Where: TypeAlias = Callable[[], tuple[str, str]]
 """Phase and module path of the operator that is running."""
 
 
-class _Known(NamedTuple):
+class _KnownCode(NamedTuple):
     """What is found out once of an operator; ``func`` is held so that its id stays its own."""
 
     func: Any
@@ -66,7 +66,7 @@ class SiteWatch:
         self.where: Where = _in_forward
         self.errors: Counter[str] = Counter()
         self._lines = UserLines(UserCode(owners), outside)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _KnownCode] = {}
         self._sums = SiteSums()
         self._thread = threading.get_ident()
         self._recomputing: set[int] = set()  # other threads, which number nodes of their own
@@ -257,6 +257,6 @@ def _in_forward() -> tuple[str, str]:
     return "forward", ""
 
 
-def _find_out(func: Any) -> _Known:
+def _find_out(func: Any) -> _KnownCode:
     packet = getattr(func, "overloadpacket", func)
-    return _Known(func, name_of(packet), bool(getattr(func, "is_view", False)), look_of(func))
+    return _KnownCode(func, name_of(packet), bool(getattr(func, "is_view", False)), look_of(func))

@@ -33,7 +33,7 @@ _MOST_NAMES: Final = 3
 
 
 @dataclass(slots=True)
-class _Sums:
+class _SizeSums:
     """Of one kind and dtype."""
 
     tensors: int = 0
@@ -51,7 +51,7 @@ class _Inventory:
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     packed: dict[int, Any] = field(default_factory=dict)
     storages: set[int] = field(default_factory=set)
-    sums: dict[tuple[str, str], _Sums] = field(default_factory=dict)
+    sums: dict[tuple[str, str], _SizeSums] = field(default_factory=dict)
     sharing: int = 0
     unseen: int = 0
 
@@ -66,7 +66,7 @@ class _Inventory:
         memory = memory_of(tensor)
         new = {address: size for address, size in memory.storages.items() if address not in self.storages}
         self.storages.update(new)
-        sums = self.sums.setdefault((kind, memory.dtype), _Sums())
+        sums = self.sums.setdefault((kind, memory.dtype), _SizeSums())
         sums.tensors += 1
         sums.elements += memory.elements
         sums.num_bytes += sum(new.values()) + memory.unseen_bytes
@@ -82,7 +82,7 @@ class _Inventory:
             return False
         self.packed[id(packed)] = packed
         for tensor in tensors:
-            sums = self.sums.setdefault((_PACKED, tensor.dtype), _Sums())
+            sums = self.sums.setdefault((_PACKED, tensor.dtype), _SizeSums())
             sums.tensors += 1
             sums.elements += tensor.elements
             sums.num_bytes += tensor.num_bytes

@@ -23,7 +23,7 @@ from lightning_modelprof.inspect.core.place import ModuleHook, SequenceMarks
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.timed_steps import (
     HostMarks,
-    Owner,
+    TimedOwner,
     TimedStep,
     TimedSteps,
     find_regions,
@@ -75,7 +75,7 @@ class ModuleTimer:
         self._is_armed = False
         self._thread = 0
         # By module: the owners of its forward and of its backward.
-        self._owners: dict[int, tuple[Owner, Owner]] = {}
+        self._owners: dict[int, tuple[TimedOwner, TimedOwner]] = {}
         self._wrapped: set[int] = set()
         self._owner_of_parameter: dict[int, str] = {}
         self._marks: SequenceMarks[str | None] = SequenceMarks(None)
@@ -153,7 +153,10 @@ class ModuleTimer:
         regions = find_regions(self._root)
         self._notes.update(dict.fromkeys(regions.notes))
         for path, module in (*regions.hooked, *regions.called, *regions.watched):
-            self._owners[id(module)] = (Owner(path, is_backward=False), Owner(path, is_backward=True))
+            self._owners[id(module)] = (
+                TimedOwner(path, is_backward=False),
+                TimedOwner(path, is_backward=True),
+            )
         # A wrapper and what it wraps are one module of one path: the inner call is no call of its own.
         outermost = {path: id(module) for path, module in reversed(regions.hooked)}
         self._wrapped = {id(module) for path, module in regions.hooked if outermost[path] != id(module)}
@@ -233,7 +236,7 @@ class ModuleTimer:
         except Exception as error:
             self._give_up(error)
 
-    def _begin(self, owner: Owner) -> None:
+    def _begin(self, owner: TimedOwner) -> None:
         if self._step is None:
             return
         try:
@@ -241,7 +244,7 @@ class ModuleTimer:
         except Exception as error:
             self._give_up(error)
 
-    def _end(self, owner: Owner) -> None:
+    def _end(self, owner: TimedOwner) -> None:
         if self._step is None:
             return
         try:
@@ -274,13 +277,13 @@ class ModuleTimer:
         if threading.get_ident() == self._thread:
             self._marks.add(torch._C._autograd._get_sequence_nr(), path)
 
-    def _owner_of_node(self, node: Any) -> Owner:
+    def _owner_of_node(self, node: Any) -> TimedOwner:
         number = node._sequence_nr()
         if number >= NUMBERLESS:
             variable = getattr(node, "variable", None)
-            return Owner(self._owner_of_parameter.get(id(variable)), is_backward=True)
+            return TimedOwner(self._owner_of_parameter.get(id(variable)), is_backward=True)
         hides = node.name() == REENTRANT_CHECKPOINT
-        return Owner(self._marks.owner_of(number), is_backward=True, hides_modules=hides)
+        return TimedOwner(self._marks.owner_of(number), is_backward=True, hides_modules=hides)
 
 
 _Owner = TypeVar("_Owner")

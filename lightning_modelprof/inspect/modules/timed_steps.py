@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_modelprof.inspect.core.copies import COMPILED_FROM, find_compiled
+from lightning_modelprof.inspect.core.model_copies import COMPILED_FROM, find_compiled
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.clock import DeviceClock, HostClock
 from lightning_modelprof.run.model_cost import ModuleTime, ModuleTimes
 
 
-class Owner(NamedTuple):
+class TimedOwner(NamedTuple):
     """Whose time it is.
 
     ``path`` is a module's, ``None`` for nodes that no module's forward made. While an owner that
@@ -55,15 +55,15 @@ class Track:
     __slots__ = ("marks", "open")
 
     def __init__(self) -> None:
-        self.open: list[Owner] = []
-        self.marks: list[tuple[Any, Owner | None]] = []
+        self.open: list[TimedOwner] = []
+        self.marks: list[tuple[Any, TimedOwner | None]] = []
 
-    def begin(self, mark: Any, owner: Owner) -> None:
+    def begin(self, mark: Any, owner: TimedOwner) -> None:
         """From here on it is the owner's time."""
         self.open.append(owner)
         self.marks.append((mark, owner))
 
-    def end(self, mark: Any, owner: Owner) -> None:
+    def end(self, mark: Any, owner: TimedOwner) -> None:
         """From here on it is the time of whatever the owner was in."""
         running = self.open
         if running and running[-1] is owner:
@@ -115,7 +115,7 @@ class TimedSteps:
     def __init__(self, clock: DeviceClock | HostMarks) -> None:
         self._clock = clock
         self._waiting: list[TimedStep] = []
-        self._steps: list[Counter[Owner]] = []
+        self._steps: list[Counter[TimedOwner]] = []
         self._calls: Counter[str] = Counter()
         self._hidden: set[str] = set()
         self._num_steps = 0
@@ -158,7 +158,7 @@ class TimedSteps:
                 ModuleTime(
                     path=path,
                     calls=self._calls[path],
-                    forward_ns=times[Owner(path, is_backward=False)],
+                    forward_ns=times[TimedOwner(path, is_backward=False)],
                     backward_ns=backward_ns[path] if has_backward and path not in self._hidden else None,
                 )
                 for path in dict.fromkeys([*self._calls, *backward_ns])
@@ -166,12 +166,12 @@ class TimedSteps:
             notes=tuple(notes),
         )
 
-    def _medians(self) -> Counter[Owner]:
+    def _medians(self) -> Counter[TimedOwner]:
         """Time of each owner in one step; 0 in a step in which it did not run."""
         owners = {owner for step in self._steps for owner in step}
         return Counter({owner: median_low([step[owner] for step in self._steps]) for owner in owners})
 
-    def _backward_notes(self, times: Counter[Owner]) -> list[str]:
+    def _backward_notes(self, times: Counter[TimedOwner]) -> list[str]:
         notes = []
         outside_ns = sum(ns for owner, ns in times.items() if owner.path is None)
         if outside_ns and any(owner.path is not None and owner.is_backward for owner in times):
@@ -190,7 +190,7 @@ class TimedSteps:
         clock = self._clock
         if not all(clock.is_reached(track.marks[-1][0]) for track in step.tracks.values()):
             return False
-        times: Counter[Owner] = Counter()
+        times: Counter[TimedOwner] = Counter()
         for track in step.tracks.values():
             for (begin, owner), (end, _) in zip(track.marks, track.marks[1:], strict=False):
                 if owner is None:

@@ -44,7 +44,7 @@ class ProcessMemory(NamedTuple):
     anonymous: int | None
 
 
-class DeviceMemory(NamedTuple):
+class DeviceBytes(NamedTuple):
     """Counters of the device's allocator, in bytes; ``None`` where it does not count."""
 
     allocated: int | None = None
@@ -72,7 +72,7 @@ class MemoryCurve:
         device: torch.device,
         *,
         read_process: Callable[[], ProcessMemory] | None = None,
-        read_device: Callable[[torch.device], DeviceMemory] | None = None,
+        read_device: Callable[[torch.device], DeviceBytes] | None = None,
     ) -> None:
         self._device = device
         self._read_process = read_process or process_memory
@@ -115,7 +115,7 @@ class MemoryCurve:
             out_of_memory: what others have found out when memory ran out.
             notes: what they have to say, a sentence each.
         """
-        device = self._read("memory of the device", lambda: self._read_device(self._device)) or DeviceMemory()
+        device = self._read("memory of the device", lambda: self._read_device(self._device)) or DeviceBytes()
         return MemoryRecord(
             curve=tuple(self._points),
             peak_rss_bytes=self._read("peak of the process's memory", peak_rss_bytes),
@@ -159,19 +159,19 @@ def process_memory() -> ProcessMemory:
     return ProcessMemory(int(info.rss), None if shared is None else int(info.rss - shared))
 
 
-def device_memory(device: torch.device) -> DeviceMemory:
+def device_memory(device: torch.device) -> DeviceBytes:
     """Counters of torch's allocator on a device; nothing for a CPU, and for a device not used yet."""
     backend = getattr(torch, device.type, None)
     if device.type == "mps":
-        return DeviceMemory(
+        return DeviceBytes(
             allocated=int(torch.mps.current_allocated_memory()),
             reserved=int(torch.mps.driver_allocated_memory()),
         )
     if device.type not in {"cuda", "xpu"} or not backend or not backend.is_initialized():
-        return DeviceMemory()
+        return DeviceBytes()
     nested = getattr(backend, "memory_stats_as_nested_dict", None)  # quicker: torch would flatten it
     stats = nested(device) if nested is not None else backend.memory_stats(device)
-    return DeviceMemory(
+    return DeviceBytes(
         allocated=_counter(stats, "allocated_bytes", "all", "current"),
         reserved=_counter(stats, "reserved_bytes", "all", "current"),
         peak_allocated=_counter(stats, "allocated_bytes", "all", "peak"),

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from lightning_modelprof.measure.resources.memory import DeviceMemory
+from lightning_modelprof.measure.resources.memory import DeviceBytes
 from lightning_modelprof.measure.user_code import UserCode, absolute_file
 from lightning_modelprof.run.memory import Holder, OutOfMemory
 
@@ -105,7 +105,7 @@ def describe(
     *,
     step: int,
     device: torch.device,
-    read_device: Callable[[torch.device], DeviceMemory],
+    read_device: Callable[[torch.device], DeviceBytes],
     total_bytes: Callable[[], int | None],
     named: Named,
     storages_of: StoragesOf,
@@ -128,7 +128,7 @@ def describe(
         by_category, holders = holders_of(named, storages_of)
     except Exception:  # anybody's optimizer, in the middle of a step: what the message says is still worth it
         by_category, holders = {}, ()
-    counters = DeviceMemory() if on_host else read_device(device)
+    counters = DeviceBytes() if on_host else read_device(device)
     allocated = _first(_ALLOCATED, text)
     reserved = _first((_RESERVED,), text)
     unused = _first((_UNUSED,), text)

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 
-class Action(Enum):
+class WindowAction(Enum):
     """What the profiler does during a step, in ``torch.profiler.ProfilerAction``'s order."""
 
     WAIT = "wait"
@@ -64,24 +64,24 @@ class Schedule:
         first = start + self.warmup
         return WindowSteps(index=index, first_warmup=start, first=first, last=first + self.active - 1)
 
-    def action(self, step: int) -> Action:
+    def action(self, step: int) -> WindowAction:
         """What the profiler does during step number ``step`` (from 0)."""
         if self.active == 0 or step < self.skip_first:
-            return Action.WAIT
+            return WindowAction.WAIT
         index, position = divmod(step - self.skip_first, self.cycle)
         if (self.repeat and index >= self.repeat) or position < self.wait:
-            return Action.WAIT
+            return WindowAction.WAIT
         if position < self.wait + self.warmup:
-            return Action.WARMUP
-        return Action.ACTIVE_LAST if position == self.cycle - 1 else Action.ACTIVE
+            return WindowAction.WARMUP
+        return WindowAction.ACTIVE_LAST if position == self.cycle - 1 else WindowAction.ACTIVE
 
 
 _TRIED_STEPS: Final = 20_000
 _NAMES: Final = {
-    "NONE": Action.WAIT,
-    "WARMUP": Action.WARMUP,
-    "RECORD": Action.ACTIVE,
-    "RECORD_AND_SAVE": Action.ACTIVE_LAST,
+    "NONE": WindowAction.WAIT,
+    "WARMUP": WindowAction.WARMUP,
+    "RECORD": WindowAction.ACTIVE,
+    "RECORD_AND_SAVE": WindowAction.ACTIVE_LAST,
 }
 
 
@@ -100,14 +100,15 @@ def fit_schedule(name_of: Callable[[int], str]) -> Schedule | None:
     begins = [
         step
         for step, action in enumerate(actions)
-        if action is not Action.WAIT and (not step or actions[step - 1] in (Action.WAIT, Action.ACTIVE_LAST))
+        if action is not WindowAction.WAIT
+        and (not step or actions[step - 1] in (WindowAction.WAIT, WindowAction.ACTIVE_LAST))
     ]
-    ends = [step for step, action in enumerate(actions) if action is Action.ACTIVE_LAST]
+    ends = [step for step, action in enumerate(actions) if action is WindowAction.ACTIVE_LAST]
     if not begins or not ends:
         return Schedule() if not begins else None
     first = begins[0]
     length = ends[0] - first + 1
-    warmup = actions[first : first + length].count(Action.WARMUP)
+    warmup = actions[first : first + length].count(WindowAction.WARMUP)
     wait = begins[1] - first - length if len(begins) > 1 else first
     is_endless = len(begins) > 1 and begins[-1] + (begins[1] - first) >= _TRIED_STEPS
     found = Schedule(

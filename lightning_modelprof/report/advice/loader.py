@@ -11,7 +11,8 @@ from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batches import BatchCpu
 from lightning_modelprof.report.advice.owners import Owner, constructor
 from lightning_modelprof.report.model import Evidence
-from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio, text
+from lightning_modelprof.report.rules.base import count, duration, ratio, text
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup
 
 FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."

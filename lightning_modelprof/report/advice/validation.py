@@ -15,7 +15,8 @@ from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.advice.loader import FEWER_ITEMS, loader_advice, places_of_batches
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Location
-from lightning_modelprof.report.rules.base import count, duration, location_of, percent, ratio
+from lightning_modelprof.report.rules.base import count, duration, location_of, ratio
+from lightning_modelprof.report.words import percent
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 
 _METRICS: Final = "torchmetrics"

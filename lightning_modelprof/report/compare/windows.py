@@ -43,12 +43,14 @@ def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Re
     )
 
 
-def _both(sides: tuple[WindowSteps | str, WindowSteps | str]) -> tuple[WindowSteps, WindowSteps] | None:
+def _both(
+    sides: tuple[ComparedSteps | str, ComparedSteps | str],
+) -> tuple[ComparedSteps, ComparedSteps] | None:
     before, after = sides
     return None if isinstance(before, str) or isinstance(after, str) else (before, after)
 
 
-def _first_line(sides: tuple[WindowSteps | str, WindowSteps | str]) -> str:
+def _first_line(sides: tuple[ComparedSteps | str, ComparedSteps | str]) -> str:
     """How long a step takes, and which of its parts changed most."""
     known = _both(sides)
     if known is None:
@@ -71,7 +73,7 @@ def _first_line(sides: tuple[WindowSteps | str, WindowSteps | str]) -> str:
     return f"{line}; what changed most: {part} {parts[part] / scale:+,.3g} {unit}"
 
 
-def _described(name: str, side: WindowSteps | str) -> str:
+def _described(name: str, side: ComparedSteps | str) -> str:
     if isinstance(side, str):
         return f"{name} ({side})"
     number = len(side.durations_ns)
@@ -80,14 +82,16 @@ def _described(name: str, side: WindowSteps | str) -> str:
     return f"{name} (1 step)" if number == 1 else f"{name} ({number:,} steps of {_spread(side)})"
 
 
-def _spread(side: WindowSteps) -> str:
+def _spread(side: ComparedSteps) -> str:
     """Such as ``166 to 187.9 ms``."""
     low, high = side.low_ns[STEP], side.high_ns[STEP]
     scale, unit = duration_unit(high)
     return f"{low / scale:,.4g} to {high / scale:,.4g} {unit}"
 
 
-def _notes(before: Report, after: Report, known: tuple[WindowSteps, WindowSteps] | None) -> tuple[str, ...]:
+def _notes(
+    before: Report, after: Report, known: tuple[ComparedSteps, ComparedSteps] | None
+) -> tuple[str, ...]:
     notes = []
     if known is not None:
         no_interval = "No confidence interval: too few steps in a window, so a difference may be chance."
@@ -115,7 +119,7 @@ def _device_models(report: Report) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(model) for model in models if model))
 
 
-def _section(names: tuple[str, str], known: tuple[WindowSteps, WindowSteps] | None) -> dict[str, Any]:
+def _section(names: tuple[str, str], known: tuple[ComparedSteps, ComparedSteps] | None) -> dict[str, Any]:
     """Plain values: what each side is, and the parts of the mean step."""
     section: dict[str, Any] = {"kind": "window", "before": names[0], "after": names[1], "parts": None}
     if known is not None:
@@ -134,7 +138,7 @@ STEP: Final = "Step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSteps:
+class ComparedSteps:
     """The steps of one window.
 
     Attributes:
@@ -152,7 +156,7 @@ class WindowSteps:
     notes: tuple[str, ...]
 
 
-def window_steps(report: Report) -> WindowSteps | str:
+def window_steps(report: Report) -> ComparedSteps | str:
     """The steps of a report on traces, or why it has none."""
     table = next((one for one in report.tables if one.id == "step_breakdown"), None)
     if table is None:
@@ -167,7 +171,7 @@ def window_steps(report: Report) -> WindowSteps | str:
         for part, values in by_part.items()
         if len(values) > 1 and None not in values
     }
-    return WindowSteps(
+    return ComparedSteps(
         mean_ns={part: _number(cell) for part, cell in zip(parts, table.rows[0][1:], strict=True)},
         low_ns={part: min(values) for part, values in known.items()},
         high_ns={part: max(values) for part, values in known.items()},
@@ -176,7 +180,7 @@ def window_steps(report: Report) -> WindowSteps | str:
     )
 
 
-def differences_ns(before: WindowSteps, after: WindowSteps) -> dict[str, float]:
+def differences_ns(before: ComparedSteps, after: ComparedSteps) -> dict[str, float]:
     """Part → after less before, of what both sides know; :data:`STEP` is among them."""
     return {
         part: new - old
@@ -185,7 +189,7 @@ def differences_ns(before: WindowSteps, after: WindowSteps) -> dict[str, float]:
     }
 
 
-def steps_table(before: WindowSteps, after: WindowSteps) -> Table:
+def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
     """The mean step and its parts side by side, the largest difference first.
 
     Definition: each moment of a step counts once, as in the step time breakdown, so the differences of the
@@ -227,7 +231,9 @@ def _common_notes(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
     return notes + [f"After: {note}" for note in after if note not in before]
 
 
-def _row(part: str, before: WindowSteps, after: WindowSteps, difference: float | None) -> tuple[Cell, ...]:
+def _row(
+    part: str, before: ComparedSteps, after: ComparedSteps, difference: float | None
+) -> tuple[Cell, ...]:
     old = before.mean_ns[part]
     return (
         part,

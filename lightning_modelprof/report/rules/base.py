@@ -14,6 +14,7 @@ from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 FLOOR_NS: Final = 300_000.0
@@ -181,16 +182,6 @@ def lines_that_call(setup: TrainingSetup | None, *names: str) -> list[Location]:
     """The user's lines that call one of these names, where something has to be changed."""
     calls = {} if setup is None else setup.calls
     return [replace(location_of(place), is_exact=True) for name in names for place in calls.get(name, ())]
-
-
-def milliseconds(ns: float) -> str:
-    """For sentences: three digits that count, at least to a microsecond."""
-    return f"{float(f'{ns / 1e6:.3g}'):g} ms"
-
-
-def percent(share: float | None) -> str:
-    """For sentences."""
-    return "an unknown share" if share is None else f"{share:.1%}".replace("%", " %")
 
 
 def duration(label: str, ns: float | None) -> Evidence:

@@ -33,10 +33,9 @@ from lightning_modelprof.report.rules.base import (
     duration,
     lines_that_call,
     location_of,
-    milliseconds,
-    percent,
     ratio,
 )
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.sites import LOGGER

@@ -20,11 +20,10 @@ from lightning_modelprof.report.rules.base import (
     Whole,
     count,
     duration,
-    milliseconds,
-    percent,
     ratio,
     usual_step,
 )
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
 

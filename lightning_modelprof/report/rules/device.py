@@ -21,10 +21,9 @@ from lightning_modelprof.report.rules.base import (
     count,
     duration,
     location_of,
-    milliseconds,
-    percent,
     ratio,
 )
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import Compilation, CompileSetup, TrainingSetup
 from lightning_modelprof.run.sites import LineCount, StepSites
 

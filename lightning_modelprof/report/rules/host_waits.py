@@ -14,8 +14,9 @@ from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, W
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
-from lightning_modelprof.report.rules.base import count, duration, milliseconds, percent, ratio
+from lightning_modelprof.report.rules.base import count, duration, ratio
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.sites import (
     BATCH_START,
     DEVICE_TO_HOST,

@@ -27,13 +27,12 @@ from lightning_modelprof.report.rules.base import (
     count,
     duration,
     lines_that_call,
-    milliseconds,
-    percent,
     ratio,
     text,
     usual_step,
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 

@@ -23,10 +23,9 @@ from lightning_modelprof.report.rules.base import (
     Whole,
     count,
     duration,
-    milliseconds,
-    percent,
     ratio,
 )
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace
 

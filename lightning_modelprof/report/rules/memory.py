@@ -10,17 +10,8 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, EpochGrowth, Growth, MemoryUse
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
-from lightning_modelprof.report.rules.base import (
-    NO_CUDA,
-    NO_SETUP,
-    Rule,
-    count,
-    duration,
-    percent,
-    ratio,
-    text,
-)
-from lightning_modelprof.report.words import size
+from lightning_modelprof.report.rules.base import NO_CUDA, NO_SETUP, Rule, count, duration, ratio, text
+from lightning_modelprof.report.words import percent, size
 from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory
 from lightning_modelprof.run.phases import PHASES
 

@@ -19,12 +19,11 @@ from lightning_modelprof.report.rules.base import (
     count,
     duration,
     lines_that_call,
-    milliseconds,
-    percent,
     ratio,
     text,
     usual_step,
 )
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import DeviceSetup, TrainingSetup
 
 _VOLTA: Final = (7, 0)

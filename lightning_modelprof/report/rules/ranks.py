@@ -16,17 +16,9 @@ from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Evidence, Finding, Severity
-from lightning_modelprof.report.rules.base import (
-    ShareRule,
-    Whole,
-    count,
-    duration,
-    milliseconds,
-    percent,
-    ratio,
-    text,
-)
+from lightning_modelprof.report.rules.base import ShareRule, Whole, count, duration, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.ranks import rank_file
 

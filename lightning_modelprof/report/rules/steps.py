@@ -19,12 +19,10 @@ from lightning_modelprof.report.rules.base import (
     count,
     duration,
     lines_that_call,
-    milliseconds,
-    percent,
     ratio,
     text,
 )
-from lightning_modelprof.report.words import cause_words
+from lightning_modelprof.report.words import cause_words, milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import SPECIAL
 

@@ -10,18 +10,9 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
 from lightning_modelprof.report.model import Evidence, Finding, Status
-from lightning_modelprof.report.rules.base import (
-    NO_SETUP,
-    THE_LOOP,
-    ShareRule,
-    Whole,
-    count,
-    duration,
-    milliseconds,
-    percent,
-    ratio,
-)
+from lightning_modelprof.report.rules.base import NO_SETUP, THE_LOOP, ShareRule, Whole, count, duration, ratio
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 
 

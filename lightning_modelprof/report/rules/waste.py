@@ -21,11 +21,10 @@ from lightning_modelprof.report.rules.base import (
     count,
     duration,
     lines_that_call,
-    milliseconds,
-    percent,
     ratio,
     usual_step,
 )
+from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients
 

@@ -11,20 +11,19 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import stable_order
-from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
-from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
 from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.profile import Counter, Lane, Timeline
+from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.details import find_details, find_kinds
 from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label, find_depths, find_lanes
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 
 def timeline_of(
-    trace: Trace, facts: TraceFacts | None = None, shared: TraceTimeline | None = None
-) -> Timeline:
+    trace: Trace, facts: TraceFacts | None = None, shared: Timeline | None = None
+) -> DrawnTimeline:
     """Every event of the trace as a slice, with its exact begin, duration and name.
 
     Args:
@@ -44,7 +43,7 @@ def timeline_of(
     steps, step_notes = _steps(shared)
     first_ns = [int(counter.time_ns[0]) for counter in counters]
     last_ns = [int(counter.time_ns[-1]) for counter in counters]
-    return Timeline(
+    return DrawnTimeline(
         source=trace.source,
         rank=None if facts is None else facts.rank,
         begin_ns=min([int(trace.begin_ns.min(initial=0)), *first_ns]),
@@ -67,7 +66,7 @@ def timeline_of(
     )
 
 
-def _launches(shared: TraceTimeline, order: NDArray[np.int64]) -> NDArray[np.int64]:
+def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Position of the slice that launched each one: the runtime call, without one the operator.
 
     Args:
@@ -84,7 +83,7 @@ def _launches(shared: TraceTimeline, order: NDArray[np.int64]) -> NDArray[np.int
     return launch
 
 
-def _steps(shared: TraceTimeline) -> tuple[tuple[tuple[int, int, int], ...], tuple[str, ...]]:
+def _steps(shared: Timeline) -> tuple[tuple[tuple[int, int, int], ...], tuple[str, ...]]:
     """The steps between their device-aware bounds, and what is to be said of them."""
     if shared.steps is None or shared.bounds is None:
         return (), ("The trace has no steps.",)

@@ -122,7 +122,7 @@ def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Headline:
     """One of the numbers at the top."""
 
     label: str
@@ -131,7 +131,7 @@ class Figure:
     detail: str
 
 
-def key_figures(sections: Mapping[str, Any]) -> list[Figure]:
+def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
     """The figures that a reader looks for first; those that were not measured are not there."""
     benchmark = sections.get("benchmark") or {}
     cost, ips = benchmark.get("batch_cost_ns") or {}, benchmark.get("ips") or {}
@@ -140,21 +140,21 @@ def key_figures(sections: Mapping[str, Any]) -> list[Figure]:
     if "avg" in cost:
         value, _, unit = format_duration(cost["avg"]).partition(" ")
         spread = f"p50 {format_duration(cost.get('p50'))}, p99 {format_duration(cost.get('p99'))}"
-        figures.append(Figure("batch_cost", value, unit, spread))
+        figures.append(Headline("batch_cost", value, unit, spread))
     if "avg" in ips:
         rate = f"{format_cell(samples['avg'], Unit.RATE)} {samples['unit']}" if "avg" in samples else ""
         figures.append(
-            Figure("ips", format_cell(ips["avg"], Unit.RATE), one_line(ips["unit"]), one_line(rate))
+            Headline("ips", format_cell(ips["avg"], Unit.RATE), one_line(ips["unit"]), one_line(rate))
         )
     if benchmark.get("reader_ratio") is not None:
         waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} wait for a batch"
         share = format_cell(benchmark["reader_ratio"], Unit.RATIO)
-        figures.append(Figure("Reader Ratio", share, "%", "" if waiting.startswith(DASH) else waiting))
+        figures.append(Headline("Reader Ratio", share, "%", "" if waiting.startswith(DASH) else waiting))
     if flops.get("flops_per_s") is not None:
         value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
         mfu = flops.get("mfu")
         detail = f"MFU {format_cell(mfu, Unit.RATIO)} %" if mfu is not None else ""
-        figures.append(Figure("FLOP/s", value, unit, detail))
+        figures.append(Headline("FLOP/s", value, unit, detail))
     return figures
 
 

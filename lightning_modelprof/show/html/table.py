@@ -390,7 +390,7 @@ def groupings(
             if all(cell is None or isinstance(cell, str) for cell in cells):
                 texts = [one_line(str(cell)) if cell else None for cell in cells]
                 found.append((" ".join(filter(None, (column.group, column.strip.label))), texts, DASH))
-    sums = _Sums(table, rows, columns, time_unit)
+    sums = _GroupSums(table, rows, columns, time_unit)
     return tuple(_grouping(label, keys, unnamed, sums) for label, keys, unnamed in found if _is_of_use(keys))
 
 
@@ -399,7 +399,7 @@ def _is_of_use(keys: Sequence[str | None]) -> bool:
     return len(set(known)) < len(known) and len(set(keys)) > 1
 
 
-def _grouping(label: str, keys: Sequence[str | None], unnamed: str, sums: _Sums) -> Grouping:
+def _grouping(label: str, keys: Sequence[str | None], unnamed: str, sums: _GroupSums) -> Grouping:
     """Rows with the same key are a group; groups stand in the order of their first rows."""
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     members: list[list[int]] = [[] for _ in order]
@@ -418,7 +418,7 @@ def _grouping(label: str, keys: Sequence[str | None], unnamed: str, sums: _Sums)
     return Grouping(label, tuple(order[key] for key in keys), tuple(groups))
 
 
-class _Sums:
+class _GroupSums:
     """Adds up rows of a table."""
 
     def __init__(

@@ -21,7 +21,7 @@ from lightning_modelprof.errors import ArchiveError, told, without_surrogates
 from lightning_modelprof.report.model import Chart, Report, Series, Unit
 from lightning_modelprof.report.profile import Profile, ProfileKind, StepColumns
 from lightning_modelprof.show.html.chart import chart_view
-from lightning_modelprof.show.tensorboard.columns import inflate, pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.packing import inflate, pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """A timeline as packed columns, for a browser.
 
-The packed form is that of ``show/tensorboard/columns.py``. Its ``meta`` is::
+The packed form is that of ``show/tensorboard/packing.py``. Its ``meta`` is::
 
     source      name of the trace
     rank        of the process, or null
@@ -41,9 +41,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.profile import Counter, Lane, Timeline
+from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.show.format import format_amount, format_duration
-from lightning_modelprof.show.tensorboard.columns import check_columns, pack_columns, unpack_columns
+from lightning_modelprof.show.tensorboard.packing import check_columns, pack_columns, unpack_columns
 
 MAX_BYTES: Final = 48_000_000
 """Of one packed timeline: the largest blob that was tried with both of TensorBoard's data loaders."""
@@ -60,7 +60,7 @@ _MARGIN: Final = 0.9
 """Of the slices that would fit if all took the same space; the texts of those that stay take more."""
 
 
-def pack_timeline(timeline: Timeline, max_bytes: int = MAX_BYTES) -> bytes:
+def pack_timeline(timeline: DrawnTimeline, max_bytes: int = MAX_BYTES) -> bytes:
     """Pack a timeline.
 
     One that would be larger than ``max_bytes`` loses its Python functions, and if that is not enough its
@@ -90,7 +90,7 @@ def pack_timeline(timeline: Timeline, max_bytes: int = MAX_BYTES) -> bytes:
     return packed
 
 
-def unpack_timeline(packed: bytes) -> Timeline:
+def unpack_timeline(packed: bytes) -> DrawnTimeline:
     """The timeline that was packed.
 
     Raises:
@@ -100,7 +100,7 @@ def unpack_timeline(packed: bytes) -> Timeline:
     try:
         lane, depth, count = np.array(meta["rows"], np.int64).reshape(-1, 3).T
         slices = (columns["begin"], columns["duration"], *(columns[name] for name in _COLUMNS[2:]))
-        timeline = Timeline(
+        timeline = DrawnTimeline(
             source=meta["source"],
             rank=meta["rank"],
             begin_ns=int(meta["begin_ns"]),
@@ -139,7 +139,7 @@ def check_timeline(packed: bytes) -> None:
         _check_ranges(unpack_timeline(packed))
 
 
-def _check_ranges(timeline: Timeline) -> None:
+def _check_ranges(timeline: DrawnTimeline) -> None:
     """Refuse numbers that no trace has, and positions of what is not there."""
     ends = {
         "lane": len(timeline.lanes),
@@ -165,7 +165,7 @@ def _check_ranges(timeline: Timeline) -> None:
         raise ValueError("the trace or a step ends before it begins")
 
 
-def _pack(timeline: Timeline) -> bytes:
+def _pack(timeline: DrawnTimeline) -> bytes:
     meta = {
         "source": timeline.source,
         "rank": timeline.rank,
@@ -206,7 +206,7 @@ def _pack(timeline: Timeline) -> bytes:
     return pack_columns(meta, columns, frozenset(deltas))
 
 
-def _rows(timeline: Timeline) -> list[list[int]]:
+def _rows(timeline: DrawnTimeline) -> list[list[int]]:
     """Lane, depth and number of slices of each row that has any."""
     starts = np.flatnonzero(_begins_row(timeline.lane, timeline.depth))
     counts = np.diff(starts, append=len(timeline))
@@ -228,18 +228,18 @@ def _unpack_counter(one: dict[str, Any], time_ns: NDArray[np.int64], value: NDAr
     )
 
 
-def _with_note(timeline: Timeline, note: str) -> Timeline:
+def _with_note(timeline: DrawnTimeline, note: str) -> DrawnTimeline:
     return replace(timeline, notes=(*timeline.notes, note))
 
 
-def _limit_ns(timeline: Timeline, share: float) -> int:
+def _limit_ns(timeline: DrawnTimeline, share: float) -> int:
     """How long a slice must be for at most this share of them to be kept, and not all."""
     durations_ns = np.sort(timeline.slice_duration_ns)
     num_dropped = max(len(durations_ns) - int(share * len(durations_ns)), 1)
     return int(durations_ns[num_dropped - 1]) + 1
 
 
-def _only(timeline: Timeline, kept: NDArray[np.bool_]) -> Timeline:
+def _only(timeline: DrawnTimeline, kept: NDArray[np.bool_]) -> DrawnTimeline:
     """The timeline of some of its slices, without the rows, names and texts that nothing is left of."""
     rows = np.flatnonzero(kept)
     depth = _moved_up(timeline, rows)
@@ -266,7 +266,7 @@ def _only(timeline: Timeline, kept: NDArray[np.bool_]) -> Timeline:
     )
 
 
-def _moved_up(timeline: Timeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+def _moved_up(timeline: DrawnTimeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
     """How deep the slices of these positions are without the others: each right below what it overlaps.
 
     Row by row from the top, all slices of a row at once: they do not overlap each other.

@@ -1,4 +1,4 @@
-// Reads what show/tensorboard/columns.py packed: a description and columns of numbers.
+// Reads what show/tensorboard/packing.py packed: a description and columns of numbers.
 
 const MAGIC = "MPC1";
 const MOST_BYTES = 2 ** 30; // inflated; what is stored is some hundred times smaller

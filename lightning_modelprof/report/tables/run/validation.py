@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.rules.base import milliseconds
+from lightning_modelprof.report.words import milliseconds
 from lightning_modelprof.run.loops import loop_of
 
 _COLUMNS: Final = (

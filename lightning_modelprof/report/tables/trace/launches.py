@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.trace.launches import (
     SHORT_NS,
     KernelLaunches,
     RuntimeCalls,
-    Spread,
+    TimeSpread,
     pool_runtime_calls,
 )
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
@@ -107,7 +107,7 @@ def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]
     short = zip(SHORT_NS, fact.short, strict=True)
     # The sum of delays that pass at the same time is no time.
     delay, negative = (replace(spread, total_ns=None) for spread in (fact.delay, fact.negative_delay))
-    named: list[tuple[int, str, Spread, int | None]] = [
+    named: list[tuple[int, str, TimeSpread, int | None]] = [
         (0, "Kernel time", fact.kernels, num_kernels),
         *((1, f"At most {limit_ns // 1000} us", spread, num_kernels) for limit_ns, spread in short),
         (1, "Known launch", fact.linked, num_kernels),

@@ -8,11 +8,11 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
-from lightning_modelprof.analysis.trace.rank_waits import Straggler, Waits, WaitsOfRanks, compare_ranks
+from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.rules.base import milliseconds
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
+from lightning_modelprof.report.words import milliseconds
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -124,7 +124,7 @@ def _row(name: str, waits: Waits) -> tuple[Cell, ...]:
     )
 
 
-def _sentence(one: Straggler, *, has_groups: bool) -> str:
+def _sentence(one: LateRank, *, has_groups: bool) -> str:
     """Who came last more often than chance explains."""
     where = f" of {one.group or 'no known group'}" if has_groups else ""
     others = "the other rank" if one.num_ranks == 2 else "the others"

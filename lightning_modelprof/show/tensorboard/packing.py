@@ -100,7 +100,7 @@ def check_columns(packed: bytes) -> dict[str, int]:
     return {column.name: column.count for column in header.columns}
 
 
-class _Column(msgspec.Struct):
+class _PackedColumn(msgspec.Struct):
     name: str
     kind: str
     count: int
@@ -109,7 +109,7 @@ class _Column(msgspec.Struct):
 
 class _Header(msgspec.Struct):
     meta: dict[str, Any]
-    columns: tuple[_Column, ...]
+    columns: tuple[_PackedColumn, ...]
 
 
 def _header(raw: bytes) -> tuple[_Header, int]:
