@@ -129,10 +129,10 @@ def nothing(module, batch_idx):
 def breaks_setup(rank):
     def change():
         make = LoopSession.__init__
-        def broken(self, config, loop, trainer, *args, **kwargs):
-            if trainer.global_rank == rank:
+        def broken(self, config, host, *args, **kwargs):
+            if host.rank == rank:
                 raise ValueError("broken by a test")
-            make(self, config, loop, trainer, *args, **kwargs)
+            make(self, config, host, *args, **kwargs)
         LoopSession.__init__ = broken
     return change
 
