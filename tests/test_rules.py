@@ -28,9 +28,13 @@ from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
 from lightning_modelprof.report.rules.phases import CheckpointShare, SlowLogger, SlowModuleHook, ZeroGradCost
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
 from lightning_modelprof.report.rules.validation import ValidationShare
-from lightning_modelprof.report.rules.waste import ConvolutionBiasBeforeBatchNorm, FrozenLayersComputed
+from lightning_modelprof.report.rules.waste import (
+    ConvolutionBiasBeforeBatchNorm,
+    FrozenForward,
+    FrozenLayersComputed,
+)
 from lightning_modelprof.report.verdict import account, give_verdict
-from lightning_modelprof.run.batches import CpuUse
+from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.setup import (
     CallbackSetup,
@@ -608,6 +612,28 @@ def test_frozen_layers_behind_trained_factors_are_clean():
     cost = cost_of(("", 8, 0, 0), ("first", 8, 1, 3), ("first.base", 0, 1, 4), ("next", 0, 1, 9))
     finding = only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
     assert finding.status is Status.CLEAN
+
+
+@pytest.mark.parametrize(
+    ("cost", "seen", "status"),
+    [
+        ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (20, 20), Status.FOUND),
+        ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (20, 19), Status.CLEAN),
+        ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (5, 5), Status.NOT_EVALUATED),
+        # What comes before it is trained, so its input is another one in each epoch.
+        ([("", 0, 0, 0), ("stem", 10, 1, 1), ("trunk", 0, 5, 5)], (20, 20), Status.CLEAN),
+        ([("", 0, 0, 0), ("teacher", 0, 0.5, 0), ("student", 10, 9, 9)], (20, 20), Status.CLEAN),
+    ],
+)
+def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
+    repeated = RepeatedSamples(num_indices=9, num_compared=seen[0], num_equal=seen[1], sample_bytes=8)
+    analysis = analysis_of(steps_of(forward=10, backward=10), cost=cost_of(*cost), repeated=repeated)
+    finding = only(FrozenForward().evaluate(analysis))
+    assert finding.status is status
+    if status is Status.FOUND:
+        assert finding.saving_ns_per_step == pytest.approx(5 * MS)
+        assert finding.severity is Severity.WARNING  # 5 of 20
+        assert "Run teacher over the data set once" in finding.action
 
 
 def test_convolution_bias():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,12 @@ from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.all_rules import RULES
-from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowForwardOutsideModel, SlowLineInModule
+from lightning_modelprof.report.rules.lines import (
+    SlowCustomModule,
+    SlowForwardOutsideModel,
+    SlowLineInModule,
+    _forwards,
+)
 from lightning_modelprof.report.tables.run.source_lines import source_lines_table
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
 from lightning_modelprof.run.setup import CodePlace
@@ -481,3 +487,24 @@ def test_without_samples_the_line_with_most_operators_is_named():
     )
     action = only(SlowForwardOutsideModel().evaluate(slow_step(sites=sites))).action
     assert "Line 7 of rows_loss runs 200 operators" in action
+
+
+def test_a_function_belongs_to_the_module_that_runs_it_and_not_to_those_it_calls():
+    """As one that steps recurrent cells: its first line by samples is in the cells alone."""
+    modules = [SimpleNamespace(path=path, parameters=8, forward=None) for path in ("enc", "enc.cell", "head")]
+    analysis = SimpleNamespace(
+        cost=SimpleNamespace(modules=modules), modules=SimpleNamespace(modules=modules), setup=None
+    )
+
+    def line(number, *paths):
+        return SimpleNamespace(
+            file="net.py",
+            function_line=7,
+            line=number,
+            phases=("forward",),
+            by_module=tuple((one, 9) for one in paths),
+        )
+
+    in_cells, own, of_the_step = line(9, "enc.cell"), line(8, "enc"), line(30, "")
+    assert _forwards(analysis, [in_cells, own]) == {("net.py", 7): ["enc"]}
+    assert _forwards(analysis, [in_cells, own, of_the_step]) == {}

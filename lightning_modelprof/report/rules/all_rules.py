@@ -54,6 +54,7 @@ from lightning_modelprof.report.rules.validation import SlowEpochTurns, Validati
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
     DenseEmbeddings,
+    FrozenForward,
     FrozenLayersComputed,
     RepeatedForward,
     UnusedGradientsRule,
@@ -96,6 +97,7 @@ RULES: Final[tuple[Rule, ...]] = (
     OptimizerNotFused(),
     SmallBatches(),
     FrozenLayersComputed(),
+    FrozenForward(),
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),
     SlowStepsCost(),

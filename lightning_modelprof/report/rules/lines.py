@@ -203,13 +203,16 @@ def _forwards(analysis: Analysis, lines: Iterable[SourceLine]) -> dict[tuple[str
     forwards = {
         (one.forward.file, one.forward.line) for one in analysis.cost.modules if one.forward is not None
     }
+    called: dict[tuple[str, int], set[str]] = {}
     for line in lines:
-        paths = [path for path, _ in line.by_module]
-        if line.function_line is None or "forward" not in line.phases or "" in paths:
-            continue
-        function = (line.file, line.function_line)
-        if function not in found and function not in forwards and with_parameters.issuperset(paths):
-            found[function] = paths
+        if line.function_line is not None and "forward" in line.phases:
+            called.setdefault((line.file, line.function_line), set()).update(
+                path for path, _ in line.by_module
+            )
+    for function, within in called.items():
+        if function not in found and function not in forwards and within and within <= with_parameters - {""}:
+            # The others are called there.
+            found[function] = [path for path in within if _owner(path, [*within - {path}]) is None]
     return found
 
 

@@ -277,6 +277,85 @@ class FrozenLayersComputed(ShareRule):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrozenForward(ShareRule):
+    """Forward time of frozen modules that no gradient passes, where samples are the same in each epoch.
+
+    The outermost modules without a trainable parameter, such as a teacher or a backbone, whose input depends
+    on none either, so that backward has nothing to do there: for a sample each computes in every epoch what
+    it has computed before. Samples are compared as for ``repeated_work``: one that differs, as of augmented
+    data, ends it.
+
+    Caveats:
+        With dropout, or BatchNorm in training mode, the module's output is another one in each epoch.
+
+    Attributes:
+        least_compared: samples that have to be the same.
+    """
+
+    kind: ClassVar[str] = "frozen_forward"
+    title: ClassVar[str] = "A frozen module computes the same in each epoch"
+    phases: ClassVar[tuple[str, ...]] = ("forward",)
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.10
+    critical: float = 0.30
+    least_compared: int = 12
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where modules were not timed or too few samples came again."""
+        costs, modules, seen = analysis.step_costs, analysis.modules, analysis.repeated
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(modules, Absent):
+            return self.not_evaluated(f"modules: {modules.reason}")
+        if modules.root.backward_ns is None:
+            return self.not_evaluated("the backward of modules was not timed")
+        frozen = _frozen(modules.modules)
+        cost_ns = sum(one.forward_ns or 0 for one in frozen)
+        share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        if share is None or not self.is_found(share, cost_ns):
+            return self.clean("No frozen module takes much of the forward.")
+        if seen is None or seen.num_compared < self.least_compared:
+            return self.not_evaluated("too few samples came again to know whether they are the same")
+        if seen.num_equal < seen.num_compared:
+            return self.clean("A sample of the same index was another one in another epoch.")
+        names = ", ".join(one.path for one in frozen[:3])
+        step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
+        return (
+            self.found(
+                f"{names} has no trainable parameter, and {milliseconds(cost_ns)} a step ({percent(share)} of"
+                " a clean step) go to computing for the same samples what it computed in the epoch before.",
+                f"Run {names} over the data set once, before training, and let the data set return its output"
+                " with each sample. That is the same as long as it has no dropout and its BatchNorm is in"
+                " eval mode.",
+                self.severity(share),
+                title=f"{names} is frozen and computes the same in each epoch",
+                saving_ns=cost_ns,
+                places=[] if step is None else [step],
+                evidence=[
+                    duration("forward of frozen modules per step", cost_ns),
+                    ratio("share of a clean step", share),
+                    count("samples compared", seen.num_compared),
+                ],
+            ),
+        )
+
+
+def _frozen(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
+    """The outermost modules that ran forward, have no trainable parameter and let no gradient pass."""
+    found: list[ModuleCost] = []
+    for module in modules:
+        if found and module.path.startswith(f"{found[-1].path}."):
+            continue
+        is_frozen = bool(module.path and module.parameters) and not module.trainable
+        if is_frozen and module.forward_ns and not module.backward_ns:
+            found.append(module)
+    return sorted(found, key=lambda one: -(one.forward_ns or 0))
+
+
 def _frozen_at_the_start(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
     """The outermost modules without a trainable parameter, up to the first module that has one itself."""
     found: list[ModuleCost] = []
