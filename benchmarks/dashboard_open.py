@@ -35,8 +35,8 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.trace.reader import read_trace
-from tests.chromium import start_chromium
-from tests.tensorboard_server import Server, tensorboard
+from tests.support.chromium import start_chromium
+from tests.support.tensorboard_server import Server, tensorboard
 
 STEPS: Final = 1_000
 VIEWS: Final = ("overview", "steps", "operators", "trace", "compare")

@@ -27,8 +27,8 @@ from typing import Any
 
 from selenium import webdriver
 
-from tests.dashboard_page import serve
-from tests.timeline_page import make_trace, packed_trace, page_files
+from tests.support.dashboard_page import serve
+from tests.support.timeline_page import make_trace, packed_trace, page_files
 
 PLACES = {"whole trace": 1.0, "one step": 0.1, "hundredth of a step": 0.001}
 MOVE = """

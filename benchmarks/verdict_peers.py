@@ -4,8 +4,8 @@
     python benchmarks/verdict_peers.py --only slow_loss slow_logger --tools traceml ours
     python benchmarks/verdict_peers.py --every 5 --tools ours traceml gpuprof_first
 
-The trainings are those of ``tests/scenarios.py``, each for 200 steps instead of 40 (100 where its data is
-fixed, as many times more epochs where it has several, and still 8 where too few steps are the point), because
+The trainings are those of ``tests/support/scenarios.py``, each for 200 steps instead of 40 (100 where its data
+is fixed, as many times more epochs where it has several, and still 8 where too few steps are the point), because
 TraceML needs 20 steps for a critical verdict. Each is run once per tool, in processes of its own, with the
 tool's defaults:
 

@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    from tests.fits import fit_quietly, make_trainer  # noqa: PLC0415
+    from tests.support.fits import fit_quietly, make_trainer  # noqa: PLC0415
 
     scenarios = load_scenarios(options.steps)
     [scenario] = [one for one in scenarios.SCENARIOS if one.name == options.scenario]

@@ -13,7 +13,7 @@ from lightning_modelprof.loop import inspection_plan, process_loops, session
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.loop import step_boundaries as allowance
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
-from tests.chromium import start_chromium
+from tests.support.chromium import start_chromium
 
 OURS = "lightning_modelprof"
 

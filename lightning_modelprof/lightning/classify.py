@@ -1,7 +1,8 @@
 """Which kind of action a name of Lightning's profiler interface is: decided once per name.
 
 Names look like ``[LightningModule]Net.on_before_backward``: owner, class or state, hook. They are the same
-from Lightning 2.2 to 2.6 but nowhere promised; ``tests/test_contract_lightning.py`` holds Lightning to them.
+from Lightning 2.2 to 2.6 but nowhere promised; ``tests/lightning/test_contract_lightning.py`` holds it to
+them.
 """
 
 from __future__ import annotations

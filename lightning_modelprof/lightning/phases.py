@@ -3,7 +3,7 @@
 Lightning tells its profiler when every hook, fetch and step begins and ends. Its own PassThroughProfiler
 makes a generator context for each of these about 24 events a step; this one hands out ready objects, and
 gains so much by it that its clock reads cost a few microseconds a step in all. ``docs/architecture.md`` has
-the reasons for this seam, and ``tests/test_contract_lightning.py`` holds Lightning to the names used here.
+the reasons for this seam, and ``tests/lightning/test_contract_lightning.py`` holds Lightning to the names.
 """
 
 from __future__ import annotations

@@ -328,11 +328,6 @@ def _short_path(folder: Path, work_folder: Path) -> str:
         return str(folder)
 
 
-def _absolute(folder: str, work_folder: Path) -> str:
-    """A logger's folder as it was meant when the loop began; an address is none of this machine's."""
-    return folder if "://" in folder else str(work_folder / folder)
-
-
 def _is_tensorboard(logger: Any) -> bool:
     """By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own."""
     return any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)

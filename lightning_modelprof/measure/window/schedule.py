@@ -1,6 +1,6 @@
 """When a torch.profiler window opens and closes: a pure function of the step number.
 
-The words and their meaning are those of ``torch.profiler.schedule``; ``tests/test_schedule.py`` holds
+The words and their meaning are those of ``torch.profiler.schedule``; ``tests/measure/test_schedule.py`` holds
 the two against each other for every argument.
 """
 

@@ -1,0 +1,230 @@
+"""What of a step does not depend on its batch, against costs that are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.analysis.steps.batches import batch_scaling
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.steps import SmallBatches
+from lightning_modelprof.run.batches import BatchSizes
+from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
+from tests.support.bench import FakeClock
+from tests.support.diagnosed import MS, analysis_of, only, steps_of
+from tests.support.fits import Net, Numbers, fit_quietly, make_callback, make_trainer
+
+
+def experiment(fixed_ms, sample_ms, sizes, *, noise_ms=0.0, tags=None, **phases_ms):
+    """Steps that cost so much and so much for each sample, half of it in forward."""
+    sizes = np.asarray(sizes)
+    noise = np.random.default_rng(3).normal(0, 1, len(sizes)) * noise_ms
+    cost = fixed_ms + sample_ms * sizes + noise
+    steps = steps_of(len(sizes), tags, forward=cost / 2, backward=cost / 2, **phases_ms)
+    columns = steps.columns() | {"samples": sizes.astype(np.int64)}
+    return type(steps)(**columns)
+
+
+LAST = [*[64] * 19, 20] * 8
+"""Eight epochs of 19 batches and a smaller one."""
+
+
+def evaluate(steps, rule=None, **arguments):
+    return only((rule or SmallBatches()).evaluate(analysis_of(steps, **arguments)))
+
+
+def test_known_costs_are_found_to_the_nanosecond():
+    found = batch_scaling(experiment(6, 0.03125, LAST), None)  # 8 ms with 64 samples
+    assert (found.num_samples, found.sizes, found.num_usual, found.num_other) == (64, (20, 64), 152, 7)
+    assert found.fixed_ns == pytest.approx(6 * MS, abs=10)
+    assert found.per_sample_ns == pytest.approx(31_250, abs=1)
+    assert found.step_ns == 8 * MS
+    # Two steps of 64 take 16 ms, one of 128 takes 10.
+    assert found.with_twice(found.fixed_ns) == pytest.approx(10 / 16)
+
+
+def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_training():
+    finding = evaluate(experiment(6, 0.03125, LAST))
+    assert finding.status is Status.FOUND
+    assert finding.severity is Severity.INFO
+    assert finding.saving_ns_per_step is None
+    assert "6 ms (75.0 % of the median step)" in finding.summary
+    assert "about 0.62 of their time" in finding.summary
+    assert "128 samples" in finding.action
+    assert "changes the training" in finding.action
+    assert "learning rate" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("fixed_ms", "sample_ms", "status"),
+    [
+        (5, 0.0625, Status.FOUND),  # 5 of 9 ms
+        (3, 0.0625, Status.CLEAN),  # 3 of 7 ms
+        (0, 0.1, Status.CLEAN),
+        (0.2, 0.001, Status.CLEAN),  # less than 0.3 ms
+    ],
+)
+def test_only_a_fixed_part_that_dominates_is_found(fixed_ms, sample_ms, status):
+    assert evaluate(experiment(fixed_ms, sample_ms, LAST)).status is status
+
+
+def test_what_does_not_stand_clear_of_its_interval_is_not_found():
+    """5 of 9 ms, as found above, but noise of 8 ms."""
+    steps = experiment(5, 0.0625, LAST, noise_ms=8)
+    found = batch_scaling(steps, None)
+    assert found.least_fixed_ns < found.step_ns / 2
+    assert evaluate(steps).status is Status.CLEAN
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    held, generator = 0, np.random.default_rng(5)
+    x = np.array(sorted(LAST), float)
+    for _ in range(200):
+        _, low, high = theil_sen(x, 6 + 0.03 * x + generator.standard_t(3, len(x)))
+        held += int(low <= 0.03 <= high)
+    assert 180 <= held <= 199
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-50, 50)), min_size=2, max_size=30))
+def test_points_of_the_same_size_make_no_pair(points):
+    points.sort(key=lambda point: point[0])
+    slopes = sorted((d - b) / (c - a) for a, b in points for c, d in points if a < c)
+    if not slopes:
+        return
+    slope, low, high = theil_sen(*np.array(points, float).T)
+    assert slope == pytest.approx(np.median(slopes))
+    assert slopes[0] - 1e-9 <= low <= slope <= high <= slopes[-1] + 1e-9
+
+
+def test_two_sizes_have_the_interval_of_mann_and_whitney():
+    """Of 10 and 30 points: 300 pairs, variance 10 * 30 * 41 / 3 = 4,100; (300 -+ 1.96 * 64.03) / 2."""
+    x = np.repeat([0.0, 1.0], [10, 30])
+    y = np.concatenate([np.zeros(10), np.arange(30)]) + np.tile(np.arange(10) / 1_000, 4)
+    slopes = np.sort((y[10:] - y[:10, None]).ravel())
+    _, low, high = theil_sen(x, y)
+    assert slopes[85] <= low <= slopes[88]
+    assert slopes[211] <= high <= slopes[214]
+
+
+def test_fetches_count_as_if_they_grew_with_the_batch():
+    """The wait is in the step and never in the fixed part, whatever it is."""
+    found = batch_scaling(experiment(6, 0.03125, LAST, dataloader=8), None)
+    assert found.fixed_ns == pytest.approx(6 * MS, abs=10)
+    assert found.step_ns == 16 * MS
+
+
+def test_last_batches_with_a_validation_are_compared_by_the_model_alone():
+    is_last = np.array(LAST) == 20
+    tags = np.where(is_last, int(StepTag.VALIDATION), 0)
+    callbacks = np.where(is_last, 50, 1)
+    found = batch_scaling(
+        experiment(6, 0.03125, LAST, tags=tags, callbacks=callbacks, validation=100 * is_last), None
+    )
+    assert "callbacks" not in found.phases
+    assert found.fixed_ns == pytest.approx(6 * MS, abs=10)
+    # Without validations callbacks are of the step, too.
+    found = batch_scaling(experiment(6, 0.03125, LAST, callbacks=1), None)
+    assert "callbacks" in found.phases
+    assert found.fixed_ns == pytest.approx(7 * MS, abs=10)
+
+
+@pytest.mark.parametrize("tag", [tag for tag in StepTag if NOT_CLEAN & tag and tag != StepTag.VALIDATION])
+def test_steps_that_are_special_in_another_way_are_not_compared(tag):
+    tags = np.where(np.array(LAST) == 20, int(tag), 0)
+    assert isinstance(batch_scaling(experiment(6, 0.03, LAST, tags=tags), None), Absent)
+
+
+def test_the_optimizer_counts_only_where_it_always_steps():
+    steps = experiment(6, 0.03125, LAST, optimizer=2)
+    assert batch_scaling(steps, None).fixed_ns == pytest.approx(8 * MS, abs=10)
+    tags = np.arange(len(LAST)) % 2 * int(StepTag.NO_OPTIMIZER_STEP)
+    steps = experiment(6, 0.03125, LAST, optimizer=2, tags=tags)
+    assert batch_scaling(steps, None).fixed_ns == pytest.approx(6 * MS, abs=10)
+
+
+def test_accumulated_batches_can_be_doubled_without_another_training():
+    finding = evaluate(experiment(6, 0.03125, LAST), accumulate_grad_batches=4)
+    assert "accumulate_grad_batches=2" in finding.action
+    assert "changes the training" not in finding.action
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ([64] * 100, "another size"),
+        ([*[64] * 19, 20] * 4, "another size"),  # the first one is a warm-up
+        ([*[64] * 19, 60] * 8, "too near"),
+        ([-1] * 100, "counted"),
+    ],
+)
+def test_without_an_experiment_nothing_is_said(sizes, why):
+    finding = evaluate(experiment(6, 0.03, sizes))
+    assert finding.status is Status.NOT_EVALUATED
+    assert why in finding.summary
+
+
+def test_not_on_a_device_nor_with_other_ranks_nor_outside_of_a_fit():
+    steps = experiment(6, 0.03, LAST)
+    for info in ({"device_type": "cuda"}, {"world_size": 2}, {"loop": "test"}):
+        assert evaluate(steps, **info).status is Status.NOT_EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_judged"),
+    [
+        ((((64, 8), (64,)), ((20, 8), (20,))), True),
+        ((((64, 8), (64 * 3,)), ((20, 8), (20 * 3,))), True),
+        ((((64, 8), (64,)), ((20, 8), (20,)), ((64, 9), (64,))), False),  # lengths vary, too
+        ((((64, 8),), ((20, 9),)), False),
+        ((((64, 8),), ((20, 8), (20,))), False),
+    ],
+)
+def test_batches_that_also_differ_otherwise_are_no_experiment(shapes, is_judged):
+    sizes = BatchSizes(shapes=shapes, clean_steps=(1,) * len(shapes))
+    found = batch_scaling(experiment(6, 0.03125, LAST), sizes)
+    assert isinstance(found, Absent) is not is_judged
+    if not is_judged:
+        assert "more than the number" in found.reason
+    rounded = replace(sizes, num_rounded=1)
+    assert isinstance(batch_scaling(experiment(6, 0.03125, LAST), rounded), Absent)
+
+
+class Costly(Net):
+    """A training step of 4 ms and 0.05 ms for each sample."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def training_step(self, batch, batch_idx):
+        self.clock.advance(4 * MS + len(batch[0]) * MS // 20)
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_a_fit_with_smaller_last_batches(tmp_path, has_validation):
+    """52 samples in batches of 16: three and one of 4. 4 of 4.8 ms are the same with any batch."""
+    clock = FakeClock()
+    callback = make_callback(tmp_path, skip_first=2)
+    callback._clock = clock
+    trainer = make_trainer(tmp_path, callback, max_epochs=8, max_steps=-1)
+    torch.manual_seed(0)
+    loaders = [DataLoader(Numbers(52), batch_size=16)]
+    if has_validation:
+        loaders.append(DataLoader(Numbers(16), batch_size=16))
+    fit_quietly(trainer, Costly(clock), *loaders)
+    finding = next(one for one in callback.report.findings if one.kind == "small_batches")
+    assert finding.status is Status.FOUND
+    evidence = {one.label: one.value for one in finding.evidence}
+    assert evidence["fixed part of a step"] == pytest.approx(4 * MS, abs=1)
+    assert evidence["each further sample"] == pytest.approx(MS / 20, abs=1)
+    # Two batches of 16 take 9.6 ms, one of 32 takes 5.6.
+    assert evidence["an epoch's steps with twice the batch"] == pytest.approx(5.6 / 9.6)

@@ -1,0 +1,761 @@
+"""Compare: intervals that hold what they promise, decisions that follow from them, and a command for CI."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import fields, replace
+from functools import partial
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, FEW_STEPS, Change
+from lightning_modelprof.analysis.compare import (
+    DEFAULT_TOLERANCE,
+    Outcome,
+    compare,
+    decide,
+    detectable_change,
+)
+from lightning_modelprof.analysis.statistics import (
+    automatic_block_length,
+    block_lengths,
+    drift_within,
+    resampled_means,
+    small_sample_factor,
+    t_975,
+)
+from lightning_modelprof.cli import compare as compare_command
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_profile import step_columns, timings_of
+from lightning_modelprof.report.compare.build_compare import build_comparison
+from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.model import Evidence, Finding, Location, Report, Severity, Status, Unit
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.run.archive import load_run, save_run
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.steps import StepTag, StepTimings
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile, unpack_steps
+from lightning_modelprof.show.text import render_text
+from tests.support.fits import loader, run_fit
+
+MS = 1_000_000
+READER, FORWARD, OTHER = (PHASE_INDEX[key] for key in ("dataloader", "forward", "other"))
+
+
+def steps(durations, *, reader=0, samples=32, tags=0):
+    """Steps of these durations in nanoseconds; what is not ``reader`` is forward."""
+    duration = np.asarray(durations, float).round().astype(np.int64)
+    n = len(duration)
+    phases = np.zeros((n, len(PHASES)), np.int64)
+    phases[:, READER] = reader
+    phases[:, FORWARD] = duration - phases[:, READER]
+    return StepTimings(
+        step=np.arange(n),
+        duration_ns=duration,
+        phases_ns=phases,
+        device_phases_ns=np.full((n, len(PHASES)), -1),
+        samples=np.broadcast_to(np.int64(samples), n).copy(),
+        tags=np.broadcast_to(np.int64(tags), n).copy(),
+    )
+
+
+def ar1(rng, n, phi, spread=0.1, mean=5 * MS):
+    """An AR(1) series with this relative standard deviation, in its steady state."""
+    values = np.convolve(rng.normal(size=n + 200), phi ** np.arange(200))[200 : n + 200]
+    return mean * (1 + spread * values * math.sqrt(1 - phi**2))
+
+
+def turns(rng, n, mean=5 * MS):
+    """Two workers that take turns: every other step takes three times as long."""
+    return mean * (1 + 0.5 * (-1.0) ** (np.arange(n) + rng.integers(2)) + 0.1 * rng.normal(size=n))
+
+
+# The interval
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Fewer draws, so that hundreds of pairs take seconds."""
+    fewer = partial(resampled_means, resamples=400)
+    monkeypatch.setattr("lightning_modelprof.analysis.change.resampled_means", fewer)
+
+
+@pytest.fixture
+def steps_alone(monkeypatch, quick):
+    """Nothing is assumed of runs: in a simulation they differ by their steps and nothing else."""
+    monkeypatch.setattr("lightning_modelprof.analysis.change.ASSUMED_RUN_SPREAD", 0.0)
+    monkeypatch.setattr("lightning_modelprof.analysis.change.drift_within", lambda values: 0.0)
+
+
+SERIES = {
+    "independent": lambda rng, n: ar1(rng, n, 0.0),
+    "AR(1) 0.5": lambda rng, n: ar1(rng, n, 0.5),
+    "AR(1) 0.8": lambda rng, n: ar1(rng, n, 0.8),
+    "AR(1) -0.5": lambda rng, n: ar1(rng, n, -0.5),
+    "turns": turns,
+    "long tail": lambda rng, n: 4 * MS + MS * rng.exponential(size=n),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_the_interval_covers_the_truth(name, steps_alone):
+    """95 % of 300 pairs: fair counts lie between 0.912 and 0.988 (3 deviations); a little more is safe."""
+    rng = np.random.default_rng([ord(letter) for letter in name])
+    covered = 0
+    for _ in range(300):
+        result = compare([steps(SERIES[name](rng, 200))], [steps(1.2 * SERIES[name](rng, 200))])
+        covered += result.low <= 1 / 1.2 <= result.high
+    assert 0.90 <= covered / 300 <= 0.995
+
+
+def test_an_interval_for_independent_steps_would_be_far_too_narrow():
+    """The simulation can tell: with blocks of one step 0.8 as neighbour's correlation covers about half."""
+    rng = np.random.default_rng(8)
+    covered = 0
+    for _ in range(200):
+        before, after = (ar1(rng, 200, 0.8) for _ in range(2))
+        error = math.sqrt(sum(values.var(ddof=1) / 200 / values.mean() ** 2 for values in (before, after)))
+        covered += abs(math.log(after.mean() / before.mean())) < 1.96 * error
+    assert covered / 200 < 0.65
+
+
+@pytest.mark.parametrize(("runs", "paired"), [(2, False), (3, False), (5, False), (3, True), (6, True)])
+def test_runs_that_differ_more_than_their_steps(runs, paired, quick):
+    """Runs differ by 3 %, their 60 steps by 2 %: without the runs' spread few would be covered."""
+    rng = np.random.default_rng(runs)
+    covered = 0
+    for _ in range(100):
+        drift = 1 + 0.1 * rng.normal(size=runs) if paired else np.ones(runs)
+        sides = [
+            [
+                steps(ar1(rng, 60, 0.3, 0.02, 5 * MS * drift[i] * math.exp(0.03 * rng.normal())))
+                for i in range(runs)
+            ]
+            for _ in range(2)
+        ]
+        result = compare(*sides, paired=paired)
+        covered += result.low <= 1 <= result.high
+    assert covered / 100 >= 0.88
+
+
+def test_pairs_take_a_drift_of_the_machine_out():
+    rng = np.random.default_rng(4)
+    drift = np.linspace(1, 1.5, 5)
+    before, after = (
+        [steps(ar1(rng, 50, 0.3, 0.02, factor * 5 * MS * slow)) for slow in drift] for factor in (1.0, 1.08)
+    )
+    paired, unpaired = compare(before, after, paired=True), compare(before, after)
+    assert paired.outcome is Outcome.SLOWER
+    assert paired.times_as_fast == unpaired.times_as_fast == pytest.approx(1 / 1.08, rel=0.01)
+    assert unpaired.outcome is Outcome.CANNOT_TELL
+    assert unpaired.low < 1 < unpaired.high
+
+
+def test_by_hand_two_runs_a_side():
+    """Constant steps: only the runs differ, so the interval is Student's t with 2 degrees of freedom."""
+    before = [steps([ms * MS] * 30) for ms in (10, 12)]
+    after = [steps([ms * MS] * 30) for ms in (20, 26)]
+    result = compare(before, after)
+    assert result.times_as_fast == pytest.approx(11 / 23)
+    variance = (math.log(12 / 10) ** 2 / 2 + math.log(26 / 20) ** 2 / 2) / 2
+    half = 4.303 * math.sqrt(variance)
+    assert result.low == pytest.approx(11 / 23 * math.exp(-half))
+    assert result.high == pytest.approx(11 / 23 * math.exp(half))
+
+
+def test_by_hand_one_run_a_side():
+    """Constant steps: what is left is the spread that is assumed of runs."""
+    result = compare([steps([10 * MS] * 30)], [steps([20 * MS] * 30)])
+    half = 1.959964 * ASSUMED_RUN_SPREAD * math.sqrt(2)
+    assert (result.low, result.high) == pytest.approx((0.5 * math.exp(-half), 0.5 * math.exp(half)))
+    assert result.detectable == pytest.approx(math.expm1((1.959964 + 0.841621) * 0.01 * math.sqrt(2)))
+
+
+def test_a_change_of_the_size_that_is_promised_is_seen(steps_alone):
+    """In four of five at least; the interval is the widest of several, so in a few more."""
+    rng = np.random.default_rng(5)
+    promised = np.mean(
+        [compare([noise(rng)], [noise(rng)]).detectable for noise in [lambda r: steps(ar1(r, 200, 0.3))] * 40]
+    )
+    caught = sum(
+        compare([steps(ar1(rng, 200, 0.3))], [steps(ar1(rng, 200, 0.3, mean=(1 + promised) * 5 * MS))]).high
+        < 1
+        for _ in range(100)
+    )
+    assert 0.04 < promised < 0.06
+    assert 0.75 <= caught / 100 <= 0.97
+
+
+def test_a_slowdown_of_5_percent_is_caught(quick):
+    """200 steps that vary by 6 % and resemble their neighbours, on machines whose runs do not differ."""
+    rng = np.random.default_rng(6)
+    pairs = [(steps(ar1(rng, 200, 0.3, 0.06)), steps(ar1(rng, 200, 0.3, 0.06, 5.25 * MS))) for _ in range(40)]
+    assert sum(compare([before], [after]).high < 1 for before, after in pairs) >= 36
+
+
+def test_the_same_thing_is_never_called_slower(quick):
+    rng = np.random.default_rng(7)
+    pairs = [(steps(ar1(rng, 200, 0.5)), steps(ar1(rng, 200, 0.5))) for _ in range(60)]
+    outcomes = [compare([before], [after]).outcome for before, after in pairs]
+    assert sum(outcome in (Outcome.SLOWER, Outcome.FASTER) for outcome in outcomes) <= 3
+
+
+def test_the_article():
+    """70.99 and 137.3 steps/s are 1.93 times as fast, 93 % more; the article says 193 %."""
+    report, result = build_comparison(
+        [compared(steps([1e9 / 70.99] * 50))], [compared(steps([1e9 / 137.3] * 50))]
+    )
+    assert result.times_as_fast == pytest.approx(1.934, abs=0.001)
+    assert report.title.startswith(
+        "FASTER: 1.93x as fast: 14.1 → 7.28 ms per step (95 % interval 1.88 to 1.99)"
+    )
+    assert dict(report.facts)["Change"] == "+93 % speed, -48 % time per step; tolerance 5 %"
+    assert "193" not in render_text(report)
+
+
+# Algebra
+
+
+LISTS = st.lists(st.integers(1, 10**9), min_size=FEW_STEPS, max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LISTS, LISTS)
+def test_exchanged_sides_give_the_inverse(first, second):
+    there, back = compare([steps(first)], [steps(second)]), compare([steps(second)], [steps(first)])
+    assert there.times_as_fast == pytest.approx(1 / back.times_as_fast)
+    assert there.low == pytest.approx(1 / back.high)
+    assert there.high == pytest.approx(1 / back.low)
+    assert there.low <= there.times_as_fast <= there.high
+    opposite = {Outcome.FASTER: Outcome.SLOWER, Outcome.SLOWER: Outcome.FASTER}
+    assert there.outcome is opposite.get(back.outcome, back.outcome)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LISTS, LISTS)
+def test_parts_sum_to_the_whole(first, second):
+    sides = [steps(values, reader=np.array(values) // 3) for values in (first, second)]
+    result = compare([sides[0]], [sides[1]])
+    for side in ("before", "after"):
+        step = getattr(result.figures[0], side)
+        assert sum(getattr(phase, side) for phase in result.phases) == pytest.approx(step)
+    difference = result.figures[0].after - result.figures[0].before
+    assert sum(phase.change for phase in result.phases) == pytest.approx(
+        difference, abs=1e-6 * max(first + second)
+    )
+    ips = result.figures[2]
+    assert ips.after / ips.before == pytest.approx(result.times_as_fast)
+
+
+def test_the_same_steps_give_the_same_result():
+    rng = np.random.default_rng(0)
+    first, second = (steps(ar1(rng, 100, 0.5)) for _ in range(2))
+    assert compare([first], [second]) == compare([first], [second])
+
+
+def test_only_clean_steps_count():
+    tags = np.array([int(StepTag.SKIP_FIRST)] * 10 + [0] * 30 + [int(StepTag.PROFILED)] * 10)
+    before = steps([90 * MS] * 10 + [10 * MS] * 30 + [99 * MS] * 10, tags=tags)
+    result = compare([before], [steps([10 * MS] * 30)])
+    assert result.num_steps == (30, 30)
+    assert result.times_as_fast == 1.0
+    assert result.outcome is Outcome.SAME
+
+
+def test_a_phase_that_was_not_measured_is_none():
+    before = steps([10 * MS] * 30, reader=MS)
+    before.phases_ns[:, OTHER] = -1
+    phases = {phase.key: phase for phase in compare([before], [steps([10 * MS] * 30)]).phases}
+    assert phases["other"].before is None
+    assert phases["other"].change is None
+    assert phases["dataloader"].change == -MS
+
+
+def test_ten_thousand_steps_take_less_than_a_second():
+    """Loose, as machines are busy: it takes about 0.15 s."""
+    rng = np.random.default_rng(0)
+    first, second = (steps(5 * MS * (1 + 0.1 * rng.normal(size=10_000))) for _ in range(2))
+    began = time.process_time()
+    compare([first], [second])
+    assert time.process_time() - began < 1.0
+
+
+# Decisions
+
+
+def change(low, middle, high):
+    return Change(key="time", before=1.0, after=1.0 + middle, change=middle, low=low, high=high)
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected", "reason"),
+    [
+        ((-0.04, 0.0, 0.04), Outcome.SAME, ""),
+        ((0.01, 0.02, 0.03), Outcome.SAME, ""),
+        ((0.01, 0.06, 0.11), Outcome.SLOWER, ""),
+        ((0.01, 0.05, 0.09), Outcome.CANNOT_TELL, "slower, but perhaps"),
+        ((-0.01, 0.06, 0.13), Outcome.CANNOT_TELL, "too uncertain"),
+        ((-0.11, -0.06, -0.01), Outcome.FASTER, ""),
+        ((-0.09, -0.04, -0.01), Outcome.CANNOT_TELL, "faster, but perhaps"),
+        ((-0.3, 0.0, 0.3), Outcome.CANNOT_TELL, "too uncertain"),
+    ],
+)
+def test_decisions(interval, expected, reason):
+    outcome, said = decide(change(*interval), (100, 100), 0.05)
+    assert outcome is expected
+    assert said.startswith(reason)
+    assert bool(said) == bool(reason)
+
+
+def test_nothing_to_compare():
+    result = compare([steps([MS] * 30, tags=1)], [steps([MS] * 30)])
+    assert (result.outcome, result.reason) == (Outcome.CANNOT_TELL, "no clean step before")
+    assert result.times_as_fast is None
+    assert result.detectable is None
+    assert compare([StepTimings.empty()], [StepTimings.empty()]).reason == "no clean step before and after"
+    still = compare([steps([0] * 30)], [steps([MS] * 30)])
+    assert (still.outcome, still.reason) == (Outcome.CANNOT_TELL, "a side took no measurable time")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([10] * 19, [11] * 19, Outcome.CANNOT_TELL),
+        ([10] * 5, [15.1] * 5, Outcome.SLOWER),
+        ([10] * 5, [14.9] * 5, Outcome.CANNOT_TELL),
+        ([10] * 4 + [20], [25] * 5, Outcome.CANNOT_TELL),
+        ([16] * 5, [10] * 200, Outcome.FASTER),
+        ([10] * 4, [99] * 200, Outcome.CANNOT_TELL),
+    ],
+)
+def test_few_steps(before, after, expected):
+    result = compare([steps(np.array(before) * MS)], [steps(np.array(after) * MS)])
+    assert result.outcome is expected
+    assert result.low is None
+    assert "few" in result.reason
+
+
+def test_few_steps_of_other_batches_on_more_ranks():
+    """Steps that take longer and hold the samples of more ranks: the time per sample of all decides."""
+    before, after = [steps([100 * MS] * 10)], [steps([160 * MS] * 10)]
+    result = compare(before, after, per_sample=True, ranks=(1, 4))
+    assert (result.outcome, result.times_as_fast) == (Outcome.FASTER, pytest.approx(2.5))
+    result = compare(after, before, per_sample=True, ranks=(4, 1))
+    assert (result.outcome, result.times_as_fast) == (Outcome.SLOWER, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize("count", [10, 100])
+@pytest.mark.parametrize("uncounted", [slice(None), slice(0, 1)])
+def test_samples_that_were_not_counted_decide_nothing(count, uncounted):
+    samples = np.full(count, 32)
+    samples[uncounted] = -1
+    other = steps([100 * MS] * count)
+    for sides in permutations(([steps([10 * MS] * count, samples=samples)], [other])):
+        result = compare(*sides, per_sample=True)
+        assert (result.outcome, result.times_as_fast) == (Outcome.CANNOT_TELL, None)
+        assert result.reason == "the samples of a side were not counted"
+
+
+def test_paired_needs_as_many_runs():
+    with pytest.raises(ValueError, match="got 1 and 2"):
+        compare([steps([MS] * 30)], [steps([MS] * 30)] * 2, paired=True)
+
+
+def test_a_run_without_a_clean_step_has_no_partner():
+    runs = [steps([MS] * 30), steps([MS] * 30, tags=1), steps([2 * MS] * 30)]
+    assert not compare(runs, [steps([MS] * 30)] * 3, paired=True).paired
+
+
+# Blocks
+
+
+def test_the_quantiles_of_student():
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (*range(1, 40), 60, 120, 1_000):
+        assert t_975(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4), freedom
+
+
+@pytest.mark.parametrize("phi", [0.3, 0.6, 0.8])
+def test_the_automatic_length_is_that_of_theory(phi):
+    """(2 G² / D)^(1/3) n^(1/3), with the sums over the true covariances of AR(1): phi^k / (1 - phi²)."""
+    n, rng = 100_000, np.random.default_rng(1)
+    lags = np.arange(1, 2_000)
+    covariances = phi**lags / (1 - phi**2)
+    spread = 1 / (1 - phi**2) + 2 * covariances.sum()
+    slope = 2 * (lags * covariances).sum()
+    theory = (2 * slope**2 / (4 / 3 * spread**2)) ** (1 / 3) * n ** (1 / 3)
+    found = np.mean([automatic_block_length(ar1(rng, n, phi)) for _ in range(2)])
+    assert found == pytest.approx(theory, rel=0.2)
+
+
+def test_lengths_at_the_edges():
+    assert automatic_block_length(np.ones(50)) == 1.0
+    assert automatic_block_length(np.array([1.0, 2.0, 3.0])) == 1.0
+    assert block_lengths(np.ones(20)) == (1, 1, 2)
+    assert block_lengths(np.ones(10_000)) == (20, 500, 1_000)
+    assert small_sample_factor(1.0) > small_sample_factor(10) > small_sample_factor(1_000) > 1.0
+
+
+def test_resampled_means_by_hand():
+    """Blocks as long as the series hold every step once, wherever they begin: nothing varies."""
+    columns = np.array([[1.0, 10.0], [2.0, 20.0], [6.0, 60.0]])
+    assert resampled_means(columns, 3, resamples=50) == pytest.approx(np.tile([3.0, 30.0], (50, 1)))
+    drawn = resampled_means(columns, 2, resamples=500)
+    # Two blocks of two out of (1,2) (2,6) (6,1): the mean is a mean of two of 1.5, 4, 3.5.
+    allowed = {(a + b) / 2 for a in (1.5, 4.0, 3.5) for b in (1.5, 4.0, 3.5)}
+    assert set(drawn[:, 0].round(6)) == allowed
+    assert drawn[:, 1] == pytest.approx(10 * drawn[:, 0])
+
+
+def test_nothing_is_detectable_without_an_interval():
+    assert detectable_change(replace(change(0, 0, 0), low=None, high=None)) is None
+
+
+def test_drift_by_hand():
+    """Tenths of 0.9 and 1.1 in turn: nothing varies within a tenth, so all of it is drift."""
+    values = np.repeat([0.9, 1.1] * 5, 20)
+    variance = 10 * 0.1**2 / 9
+    explained = (40 * 0.1**2 / 39) * 5 / 20
+    assert drift_within(values) == pytest.approx(math.sqrt(variance - explained))
+    assert drift_within(values[:39]) == 0.0
+    assert drift_within(np.ones(200)) == drift_within(np.zeros(200)) == 0.0
+    assert drift_within(np.tile([0.9, 1.1], 100)) == 0.0
+
+
+def test_drift_is_seldom_found_where_there_is_none():
+    rng = np.random.default_rng(3)
+    assert sum(drift_within(ar1(rng, 200, 0.0)) > 0 for _ in range(400)) / 400 < 0.1
+
+
+# The report
+
+
+def compared(timings, *, source="run", findings=(), **info):
+    run = Run(
+        info=RunInfo(**({"created": "2026-01-01T00:00:00+00:00", "status": "finished"} | info)),
+        ranks=(RankRecord(rank=0, steps=timings),),
+    )
+    analysis = analyze(run, {}, {})
+    report = replace(build_report(analysis), findings=tuple(findings))
+    return compared_run(source, analysis, report)
+
+
+def table(report, name):
+    return next(table for table in report.tables if table.id == f"comparison_{name}")
+
+
+def noisy(mean_ms, seed, n=200):
+    return steps(ar1(np.random.default_rng(seed), n, 0.3, 0.03, mean_ms * MS), reader=MS)
+
+
+def test_first_lines():
+    def first_line(before, after, **arguments):
+        report, _ = build_comparison([compared(before)], [compared(after)], **arguments)
+        return report.title
+
+    assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast: 27.")
+    assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast: 20.")
+    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5 %: ")
+    assert first_line(noisy(28, 0), noisy(28, 1), tolerance=0.001).startswith("CANNOT TELL: ")
+    assert first_line(noisy(28, 0, 10), noisy(27, 1, 10)).endswith("(too few steps for an interval)")
+    assert first_line(noisy(28, 0, 0), noisy(28, 1)) == "CANNOT TELL: no clean step before"
+
+
+def test_twice_the_batch_is_compared_by_the_sample():
+    """Twice the samples in 1.6 times the time: a step is slower, the training 1.25 times as fast."""
+    before, after = steps([10 * MS] * 50, samples=32), steps([16 * MS] * 50, samples=64)
+    report, result = build_comparison([compared(before)], [compared(after)])
+    assert result.per_sample
+    assert result.times_as_fast == pytest.approx(1.25)
+    assert report.title.startswith("FASTER: 1.25x as fast: 3,200 → 4,000 samples/s")
+    assert ("samples in a step", "32", "64") in table(report, "settings").rows
+    assert any("the time per sample decides" in note for note in report.notes)
+
+
+def test_more_ranks_are_compared_by_all_their_samples():
+    """Four ranks with the same batch each, each 1.25 times as slow: 3.2 times as fast."""
+    before, after = compared(steps([10 * MS] * 50)), compared(steps([12.5 * MS] * 50), world_size=4)
+    report, result = build_comparison([before], [after])
+    assert result.times_as_fast == pytest.approx(3.2)
+    assert "3,200 → 10,240 samples/s, all ranks" in report.title
+    assert any(note.startswith("Different world sizes: 1 before, 4 after") for note in report.notes)
+    strong = compared(steps([5 * MS] * 50, samples=8), world_size=4)
+    assert not build_comparison([before], [strong])[1].per_sample
+
+
+def test_settings_that_differ():
+    before = compared(
+        steps([MS] * 30), versions={"torch": "2.4"}, config={"active": 3, "dirpath": "a"}, model="A"
+    )
+    after = compared(
+        steps([MS] * 30), versions={"torch": "2.5"}, config={"active": 0, "dirpath": "b"}, model="B"
+    )
+    report, _ = build_comparison([before], [after])
+    assert table(report, "settings").rows == (
+        ("model", "A", "B"),
+        ("version of torch", "2.4", "2.5"),
+        ("callback: active", "3", "0"),
+    )
+    assert any(note.startswith("Different models: A before, B after") for note in report.notes)
+    mixed, _ = build_comparison([before, after], [before, before])
+    assert any("not repeats of one thing: they differ in model" in note for note in mixed.notes)
+
+
+def test_turns_are_told_by_when_runs_began():
+    def at(second):
+        return compared(steps([MS] * 30), created=f"2026-01-01T00:00:{second:02}+00:00")
+
+    assert build_comparison([at(0), at(30)], [at(10), at(20)])[1].paired  # A B B A
+    assert not build_comparison([at(0), at(10)], [at(20), at(30)])[1].paired
+    assert not build_comparison([at(0), at(10)], [at(0), at(10), at(20)])[1].paired
+    assert not build_comparison([at(0), at(0)], [at(0), at(0)])[1].paired
+
+
+def finding(kind, *, function=None, status=Status.FOUND, line=1):
+    return Finding(
+        kind=kind,
+        status=status,
+        title=kind.replace("_", " "),
+        summary="so it is",
+        severity=Severity.WARNING if status is Status.FOUND else None,
+        saving_ns_per_step=2.0 * MS,
+        locations=(Location(file="a.py", line=line, function=function),),
+        evidence=(Evidence(label="x", value=1, unit=Unit.COUNT),),
+    )
+
+
+def test_findings_gone_and_new():
+    before = compared(
+        steps([MS] * 30),
+        findings=(finding("sync", function="f"), finding("sync", function="g"), finding("input")),
+    )
+    after = compared(
+        steps([MS] * 30),
+        findings=(
+            finding("sync", function="g", line=9),
+            finding("copy"),
+            finding("input", status=Status.CLEAN),
+        ),
+    )
+    rows = table(build_comparison([before], [after])[0], "findings").rows
+    assert rows == (
+        ("sync", "gone", 2.0 * MS, None),
+        ("input", "gone", 2.0 * MS, None),
+        ("copy", "new", None, 2.0 * MS),
+        ("sync", "still there", 2.0 * MS, 2.0 * MS),
+    )
+    moved = compared(steps([MS] * 30), findings=(finding("input", function="elsewhere"),))
+    rows = table(build_comparison([before], [moved])[0], "findings").rows
+    assert ("input", "still there", 2.0 * MS, 2.0 * MS) in rows
+    nobody_looked, _ = build_comparison([compared(steps([MS] * 30))], [after])
+    assert table(nobody_looked, "findings").absent_reason == "a side has no findings that were looked for"
+
+
+def test_tables_that_changed():
+    before, after = compared(steps([10 * MS] * 30, reader=4 * MS)), compared(steps([8 * MS] * 30, reader=MS))
+    rows = {row[0]: row for row in table(build_comparison([before], [after])[0], "tables").rows}
+    # Times are compared with times: rates would win by their unit alone.
+    assert rows["Perf Summary"][3:] == ("reader_cost", "avg", 4.0 * MS, 1.0 * MS)
+    assert rows["Phases"][3:] == ("Dataloader", "CPU Avg", 4.0 * MS, 1.0 * MS)
+
+
+def test_a_table_knows_its_largest_difference_first():
+    report, _ = build_comparison(
+        [compared(steps([10 * MS] * 30, reader=4 * MS))], [compared(steps([9 * MS] * 30, reader=MS))]
+    )
+    rows = table(report, "phases").rows
+    assert [row[0] for row in rows] == ["Step", "Dataloader", "Forward"]
+    assert [row[3] for row in rows] == pytest.approx([-MS, -3 * MS, 2 * MS])
+    assert [row[-1] for row in rows] == ["less", "less", "more"]
+
+
+def test_a_report_that_every_output_can_show():
+    for before, after in ((noisy(5, 0), noisy(5, 1)), (noisy(5, 0, 3), noisy(5, 0, 0))):
+        report, result = build_comparison([compared(before)], [compared(after)])
+        assert render_text(report).splitlines()[0] == report.title
+        document = json.loads(render_json(report))
+        assert document["comparison"]["outcome"] == result.outcome.value
+        assert document["comparison"]["exit_code"] in (0, 3, 4)
+
+
+# From a report and its steps alone
+
+
+def stored(source, run, report):
+    """What an event file keeps of a run."""
+    blobs = pack_profile(
+        Profile(
+            kind="run",
+            loop=run.info.loop,
+            window=None,
+            label="all steps",
+            report=report,
+            steps=step_columns(run.ranks[0].steps),
+        )
+    )
+    return compared_run_of_report(source, unpack_profile(blobs[0]).report, timings_of(unpack_steps(blobs[1])))
+
+
+def test_a_report_and_its_steps_are_enough(tmp_path):
+    """Real fits, one with twice the batch: the comparison is the same as that of all that was measured."""
+    measured, kept = [], []
+    for batch_size in (2, 4):
+        folder = tmp_path / str(batch_size)
+        live = run_fit(folder, data=loader(size=128, batch_size=batch_size), wait=5, active=3).report
+        run = load_run(str(folder))
+        analysis = analyze(run, {}, {})
+        report = build_report(analysis)
+        assert report.sections["settings"] == live.sections["settings"]
+        measured.append(compared_run(str(folder), analysis, report))
+        kept.append(stored(str(folder), run, report))
+    for one, other in zip(measured, kept, strict=True):
+        for field in fields(ComparedRun):
+            if field.name not in ("steps", "report"):
+                assert getattr(one, field.name) == getattr(other, field.name), field.name
+        assert one.global_batch_size == other.global_batch_size is not None
+    (first, result), (second, again) = (build_comparison(runs[:1], runs[1:]) for runs in (measured, kept))
+    assert result == again
+    assert result.per_sample
+    for field in fields(Report):
+        assert getattr(first, field.name) == getattr(second, field.name), field.name
+    assert ("samples in a step", "2", "4") in table(second, "settings").rows
+
+
+def test_a_run_without_a_clean_step_is_kept_too():
+    run = Run(info=RunInfo(created="now"), ranks=(RankRecord(rank=0, steps=steps([MS] * 3, tags=1)),))
+    one = stored("a", run, build_report(analyze(run, {}, {})))
+    assert (one.num_clean_steps, one.batch_cost_ns, one.global_batch_size) == (0, None, None)
+
+
+@pytest.mark.parametrize("sections", [{}, {"run": {}, "benchmark": None}, {"run": None, "benchmark": None}])
+def test_a_report_that_is_not_of_a_run(sections):
+    report = Report(title="t", facts=(), tables=(), notes=(), sections=sections)
+    with pytest.raises(ArchiveError, match="a: expected the report of a run"):
+        compared_run_of_report("a", report, steps([MS]))
+
+
+# The command
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves runs as ``folder/modelprof/run.json``; returns the folder as text."""
+
+    def save(name, timings, **info):
+        folder = tmp_path / name
+        (folder / "modelprof").mkdir(parents=True)
+        run = Run(info=RunInfo(**({"created": "now"} | info)), ranks=(RankRecord(rank=0, steps=timings),))
+        save_run(run, folder / "modelprof" / "run.json")
+        return str(folder)
+
+    return save
+
+
+def test_exit_codes(saved, capsys):
+    fast, slow, slower, short = (
+        saved(name, noisy(ms, seed, n))
+        for seed, (name, ms, n) in enumerate((("a", 5, 200), ("b", 7, 200), ("c", 7.4, 200), ("d", 5.2, 10)))
+    )
+    assert main(["compare", slow, fast]) == 0
+    assert capsys.readouterr().out.startswith("FASTER: 1.4")
+    assert main(["compare", fast, slow]) == 3
+    assert main(["compare", fast, slow, "--tolerance", "0.9"]) == 0
+    assert main(["compare", slow, slower, "--tolerance", "0.15"]) == 0
+    assert main(["compare", fast, short]) == 4
+    assert capsys.readouterr().err == ""
+
+
+def test_runs_by_folder_and_by_file(saved, tmp_path, capsys):
+    saved("a", noisy(5, 0))
+    saved("b", noisy(5, 1))
+    (tmp_path / "a" / "modelprof" / "report.json").write_text("{}")
+    target = tmp_path / "out.json"
+    before, after = tmp_path / "a" / "modelprof" / "report.json", tmp_path / "b" / "modelprof"
+    assert main(["compare", str(before), str(after), "--json", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    document = json.loads(target.read_text())
+    assert document["comparison"]["outcome"] == "same"
+    assert document["runs"]["before"][0]["source"] == str(before)
+
+
+def test_several_runs_a_side(saved, tmp_path, capsys):
+    before = [saved(f"a{i}", noisy(5, i)) for i in range(3)]
+    after = [saved(f"b{i}", noisy(7, 10 + i)) for i in range(3)]
+    assert main(["compare", "--before", *before, "--after", *after]) == 3
+    out = capsys.readouterr().out
+    assert "3 runs, 600 clean steps" in out
+    assert "from how the runs of a side differ" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["a"], ["--before", "a"], ["a", "b", "--before", "c"], ["a", "--after", "b"]],
+)
+def test_wrong_sides(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *arguments])
+    assert ended.value.code == 2
+    assert "expected two runs, or runs for both --before and --after, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "1", "-0.1", "5%", "nan"])
+def test_wrong_tolerance(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", "--tolerance", text])
+    assert "expected a fraction above 0 and below 1" in capsys.readouterr().err
+
+
+def test_errors_are_one_line(saved, tmp_path, capsys):
+    fit, validation = saved("a", noisy(5, 0)), saved("b", noisy(5, 1), loop="validate")
+    for arguments, message in (
+        ([fit, str(tmp_path / "none")], "expected a run saved by this package"),
+        ([fit, fit], "you gave the same run twice, first as"),
+        ([fit, f"{fit}/modelprof/run.json"], "you gave the same run twice, first as"),
+        ([fit, validation], "expected a run of trainer.fit as"),
+    ):
+        assert main(["compare", *arguments]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert message in captured.err
+
+
+def test_the_help_tells_the_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "exit status: 0 faster, the same, or a table; 3 slower than the tolerance allows; 4 cannot tell"
+        in out
+    )
+    assert "BEFORE AFTER" in out
+
+
+def test_one_tolerance():
+    assert compare_command.DEFAULT_TOLERANCE == DEFAULT_TOLERANCE
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (1, 3), (3, 3)])
+def test_single_runs_of_a_busy_machine_cannot_tell(sides):
+    """Twice as fast, and surely so by the steps of these runs: but they may differ by the machine."""
+    quick = [compared(steps([MS] * 60)) for _ in range(sides[1])]
+    slow = [compared(steps([2 * MS] * 60)) for _ in range(sides[0])]
+    assert build_comparison(slow, quick)[1].outcome is Outcome.FASTER
+    busy = [compared(steps([2 * MS] * 60), findings=(finding("busy_cpus"),)), *slow[1:]]
+    for before, after in ((busy, quick), (quick, busy)):
+        report, result = build_comparison(before, after)
+        is_single = min(sides) == 1
+        assert (result.outcome is Outcome.CANNOT_TELL) == is_single
+        assert ("ran on a busy machine" in dict(report.facts).get("Why", "")) == is_single
+        assert report.sections["comparison"]["exit_code"] == (4 if is_single else 0 if before is busy else 3)

@@ -1,0 +1,510 @@
+"""Source lines: the table, where findings point, and what is advised there, from hand-made records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import hot_lines
+from lightning_modelprof.analysis.source.source_lines import source_lines
+from lightning_modelprof.report.advice.lines import module_pace
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.lines import (
+    SlowCustomModule,
+    SlowForwardOutsideModel,
+    SlowLineInModule,
+    _forwards,
+)
+from lightning_modelprof.report.tables.run.source_lines import source_lines_table
+from lightning_modelprof.run.model_cost import OperatorCount, StepCount
+from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.steps import StepTag
+from tests.support.diagnosed import SETUP, analysis_of, cost_of, only, steps_of
+
+MS = 1_000_000
+NET = "/home/me/net.py"
+LOSS = "/home/me/loss.py"
+
+
+def frame(file, line, function, function_line, *, module="me", is_users=True):
+    return StackFrame(
+        file=file,
+        line=line,
+        function=function,
+        function_line=function_line,
+        module=module,
+        is_users=is_users,
+    )
+
+
+STEP_33 = frame(NET, 33, "Net.training_step", 30)
+STEP_35 = frame(NET, 35, "Net.training_step", 30)
+CALL = frame(
+    "/lib/module.py", 1700, "Module._call_impl", 1650, module="torch.nn.modules.module", is_users=False
+)
+LAYER = frame("/lib/linear.py", 130, "Linear.forward", 129, module="torch.nn.modules.linear", is_users=False)
+LOSS_7 = frame(LOSS, 7, "rows_loss", 5)
+
+
+def samples_of(*stacks):
+    """Stacks as (phase, frames, samples), of 5 ms each."""
+    frames = list(dict.fromkeys(one for _, found, _ in stacks for one in found))
+    return StackSamples(
+        frames=tuple(frames),
+        stacks=tuple(
+            SampledStack(
+                phase=phase,
+                frames=tuple(map(frames.index, found)),
+                samples=count,
+                time_ns=count * 5 * MS,
+            )
+            for phase, found, count in stacks
+        ),
+        samples=sum(count for _, _, count in stacks),
+    )
+
+
+def line_of(file, line, function, function_line, phase="forward", calls=3, views=1, module=""):
+    return LineCount(
+        file=file,
+        line=line,
+        function=function,
+        function_line=function_line,
+        module=module,
+        phase=phase,
+        calls=calls,
+        views=views,
+        operators=2,
+        elements=10,
+        num_bytes=40,
+    )
+
+
+def site_of(kind, file, line, function, function_line, calls=1, num_bytes=4):
+    return SourceSite(
+        kind=kind,
+        file=file,
+        line=line,
+        function=function,
+        function_line=function_line,
+        callers=(),
+        module="",
+        phase="forward",
+        operator="aten::lift_fresh" if kind == HOST_TENSOR else "aten::_local_scalar_dense",
+        device="cpu",
+        calls=calls,
+        num_bytes=num_bytes,
+        is_blocking=None,
+        is_pinned=None,
+        is_non_blocking=None,
+    )
+
+
+def sites_of(lines=(), sites=()):
+    return StepSites(step=6, device="cpu", sites=tuple(sites), lines=tuple(lines))
+
+
+# The facts
+
+
+def test_lines_by_hand():
+    sites = sites_of(
+        [
+            line_of(NET, 33, "training_step", 30, calls=5, views=2),
+            line_of(NET, 33, "training_step", 30, phase="backward", calls=4, views=0),
+            line_of(LOSS, 7, "rows_loss", 5, calls=9, views=0),
+            line_of(None, None, "", None, phase="optimizer", calls=50),
+        ],
+        [
+            site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, calls=2, num_bytes=80),
+            site_of(SYNCHRONISATION, NET, 35, "training_step", 30),
+        ],
+    )
+    # 12 samples of 5 ms, of which 9 and then 3: shares 3/4 and 1/4.
+    hot = hot_lines(
+        samples_of(
+            ("forward", (STEP_35, LOSS_7), 6), ("validation", (LOSS_7,), 3), ("forward", (STEP_33,), 3)
+        )
+    )
+    lines = source_lines(sites, hot)
+    assert [(one.file, one.line, one.share, one.samples) for one in lines] == [
+        (LOSS, 7, 0.75, 9),
+        (NET, 33, 0.25, 3),
+        (NET, 35, 0.0, 0),
+    ]
+    loss, first, second = lines
+    assert (loss.operators, loss.backward_operators, loss.host_tensors, loss.num_bytes) == (9, 0, 2, 80)
+    assert (first.operators, first.backward_operators, first.waits, first.host_tensors) == (3, 4, 0, 0)
+    assert (second.operators, second.waits, second.num_bytes) == (0, 1, 0)
+
+
+def test_what_was_not_measured_is_none():
+    only_sampled = source_lines(None, hot_lines(samples_of(("forward", (STEP_33,), 3))))
+    assert [(one.operators, one.waits, one.num_bytes, one.samples) for one in only_sampled] == [
+        (None, None, None, 3)
+    ]
+    only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), hot_lines(None))
+    assert [(one.operators, one.share, one.samples) for one in only_counted] == [(2, None, None)]
+    assert isinstance(source_lines(None, hot_lines(None)), Absent)
+
+
+def test_bytes_that_are_not_known_make_no_sum():
+    unknown = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=None)
+    known = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=8)
+    [line] = source_lines(sites_of(sites=[unknown, known]), hot_lines(None))
+    assert line.num_bytes is None
+    assert line.host_tensors == 2
+
+
+def test_the_table():
+    sites = sites_of([line_of(NET, 33, "training_step", 30)])
+    stacks = samples_of(("forward", (STEP_35,), 4))
+    analysis = analysis_of(steps_of(forward=10), cost=replace(cost_of(), sites=sites), stacks=stacks)
+    [table] = source_lines_table(analysis, DEFAULT_OPTIONS)
+    rows = [dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows]
+    assert [(row["place"], row["share"], row["operators"]) for row in rows] == [
+        ("net.py:35", 1.0, 0),
+        ("net.py:33", 0.0, 2),
+    ]
+    assert len(table.notes) == 3
+    assert table.notes[0] == "Files are in /home/me."
+
+
+def test_without_either_there_is_no_table():
+    assert source_lines_table(analysis_of(steps_of(forward=10)), DEFAULT_OPTIONS) == ()
+
+
+def test_the_table_says_why_it_is_empty():
+    [table] = source_lines_table(analysis_of(steps_of(forward=10), cost=cost_of()), DEFAULT_OPTIONS)
+    assert table.rows == ()
+    assert "inspect={'sampling': True}" in table.absent_reason
+
+
+# The lines that findings point at
+
+
+def slow_step(*stacks, sites=None):
+    """A step of 20 ms of which the modules take 2, with samples."""
+    cost = cost_of(("", 10, 2, 2))
+    return analysis_of(
+        steps_of(forward=16, backward=4),
+        cost=replace(cost, sites=sites),
+        stacks=samples_of(*stacks) if stacks else None,
+    )
+
+
+def finding_of(analysis, kind="slow_forward_outside_model"):
+    _, findings = diagnose(analysis)
+    [found] = [one for one in findings if one.kind == kind]
+    return found
+
+
+def test_without_samples_it_is_the_function():
+    found = finding_of(slow_step())
+    assert found.locations == (Location(file=NET, line=30, function="Net.training_step"),)
+
+
+def test_the_statement_and_the_line_that_it_leads_to():
+    """Time in modules is not what this finding is about: line 33 only calls the layers."""
+    analysis = slow_step(
+        ("forward", (STEP_33, CALL, LAYER), 20), ("forward", (STEP_35, LOSS_7), 8), ("forward", (STEP_33,), 1)
+    )
+    [location] = finding_of(analysis).locations
+    assert (location.line, location.is_exact) == (35, True)
+    assert (location.inner.file, location.inner.line, location.inner.function) == (LOSS, 7, "rows_loss")
+
+
+def test_a_single_sample_tells_the_statement():
+    [location] = finding_of(slow_step(("forward", (STEP_35,), 1))).locations
+    assert (location.line, location.is_exact, location.inner) == (35, True, None)
+
+
+def test_no_sample_of_the_function_leaves_its_def():
+    [location] = finding_of(slow_step(("other", (LOSS_7,), 9))).locations
+    assert (location.line, location.is_exact, location.inner) == (30, False, None)
+
+
+def test_where_only_something_has_to_be_changed_nothing_is_looked_for():
+    assert not any(
+        rule.takes_time_there
+        for rule in RULES
+        if rule.kind in ("frozen_layers_computed", "optimizer_not_fused", "conv_bias_before_batchnorm")
+    )
+
+
+def test_samples_that_know_better():
+    """The machine was slow after the timed steps: nearly all samples are in the layers."""
+    layers = ("forward", (STEP_33, CALL, LAYER), 95)
+    assert finding_of(slow_step(layers, ("forward", (STEP_35,), 1))).status is Status.CLEAN
+    assert finding_of(slow_step(layers, ("forward", (STEP_35,), 60))).status is Status.FOUND
+    few = ("forward", (STEP_33, CALL, LAYER), 18)
+    assert finding_of(slow_step(few, ("forward", (STEP_35,), 1))).status is Status.FOUND
+
+
+# What is advised
+
+
+@pytest.mark.parametrize(
+    ("lines", "sites", "advice"),
+    [
+        ([line_of(LOSS, 7, "rows_loss", 5, calls=300, views=100)], [], "runs 200 operators"),
+        ([], [site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5)], "register_buffer"),
+        (
+            [line_of(LOSS, 7, "rows_loss", 5)],
+            [site_of(SYNCHRONISATION, LOSS, 7, "rows_loss", 5)],
+            "reads values",
+        ),
+        ([line_of(LOSS, 7, "rows_loss", 5, calls=2, views=2)], [], "runs no operator"),
+        ([line_of(LOSS, 7, "rows_loss", 5)], [], "Look for loops"),
+        ([], [], "Look for loops"),
+    ],
+)
+def test_advice_by_what_the_line_runs(lines, sites, advice):
+    analysis = slow_step(
+        ("forward", (STEP_35, LOSS_7), 8), sites=sites_of(lines, sites) if lines or sites else None
+    )
+    assert advice in only(SlowForwardOutsideModel().evaluate(analysis)).action
+
+
+# Modules without layers
+
+
+def with_criterion(forward_ms=6, *, parameters=0, flops=0, is_users=True):
+    """A model with one layer of 4 ms and a module ``criterion``, in a step of 20 ms."""
+    cost = cost_of(("", 0, 0, 0), ("layer", 10, 4, 4), ("criterion", 0, forward_ms, 1))
+    place = CodePlace(name="MyLoss.forward", file=LOSS, line=5)
+    modules = tuple(
+        replace(one, parameters=parameters, trainable=parameters, forward=place if is_users else None)
+        if one.path == "criterion"
+        else one
+        for one in cost.modules
+    )
+    operators = [
+        OperatorCount(
+            phase="forward", module="layer", operator="aten::mm", dtype="float32", flops=100, calls=1
+        )
+    ]
+    if flops:
+        operators.append(replace(operators[0], module="criterion", flops=flops))
+    count = StepCount(step=6, samples=None, on_fake_tensors=False, operators=tuple(operators))
+    return analysis_of(steps_of(forward=12, backward=8), cost=replace(cost, modules=modules, count=count))
+
+
+def test_a_slow_loss_module_is_found():
+    found = only(SlowCustomModule().evaluate(with_criterion()))
+    assert found.status is Status.FOUND
+    assert found.severity is Severity.CRITICAL  # 6 of 20 ms
+    assert found.saving_ns_per_step == 6 * MS
+    assert found.locations == (Location(file=LOSS, line=5, function="MyLoss.forward", module="criterion"),)
+
+
+def test_module_times_are_scaled_to_the_other_steps():
+    """Forward takes 12 ms; 24 in the steps in which the criterion took 6, so it takes 3 in the others."""
+    analysis = with_criterion()
+    forward = [24 if step in (7, 8, 9) else 12 for step in range(20)]
+    tags = [int(StepTag.INSPECTED) if step in (7, 8, 9) else 0 for step in range(20)]
+    times = replace(analysis.cost.times, step_numbers=(7, 8, 9))
+    cost = replace(analysis.cost, times=times)
+    scaled = analysis_of(steps_of(forward=forward, backward=8, tags=tags), cost=cost)
+    assert module_pace(analysis) == 1.0
+    assert module_pace(scaled) == 0.5
+    assert only(SlowCustomModule().evaluate(scaled)).saving_ns_per_step == 3 * MS
+    # The timing itself may have made these steps longer, so the modules' 10 ms stay 10 of the 12 ms.
+    assert only(SlowForwardOutsideModel().evaluate(scaled)).saving_ns_per_step == 2 * MS
+    # The machine was twice as slow in the others: the modules' 10 ms are 20 of the 24 ms.
+    forward = [12 if step in (7, 8, 9) else 24 for step in range(20)]
+    slower = analysis_of(steps_of(forward=forward, backward=8, tags=tags), cost=cost)
+    assert module_pace(slower) == 2.0
+    assert only(SlowForwardOutsideModel().evaluate(slower)).saving_ns_per_step == 4 * MS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"forward_ms": 1}, {"parameters": 3}, {"flops": 10}, {"is_users": False}],
+    ids=["short", "has parameters", "multiplies", "of a library"],
+)
+def test_other_modules_are_clean(changes):
+    assert only(SlowCustomModule().evaluate(with_criterion(**changes))).status is Status.CLEAN
+
+
+def test_without_times_or_counts_nothing_is_said():
+    finding = only(SlowCustomModule().evaluate(analysis_of(steps_of(forward=10))))
+    assert finding.status is Status.NOT_EVALUATED
+    finding = only(SlowCustomModule().evaluate(slow_step()))
+    assert finding.status is Status.NOT_EVALUATED
+
+
+# Lines in modules with parameters
+
+
+def with_loop(calls=300, *, samples=40, module="cell", sites=(), module_line=11, parameters=10):
+    """A step of 20 ms; ``samples`` of 100 are at line 13 of the forward of ``cell``, which begins at 11."""
+    cost = cost_of(("", 0, 0, 0), ("cell", parameters, 8, 4))
+    place = CodePlace(name="Cell.forward", file=NET, line=module_line)
+    modules = tuple(replace(one, forward=place) if one.path == "cell" else one for one in cost.modules)
+    line = line_of(NET, 13, "forward", 11, calls=calls, views=0, module=module)
+    at = frame(NET, 13, "Cell.forward", 11)
+    stacks = samples_of(("forward", (STEP_33, CALL, at), samples), ("backward", (STEP_33,), 100 - samples))
+    cost = replace(cost, modules=modules, sites=sites_of([line], sites))
+    return analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
+
+
+def test_a_loop_in_a_layer_is_found():
+    """40 of 100 samples of a step of 20 ms: 8 ms."""
+    found = only(SlowLineInModule().evaluate(with_loop()))
+    assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
+    assert found.saving_ns_per_step == pytest.approx(8 * MS)
+    assert found.locations == (
+        Location(file=NET, line=13, function="Cell.forward", module="cell", is_exact=True),
+    )
+    assert "runs 300 operators" in found.summary
+
+
+def test_a_tensor_made_in_a_layer_is_found():
+    site = site_of(HOST_TENSOR, NET, 13, "forward", 11)
+    found = only(SlowLineInModule().evaluate(with_loop(3, sites=[replace(site, module="cell")])))
+    assert found.status is Status.FOUND
+    assert "register_buffer" in found.action
+
+
+def test_a_loop_that_also_calls_layers_is_found():
+    """Of 320 operators at the line 160 are its own: half, and more than 64."""
+    analysis = with_loop(160)
+    sites = analysis.cost.sites
+    of_layer = line_of(NET, 13, "forward", 11, calls=160, views=0, module="cell.linear")
+    cost = replace(analysis.cost, sites=replace(sites, lines=(*sites.lines, of_layer)))
+    stacks = analysis.hot_lines.samples
+    found = only(SlowLineInModule().evaluate(analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
+    assert (found.status, found.locations[0].module) == (Status.FOUND, "cell")
+    # A residual stack: 100 additions of its own among 3,000 operators of the layers that it calls.
+    of_layers = replace(of_layer, calls=3000)
+    cost = replace(analysis.cost, sites=replace(sites, lines=(replace(sites.lines[0], calls=100), of_layers)))
+    clean = only(SlowLineInModule().evaluate(analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
+    assert clean.status is Status.CLEAN
+
+
+def test_a_loop_in_a_function_that_a_forward_calls_is_found():
+    """The forward begins at line 90; the line is in a function that begins at line 11."""
+    found = only(SlowLineInModule().evaluate(with_loop(module_line=90)))
+    assert (found.status, found.locations[0].line, found.locations[0].module) == (Status.FOUND, 13, "cell")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"calls": 63}, {"samples": 9}, {"samples": 15}, {"module": "cell.linear"}],
+    ids=["few operators", "few samples", "not sure", "of the modules it calls"],
+)
+def test_other_lines_in_layers_are_clean(changes):
+    assert only(SlowLineInModule().evaluate(with_loop(**changes))).status is Status.CLEAN
+
+
+def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_line=None, forward=12):
+    """A cell whose child is called so many times at line 13 of its forward; ``by_hand``: lines of its own."""
+    cost = cost_of((path, 10, 2, 2), (f"{path}.gate" if path else "gate", 10, 8, 4))
+    cost = cost if not path else replace(cost, modules=(cost_of(("", 0, 0, 0)).modules[0], *cost.modules))
+    owner, child = cost.times.times
+    times = replace(cost.times, times=(owner, replace(child, calls=calls)))
+    place = CodePlace(name="Cell.forward", file=NET, line=11)
+    modules = tuple(replace(one, forward=place) if one.path == path else one for one in cost.modules)
+    first = 11 if step_line is None else step_line
+    lines = [
+        line_of(NET, 13, "forward", first, calls=calls * per_call, views=0, module=child.path),
+        *(line_of(NET, at, "forward", 11, calls=number, views=0, module=path) for at, number in by_hand),
+    ]
+    at = [frame(NET, number, "Cell.forward", first) for number in (13, *(number for number, _ in by_hand))]
+    stacks = samples_of(
+        *(("forward", (STEP_33, CALL, one), samples) for one in at),
+        ("backward", (STEP_33,), 100 - samples * len(at)),
+    )
+    cost = replace(cost, modules=modules, times=times, sites=sites_of(lines, ()))
+    setup = SETUP if step_line is None else replace(
+        SETUP, module_hooks={"training_step": CodePlace(name="Net.training_step", file=NET, line=step_line)}
+    )  # fmt: skip
+    analysis = analysis_of(steps_of(forward=forward, backward=8), cost=cost, stacks=stacks, setup=setup)
+    return only(SlowLineInModule().evaluate(analysis))
+
+
+def test_a_cell_that_is_stepped_by_hand_is_found():
+    """100 calls of 8 operators: 8 of 20 ms, 10 us each."""
+    found = stepped()
+    assert found.saving_ns_per_step == pytest.approx(8 * MS)
+    assert "Line 13 of Cell.forward in cell runs 800 operators in a step" in found.summary
+    assert "nn.LSTM" in found.action
+    assert [(one.line, one.module) for one in found.locations] == [(13, "cell")]
+
+
+def test_also_in_the_models_own_forward_and_in_the_step():
+    assert "in the model runs 800" in stepped(path="").summary
+    in_step = stepped(step_line=40)
+    assert (in_step.status, in_step.locations[0].line) == (Status.FOUND, 13)
+
+
+def test_lines_of_one_loop_count_together():
+    """Three lines with 40 operators each: none of them is enough alone."""
+    found = stepped(0, samples=16, by_hand=((14, 40), (15, 40), (16, 40)))
+    assert found.status is Status.FOUND
+    assert "Lines 14, 15 and 16 of Cell.forward in cell run 120 operators" in found.summary
+    assert found.saving_ns_per_step == pytest.approx(0.48 * 20 * MS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"calls": 12, "per_call": 60},
+        {"forward": 1000},
+        {"calls": 7},
+        {"calls": 0, "by_hand": ((14, 15),) * 1},
+    ],
+    ids=["a layer shared by twelve", "operators that compute for long", "few calls", "no loop"],
+)
+def test_other_repeated_calls_are_clean(changes):
+    assert stepped(**changes).status is Status.CLEAN
+
+
+def test_without_samples_or_sites_nothing_is_said_of_lines():
+    unsampled = analysis_of(steps_of(forward=10), cost=cost_of(("", 10, 2, 2)))
+    assert only(SlowLineInModule().evaluate(unsampled)).status is Status.NOT_EVALUATED
+    unseen = slow_step(("forward", (STEP_33,), 50))
+    assert only(SlowLineInModule().evaluate(unseen)).status is Status.NOT_EVALUATED
+
+
+def test_without_samples_the_line_with_most_operators_is_named():
+    """The line of the loss runs 200 operators; one in the data set more, but not in the forward."""
+    sites = sites_of(
+        [
+            line_of(LOSS, 7, "rows_loss", 5, calls=300, views=100),
+            line_of(NET, 90, "__getitem__", 80, phase="batch_start", calls=900, views=0),
+            line_of(NET, 33, "training_step", 30, calls=500, views=0, module="layers"),
+        ]
+    )
+    action = only(SlowForwardOutsideModel().evaluate(slow_step(sites=sites))).action
+    assert "Line 7 of rows_loss runs 200 operators" in action
+
+
+def test_a_function_belongs_to_the_module_that_runs_it_and_not_to_those_it_calls():
+    """As one that steps recurrent cells: its first line by samples is in the cells alone."""
+    modules = [SimpleNamespace(path=path, parameters=8, forward=None) for path in ("enc", "enc.cell", "head")]
+    analysis = SimpleNamespace(
+        cost=SimpleNamespace(modules=modules), modules=SimpleNamespace(modules=modules), setup=None
+    )
+
+    def line(number, *paths):
+        return SimpleNamespace(
+            file="net.py",
+            function_line=7,
+            line=number,
+            phases=("forward",),
+            by_module=tuple((one, 9) for one in paths),
+        )
+
+    in_cells, own, of_the_step = line(9, "enc.cell"), line(8, "enc"), line(30, "")
+    assert _forwards(analysis, [in_cells, own]) == {("net.py", 7): ["enc"]}
+    assert _forwards(analysis, [in_cells, own, of_the_step]) == {}

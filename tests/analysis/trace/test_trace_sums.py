@@ -1,0 +1,285 @@
+"""Our tables against independent sums: on the traces that others recorded, on ours, and on random ones.
+
+What is expected is counted from the JSON by ``trace_sums.py`` and, for the steps, by plain loops here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from lightning_modelprof import analyze
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build_trace import build_trace_report
+from tests.support.fuzz_traces import base_traces
+from tests.support.random_traces import random_trace
+from tests.support.trace_sums import COMMUNICATES, LAUNCHES, covered, device_of, kind_of, read, span_of, sums
+from tests.support.traces import FOLDER, make_trace
+
+REAL = sorted(FOLDER.glob("*.json.gz")) if FOLDER.is_dir() else []
+NUM_RANDOM = 300
+
+
+def tables_of(report):
+    """Rows by column key, of each table by its id."""
+    tables = {}
+    for table in report.tables:
+        keys = [column.key for column in table.columns]
+        tables[table.id] = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    return tables
+
+
+def check_sums(events, report):
+    """Kernels, copies, busy time, runtime calls and communication of the whole trace."""
+    expected, tables = sums(events), tables_of(report)
+    kernels = {row["name"]: (row["calls"], row["device_total_ns"]) for row in tables["kernels"]}
+    assert kernels == expected["work"].get("kernel", {})
+    copies = {row["name"]: (row["calls"], row["device_total_ns"]) for row in tables["copies"]}
+    assert copies == expected["work"].get("memcpy", {}) | expected["work"].get("memset", {})
+    sizes = {row["name"]: row["size_bytes"] for row in tables["copies"] if row["size_bytes"] is not None}
+    assert sizes == expected["bytes"]
+    busy = [row["total_ns"] for row in tables["idle"] if row["name"].endswith("Busy")]
+    assert sorted(busy) == sorted(expected["busy"].values())
+    assert {row["name"]: row["calls"] for row in tables["runtime_calls"][1:]} == expected["calls"]
+    if kernels:
+        rows = {row["name"]: row for row in tables["launches"]}
+        assert rows["Kernel time"]["count"] == sum(calls for calls, _ in kernels.values())
+        assert rows["Kernel time"]["total_ns"] == sum(total_ns for _, total_ns in kernels.values())
+    return expected, tables
+
+
+@pytest.mark.skipif(not REAL, reason="the real traces are not here; set MODELPROF_TRACES to their folder")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.partition(".")[0])
+def test_traces_of_others(path):
+    report = analyze(path)
+    expected, tables = check_sums(read(path), report)
+    calls, total_ns = expected["communication"]
+    if calls:
+        rows = {row["name"]: row["total_ns"] for row in tables["distributed"]}
+        assert rows["Communication"] == total_ns
+    check_idle(report, tables)
+
+
+@pytest.mark.parametrize("number", range(len(base_traces())))
+def test_traces_of_our_own(number, tmp_path):
+    path = tmp_path / "a.trace.json"
+    path.write_bytes(base_traces()[number])
+    report = analyze(path)
+    events = read(path)
+    for event in events:
+        if isinstance(event.get("tid"), str):  # stream 7
+            event.get("args", {})["stream"] = int(event["tid"].split()[-1])
+    _, tables = check_sums(events, report)
+    check_idle(report, tables)
+
+
+def check_idle(report, tables):
+    """One figure on every page for how busy a device is in the steps: the table of devices has it."""
+    busy = [row["busy"] for row in tables["device_usage"] if row["name"].startswith("GPU")]
+    rows = [row for row in tables["idle"] if row["name"].endswith(("Busy", "Idle"))]
+    assert [row["covered_ratio"] for row in rows[::2]] == pytest.approx(busy, abs=1e-12)
+    for works, rests in zip(rows[::2], rows[1::2], strict=True):
+        assert works["covered_ratio"] + rests["covered_ratio"] == pytest.approx(1)
+    waits = {row["name"]: row["ratio"] for row in tables.get("host_waits", ())}
+    if waits and len(busy) == 1:
+        assert waits.get("Idle in all steps", waits["Idle"]) == pytest.approx(rows[1]["covered_ratio"])
+    if "The device is busy in" in report.verdict.summary and len(busy) == 1:
+        assert f"busy in {100 * busy[0]:.1f} %" in report.verdict.summary
+
+
+# Random traces, with their steps
+
+
+class Oracle:
+    """The steps of a random trace and what is in them, by loops over its events."""
+
+    def __init__(self, events):
+        work = [one for one in events if kind_of(one) not in ("", "runtime")]
+        self.calls = sorted((one for one in events if kind_of(one) == "runtime"), key=span_of)
+        by_id = {one["args"]["correlation"]: one for one in self.calls}
+        self.work = [
+            (one, *span_of(one), by_id.get(one["args"].get("correlation")), self.type_of(one)) for one in work
+        ]
+        named = [one for one in events if one["name"].startswith("ProfilerStep#")]
+        self.steps = sorted((*span_of(one), int(one["name"][13:])) for one in named)
+        if not named:
+            operators = [span_of(one) for one in events if one["cat"] == "cpu_op"]
+            self.steps = [(min(operators)[0], max(end for _, end in operators), 0)] if operators else []
+        self.bounds = self.bounded()[: self.num_kept()]
+
+    @staticmethod
+    def type_of(event):
+        kind = kind_of(event)
+        return "communication" if kind == "kernel" and COMMUNICATES.search(event["name"]) else kind
+
+    def step_of(self, time_ns):
+        return next((n for n, (begin, end, _) in enumerate(self.steps) if begin <= time_ns < end), None)
+
+    def launching(self, call):
+        """The step that a call is wholly in."""
+        number = None if call is None else self.step_of(span_of(call)[0])
+        return number if number is not None and span_of(call)[1] <= self.steps[number][1] else None
+
+    def bounded(self):
+        """Each step lasts until what it launched has ended; the next one begins there."""
+        launched = defaultdict(list)
+        for _, begin, end, call, _ in self.work:
+            launched[self.launching(call)].append((begin, end))
+        if not self.steps:
+            return []
+        reached = self.steps[0][0]
+        if launched[0]:
+            first = min(begin for begin, _ in launched[0])
+            reached = max([reached, *(end for _, end in launched[None] if end < first)])
+        bounds = []
+        for number, (host_begin, host_end, _) in enumerate(self.steps):
+            begin = max(reached, host_begin)
+            reached = max([begin, host_end, *(end for _, end in launched[number])])
+            bounds.append((begin, reached))
+        return bounds
+
+    def num_kept(self):
+        """Without last steps of whose launches less than 0.8 are there."""
+        done = {id(call) for *_, call, _ in self.work if call is not None}
+        names = {call["name"] for call in self.calls if id(call) in done}
+        shares = []
+        for number in range(len(self.steps)):
+            inside = [one for one in self.calls if self.step_of(span_of(one)[0]) == number]
+            mine = [one for one in inside if one["name"] in names]
+            shares.append(sum(id(one) in done for one in mine) / len(mine) if mine else 0.0)
+        if not any(shares):
+            return len(shares)
+        return max(n for n, share in enumerate(shares) if share and share >= 0.8 * max(shares)) + 1
+
+    def stretches(self):
+        """The kept steps that follow each other, as spans."""
+        steps = self.steps[: len(self.bounds)]
+        limit = max(1_000_000, median(end - begin for begin, end, _ in steps))
+        found = [list(self.bounds[0])]
+        for (before, after), bound in zip(pairwise(steps), self.bounds[1:], strict=True):
+            if after[2] - before[2] != 1 or after[0] - before[1] > limit:
+                found.append(list(bound))
+            found[-1][1] = bound[1]
+        return [(begin, end) for begin, end in found if begin < end]
+
+    def spans(self, kind):
+        return [(begin, end) for _, begin, end, _, one in self.work if one == kind]
+
+    def in_stretches(self, types=None, device=None):
+        """Time in which work of these types, or any, is done in the stretches."""
+        chosen = [
+            (begin, end)
+            for event, begin, end, _, kind in self.work
+            if (types is None or kind in types) and device in (None, device_of(event))
+        ]
+        return sum(clipped(chosen, *stretch) for stretch in self.stretches())
+
+
+def clipped(spans, first, last):
+    near = [(begin, end) for begin, end in spans if end > first and begin < last]
+    return covered([(max(begin, first), min(end, last)) for begin, end in near])
+
+
+def check_steps(oracle, facts, tables):
+    """Figures of the steps."""
+    assert facts.step_numbers == tuple(number for *_, number in oracle.steps)
+    whole_ns = sum(end - begin for begin, end in oracle.stretches())
+    for row in tables["device_usage"]:
+        device = int(row["name"].split()[-1])
+        assert row["busy"] == pytest.approx(oracle.in_stretches(device=device) / whole_ns, abs=1e-12)
+        kernels_ns = oracle.in_stretches(("kernel", "communication"), device)
+        assert row["utilization"] == pytest.approx(kernels_ns / whole_ns, abs=1e-12)
+    types = {"Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset", "Communication": "communication"}
+    for row in tables["overview"]:
+        if row["device_total_ns"] is not None:
+            kind = types[row["name"]]
+            assert row["device_total_ns"] == oracle.in_stretches((kind,))
+            inside = [
+                one for one in oracle.work
+                if one[4] == kind and any(begin <= one[1] < end for begin, end in oracle.stretches())
+            ]  # fmt: skip
+            assert row["calls"] == len(inside)
+    if not isinstance(facts.distributed, Absent) and facts.distributed.in_steps is not None:
+        talk = sum(clipped(oracle.spans("communication"), *bound) for bound in oracle.bounds)
+        compute = sum(clipped(oracle.spans("kernel"), *bound) for bound in oracle.bounds)
+        either = sum(
+            clipped(oracle.spans("communication") + oracle.spans("kernel"), *bound) for bound in oracle.bounds
+        )
+        inside = facts.distributed.in_steps
+        assert (inside.communication_ns, inside.computation_ns) == (talk, compute)
+        assert (inside.overlap_ns, inside.exposed_ns) == (talk + compute - either, either - compute)
+    check_breakdown(oracle, facts.step_breakdown)
+
+
+def check_breakdown(oracle, breakdown):
+    """Of each moment the first of kernel, copy, set, communication and runtime that is."""
+    spans = defaultdict(list)
+    for _, begin, end, _, kind in oracle.work:
+        spans[kind].append((begin, end))
+    spans["runtime"] = [span_of(call) for call in oracle.calls]
+    order = ("kernel", "memcpy", "memset", "communication", "runtime")
+    assert [step.number for step in breakdown.steps] == [n for *_, n in oracle.steps[: len(oracle.bounds)]]
+    for step, (first, last) in zip(breakdown.steps, oracle.bounds, strict=True):
+        assert step.total_ns == last - first
+        so_far = [clipped([one for kind in order[:n] for one in spans[kind]], first, last) for n in range(6)]
+        expected = [after - before for before, after in pairwise(so_far)]
+        assert list(step.parts_ns[:5]) == [*expected[:4], *([expected[4]] if len(step.parts_ns) > 4 else [])]
+
+
+def check_lost(oracle, facts):
+    """Launches in the kept steps of which nothing is in the trace; a call inside another one is the same."""
+    ids = {event["args"].get("correlation") for event, *_ in oracle.work}
+    launches = []  # name, begin, end, thread, whether a kernel is there
+    for one in (one for one in oracle.calls if LAUNCHES.search(one["name"])):
+        begin, end = span_of(one)
+        is_there = one["args"]["correlation"] in ids
+        around = [each for each in launches if each[3] == one["tid"] and each[1] <= begin and end <= each[2]]
+        if around:
+            around[0][4] = around[0][4] or is_there
+        else:
+            launches.append([one["name"], begin, end, one["tid"], is_there])
+    if {one[0] for one in launches} != {one[0] for one in launches if one[4]}:
+        return  # a name of which no call has a kernel may be one that is never joined to its kernels
+    kept = [one for one in launches if oracle.step_of(one[1]) in range(len(oracle.bounds))]
+    assert facts.launch_count.launches == len(kept)
+    assert facts.launch_count.lost == sum(not one[4] for one in kept)
+
+
+@pytest.mark.parametrize("tens", range(NUM_RANDOM // 10))
+def test_random_traces(tens):
+    for number in range(10 * tens, 10 * tens + 10):
+        events = random_trace(number)
+        facts = analyze_trace(make_trace(events))
+        report = build_trace_report([facts])
+        if not any(kind_of(one) not in ("", "runtime") for one in events):
+            continue
+        _, tables = check_sums(events, report)
+        check_idle(report, tables)
+        oracle = Oracle(events)
+        if facts.step_origin or not oracle.bounds or not oracle.stretches():
+            continue  # without steps
+        check_steps(oracle, facts, tables)
+        check_lost(oracle, facts)
+
+
+def test_the_random_traces_have_what_they_are_for():
+    """Graphs, nested ranges, several devices, lost kernels, steps left out, gaps between them."""
+    seen = set()
+    for number in range(40):
+        events = random_trace(number)
+        oracle = Oracle(events)
+        names = {one["name"] for one in events}
+        seen |= {name for name in ("cudaGraphLaunch", "block") if name in names}
+        seen |= {f"{len({one['pid'] for one in events if kind_of(one) == 'kernel'})} devices"}
+        seen |= {"dropped"} if len(oracle.bounds) < len(oracle.steps) else set()
+        seen |= {"stretches"} if oracle.bounds and len(oracle.stretches()) > 1 else set()
+        seen |= {"lost"} if sums(events)["launches"][1] else set()
+        seen |= {"without steps"} if len(oracle.steps) == 1 and oracle.steps[0][2] == 0 else set()
+        assert json.dumps(events) == json.dumps(random_trace(number))
+    assert seen >= {"cudaGraphLaunch", "block", "2 devices", "3 devices", "dropped", "stretches", "lost"}
+    assert "without steps" in seen

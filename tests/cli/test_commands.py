@@ -1,0 +1,381 @@
+"""The command line: what each command answers, and how little it takes to answer."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_modelprof import cli as commands
+from lightning_modelprof.cli import run as run_command
+from lightning_modelprof.cli.main import main, make_parser
+from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
+from tests.support.fits import ROOT, run_fit
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 3, "pid": 1, "tid": 1}
+TRACE = json.dumps({"traceEvents": [EVENT]})
+
+HEAVY = {"numpy", "msgspec", "torch", "lightning", "tensorboard", "jinja2", "yaml", "pandas"}
+"""What takes long to import."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs below a folder, the second one with loops of its own within."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("a", "b", "c"):
+        run_fit(folder, dirpath=folder / name / "modelprof", steps=(20, 24))
+    shutil.copytree(folder / "c" / "modelprof", folder / "b" / "modelprof" / "fit_2")
+    return folder
+
+
+# What it takes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--help"], ["--version"], ["report", "--no-such"], ["report", "/no/such"], ["open", "/no/such"]],
+    ids=" ".join,
+)
+def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
+    """What costs is importing, which is counted here; benchmarks/startup.py has the time."""
+    script = (
+        "import sys\nfrom lightning_modelprof.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print('|', *sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not HEAVY & set(result.stderr.rpartition("|")[2].split())
+
+
+def test_a_trace_needs_neither_the_rules_of_runs_nor_the_page(tmp_path):
+    (tmp_path / "trace.json").write_text(TRACE)
+    script = (
+        "import sys\nfrom lightning_modelprof.cli.main import main\nmain(sys.argv[1:])\n"
+        "print('|', *sorted(sys.modules), file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, "analyze", str(tmp_path / "trace.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen = result.stderr.rpartition("|")[2].split()
+    ours = [name for name in seen if name.startswith("lightning_modelprof.")]
+    assert not {f"lightning_modelprof.{one}" for one in UNUSED} & set(ours)
+    assert not {"torch", "lightning", "tensorboard", "jinja2", "yaml"} & set(seen)
+
+
+UNUSED = (
+    "analysis.analyze",
+    "report.rules.all_rules",
+    "report.tables.run.all_tables",
+    "show.html.page",
+    "callback",
+)
+
+
+# Help
+
+
+def test_alone_it_shows_help_with_examples(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    for name in commands.COMMANDS:
+        assert re.search(rf"^    {name}\b", out, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_every_command_is_described(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert len(out.partition("\n\n")[2].partition("\n\n")[0]) > 50, "a sentence below the usage"
+
+
+def test_every_file_of_a_command_is_one():
+    shared = {"__init__", "main", "arguments", "output", "import_profiles"}
+    files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")} - shared
+    assert files == set(commands.COMMANDS)
+
+
+# Which run
+
+
+def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch):
+    monkeypatch.chdir(runs)
+    assert main(["report"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"This is {Path('c/modelprof')}, the newest of 3 runs below this folder;" in out
+    assert main(["report", "b", "--json", "-"]) == 0
+    note = json.loads(capsys.readouterr().out)["notes"]
+    assert not any("newest" in one for one in note), "loops within a run are not other runs"
+
+
+def test_a_folder_without_runs(tmp_path, capsys):
+    for command in ("report", "open", "list"):
+        assert main([command, str(tmp_path)]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert str(tmp_path) in error
+
+
+def test_list_has_a_line_for_each(runs, capsys):
+    assert main(["list", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == [f"{name}{os.sep}modelprof" for name in "cba"]
+    for line in lines:
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d  Net +[\d.,]+ ± [\d.,]+ steps/s  +[A-Z -]+  ", line)
+        assert len(line) <= 100
+
+
+def test_a_damaged_run_does_not_hide_the_others(runs, tmp_path, capsys):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert main(["list", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("broken: ")
+
+
+def test_hidden_folders_and_packages_hold_no_runs(runs, tmp_path, capsys):
+    for name in (".cache", "node_modules", "real"):
+        shutil.copytree(runs / "a", tmp_path / name)
+    assert main(["list", str(tmp_path)]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.endswith(f"real{os.sep}modelprof")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("command", ["report", "open", "list"])
+def test_what_takes_long_says_what_it_does(tmp_path, monkeypatch, command):
+    """A search that lasts until the line is there, with no time to wait for it."""
+    monkeypatch.setattr("lightning_modelprof.show.progress._LONG_S", 0)
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+
+    def walk(folder, onerror):
+        while "looking" not in shown.getvalue():
+            time.sleep(0.001)
+        return iter([])
+
+    monkeypatch.setattr("os.walk", walk)
+    assert main([command, str(tmp_path)]) == 1
+    assert shown.getvalue().startswith(f"looking for runs below {tmp_path} ...\n")
+
+
+# Output
+
+
+def test_brief_is_one_line(runs, tmp_path, capsys):
+    assert main(["report", str(runs / "a"), "--brief"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "steps/s" in out
+    (tmp_path / "trace.json").write_text(TRACE)
+    assert main(["analyze", str(tmp_path / "trace.json"), "--brief"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_one_line_when_one_thing_was_asked_for(runs, tmp_path, capsys):
+    for option in ("--html", "--json"):
+        file = tmp_path / f"out{option[1:]}"
+        assert main(["report", str(runs / "a" / "modelprof"), option, str(file)]) == 0
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err) == ("", f"wrote {file}\n")
+        assert file.stat().st_size > 1000
+
+
+def test_open(runs, tmp_path, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    shutil.copytree(runs / "a", tmp_path / "a")
+    page = tmp_path / "a" / "modelprof" / "report.html"
+    page.unlink()
+    assert main(["open", str(tmp_path)]) == 0
+    assert opened == [page.as_uri()]
+    assert page.stat().st_size > 10_000, "made anew"
+    assert str(page) in capsys.readouterr().out
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    assert main(["open", str(tmp_path)]) == 0
+    assert f"No browser was found. The page is {page}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_by_the_standard_input(tmp_path, packed):
+    import gzip  # noqa: PLC0415
+
+    data = gzip.compress(TRACE.encode()) if packed else TRACE.encode()
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_modelprof", "analyze", "-", "--json", "-"],
+        input=data,
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(result.stdout)["tables"]["operators"]["rows"][0]["name"] == "aten::mm"
+
+
+# compare
+
+
+def test_stages_are_each_against_the_first(runs, capsys):
+    paths = [str(runs / name) for name in "abc"]
+    assert main(["compare", *paths, "--json", "-"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert [row["run"] for row in stages] == paths
+    assert stages[0]["times_as_fast"] is None
+    for row in stages[1:]:
+        ratio = stages[0]["batch_cost_ns"] / row["batch_cost_ns"]
+        assert row["times_as_fast"] == pytest.approx(ratio)
+        assert row["ips"] == pytest.approx(1e9 / row["batch_cost_ns"])
+        assert row["gpu_busy"] is None
+        assert row["peak_bytes"] > 1e6
+        assert row["verdict"]
+    assert main(["compare", *paths]) == 0
+    assert "Stages" in capsys.readouterr().out
+
+
+def test_stages_are_different_runs_of_one_loop(runs, capsys):
+    assert main(["compare", *(str(runs / name) for name in "aba")]) == 1
+    assert "you gave the same run twice" in capsys.readouterr().err
+
+
+def test_markdown_for_a_pull_request(runs, capsys):
+    code = main(["compare", str(runs / "a"), str(runs / "b"), "--markdown"])
+    assert code in (0, 3, 4)
+    out = capsys.readouterr().out
+    assert out.startswith("## ")
+    assert "\x1b" not in out
+    assert re.search(r"^\|  \| before \| after \| change \(%\) \|", out, re.MULTILINE)
+    assert main(["compare", *(str(runs / name) for name in "abc"), "--markdown"]) == 0
+    assert re.search(r"^\| run \| time per step", capsys.readouterr().out, re.MULTILINE)
+
+
+# run
+
+SCRIPT = """
+import sys
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch):
+        return self.layer(torch.ones(2, 2)).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+if __name__ == "__main__":
+    print("given", *sys.argv[1:], flush=True)
+    if "none" not in sys.argv:
+        Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False, logger=False,
+                enable_checkpointing=False).fit(Net(), [0] * 30)
+    sys.exit(7)
+"""
+
+
+def run_in(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    environment.pop("LIGHTNING_MODELPROF", None)
+    return subprocess.run(
+        [sys.executable, "-m", "lightning_modelprof", "run", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]], ids=["script", "module"])
+def test_run_profiles_an_unchanged_script(tmp_path, how):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--active", "3", "--report.terminal", "false", "--dirpath", "out"]
+    result = run_in(tmp_path, *options, *how, "--lr", "3")
+    assert result.returncode == 7, result.stderr
+    assert "given --lr 3" in result.stdout
+    saved = json.loads((tmp_path / "out" / "run.json").read_text())["info"]["config"]
+    assert (saved["active"], saved["terminal"]) == (3, False)
+    assert "made no Lightning Trainer" not in result.stderr
+
+
+def test_a_script_without_a_trainer_is_told_so(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    result = run_in(tmp_path, "train.py", "none")
+    assert result.returncode == 7
+    assert "train.py made no Lightning Trainer, so nothing was measured" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["no_such.py"], 1, "expected a Python script, got no such file"),
+        (["--active", "-1", "train.py"], 1, "active: expected an integer of at least 0, got -1"),
+        (["--report.views", "[devcie]", "train.py"], 1, "Did you mean 'device'?"),
+        ([], 2, "expected a script or -m MODULE"),
+        (["--actve", "3", "train.py"], 2, "--actve"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_it_runs(tmp_path, arguments, code, words):
+    (tmp_path / "train.py").write_text("print('it ran')")
+    result = run_in(tmp_path, *arguments)
+    assert (result.returncode, "it ran" in result.stdout) == (code, False)
+    assert words in result.stderr
+
+
+def test_every_argument_of_the_callback_is_an_option():
+    names = {name.rpartition(".")[2] for name in run_command.option_names()}
+    everything = {name for name in FIELDS if name not in GROUPS} | set(GROUP_OF)
+    assert names == everything - {"samples_fn", "flop_formulas"}, "all but functions"
+    assert make_parser().parse_args(["run", "--wait", "3", "a.py"]).rest == ["a.py"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_script(tmp_path, number):
+    (tmp_path / "train.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(41))\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
+        "print('ready', flush=True)\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(42)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightning_modelprof", "run", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.2)
+        if number == signal.SIGINT:  # a terminal sends it to all of the group
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(30) == (42 if number == signal.SIGINT else 41)

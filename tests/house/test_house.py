@@ -1,0 +1,106 @@
+"""The house stays one in which things are found: its counts, from the sources."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+
+from tests.house.test_layering import FILES, IMPORTS, OWN, PACKAGE, SOURCE
+
+MOST_ENTRIES = 25
+MOST_FILES = 320
+FRAGMENT_LINES = 40
+
+SAME_NAME = {
+    # One thing by one name in each room: what was measured, the facts, the table, the chart, the rule.
+    ("run", "analysis", "report", "measure", "inspect", "loop", "lightning", "trace", "timing"),
+    # How it is shown, and how it is asked for.
+    ("show", "report", "loop", "trace"),
+    ("cli", "analysis"),
+    ("config", "report", "lightning"),
+    # A door and what is behind it.
+    ("callback", "lightning"),
+    ("profiler", "lightning", "loop"),
+}
+"""Rooms in which files may have one name: the room makes the difference plain."""
+
+FRAGMENTS = {
+    "__main__": "Python's own name for it",
+    "callback": "a door",
+    "profiler": "a door",
+    "cli.list": "a command, which the command line finds by its file",
+    "lightning.from_environment": "Lightning imports it at the start of every Trainer",
+}
+
+
+def test_no_folder_has_many_entries():
+    folders = defaultdict(set)
+    for path in SOURCE.rglob("*"):
+        if "__pycache__" not in path.parts and "static" not in path.parts:
+            folders[path.parent].add(path.name)
+    crowded = {str(folder): len(names) for folder, names in folders.items() if len(names) > MOST_ENTRIES}
+    assert crowded == {}
+
+
+def test_there_are_not_many_files():
+    assert len(FILES) <= MOST_FILES
+
+
+def test_two_files_of_one_name_are_in_rooms_that_tell_them_apart():
+    by_name = defaultdict(list)
+    for module, path in FILES.items():
+        if path.name != "__init__.py":
+            by_name[path.name].append(module)
+    unclear = {}
+    for name, modules in by_name.items():
+        rooms = [module.split(".")[0] for module in modules]
+        if len(modules) > 1 and not any(set(rooms) <= set(allowed) for allowed in SAME_NAME):
+            unclear[name] = modules
+    assert unclear == {}
+
+
+def test_no_class_name_is_used_twice():
+    by_name = defaultdict(list)
+    for module, path in FILES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                by_name[node.name].append(module)
+    assert {name: modules for name, modules in by_name.items() if len(modules) > 1} == {}
+
+
+def test_there_are_no_fragments():
+    """A small module with one importer belongs into it."""
+    importers = defaultdict(set)
+    for module, imported in OWN.items():
+        for one in imported:
+            importers[one].add(module)
+    found = {
+        module
+        for module, path in FILES.items()
+        if path.name != "__init__.py"
+        and path.read_text().count("\n") < FRAGMENT_LINES
+        and len(importers[module] - {module}) <= 1
+    }
+    assert found == set(FRAGMENTS)
+
+
+def test_only_one_room_knows_lightning():
+    users = {
+        module
+        for module, imported in IMPORTS.items()
+        if any(name.split(".")[0] in {"lightning", "pytorch_lightning"} for name in imported)
+    }
+    assert {user.split(".")[0] for user in users} == {"lightning"}
+    assert not {module for module, imported in OWN.items() if module.startswith("loop.")} & {
+        module for module, imported in OWN.items() if any(name.startswith("lightning.") for name in imported)
+    }
+
+
+def test_tables_know_no_rules():
+    wrong = {
+        module: [name for name in imported if name.startswith("report.rules")]
+        for module, imported in OWN.items()
+        if module.startswith("report.tables.")
+    }
+    assert {module: names for module, names in wrong.items() if names} == {}
+    assert PACKAGE == "lightning_modelprof"

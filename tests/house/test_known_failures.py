@@ -1,0 +1,164 @@
+"""What the removed TensorBoard plugin got wrong, and what the tables say instead.
+
+Each test is one failure of torch_tb_profiler 0.4.3 that was seen on a real trace or made by hand.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import parse_trace, read_trace
+from tests.support.traces import FOLDER, break_down, load, make_trace, summarize
+
+real = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
+)
+NEWER = ("a100_nccl", "v100_ns_resolution", "sampled_2rank_rank0", "sampled_2rank_rank1", "mi250_toy")
+MS = 1_000_000
+
+
+def mean_ms(breakdown, category):
+    return breakdown.mean_parts_ns[STEP_CATEGORIES.index(category)] / MS
+
+
+def test_dataloader_is_found_in_a_fresh_trace(tmp_path):
+    """It was 0: since torch 1.12 the fetch is an annotation, and annotations were dropped."""
+    loader = torch.utils.data.DataLoader(list(range(1000)), batch_size=100)
+    path = str(tmp_path / "trace.json")
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=5, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(path),
+    ) as profiler:
+        for _ in loader:
+            torch.ones(100).sum()
+            profiler.step()
+    breakdown = break_down(read_trace(path))
+    assert [step.number for step in breakdown.steps] == [1, 2, 3, 4, 5]
+    assert mean_ms(breakdown, "dataloader") > 0
+
+
+@real
+@pytest.mark.parametrize("name", NEWER)
+def test_runtime_is_found(name):
+    """It was 0: the category is cuda_runtime since 2021, and only "runtime" was known."""
+    assert mean_ms(break_down(load(name)), "runtime") > 0
+
+
+@real
+@pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution", "sampled_2rank_rank0", "a100_alexnet"])
+def test_kernels_have_their_operators(name):
+    """Device Self was 0, and every kernel of CallTreeRoot, also where External id is correlation."""
+    trace = load(name)
+    timeline = build_timeline(trace)
+    kernel = trace.category[trace.device.event] == Category.KERNEL
+    assert np.mean(timeline.launch.operator[kernel] >= 0) > 0.98
+    operators = analyze_trace(trace).operators
+    work = trace.device.event
+    assert operators.device_ns == int((trace.end_ns - trace.begin_ns)[work].sum())
+    assert operators.not_launched.total_ns < 0.02 * operators.device_ns
+
+
+@real
+def test_external_id_may_be_the_correlation():
+    trace = load("sampled_2rank_rank0")
+    work = trace.device.event
+    assert np.array_equal(trace.external_id[work], trace.correlation[work])
+
+
+@real
+def test_steps_last_until_their_last_kernel():
+    """Steps here were 78.8 ms long: runtime events extend them to their last kernel, and none was known."""
+    assert break_down(load("v100_ns_resolution")).mean_total_ns / MS == pytest.approx(96.7, abs=0.05)
+
+
+@real
+def test_communication_is_told_by_the_kernels_name():
+    """It was 0.35 ms a step; NCCL's kernels, which are on no operator's account, take 15.6."""
+    facts = analyze_trace(load("a100_nccl"))
+    assert facts.distributed.whole.communication_ns / 3 / MS == pytest.approx(15.6, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["nccl:_all_gather_base", "nccl:_reduce_scatter_base", "nccl:coalesced"])
+def test_every_collective_of_a_backend_is_communication(name):
+    """Only five names were known, so FSDP had no communication."""
+    made = make_trace(
+        [
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": "ProfilerStep#1",
+                "pid": 1,
+                "tid": 1,
+                "ts": 0,
+                "dur": 9,
+            },
+            {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 2, "ts": 2, "dur": 3},
+        ]
+    )
+    assert mean_ms(break_down(made), "communication") == 0.003
+
+
+def test_lightnings_wrappers_are_no_work(tmp_path):
+    """CPU Exec was 1.89 of 2.30 ms: a wrapper around the whole step counted as work of the CPU."""
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            with torch.profiler.record_function("[pl][profile]run_training_batch"):
+                torch.ones(10).sum()
+            profiler.step()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = read_trace(tmp_path / "trace.json")
+    wrapped = trace.is_named(lambda name: name.startswith("[pl]"))
+    wrapped_ns = int((trace.end_ns - trace.begin_ns)[wrapped].sum())
+    breakdown = break_down(trace)
+    exec_ns = mean_ms(breakdown, "cpu_exec") * MS * len(breakdown.steps)
+    operators = trace.category == Category.CPU_OP
+    assert 0 < exec_ns <= int((trace.end_ns - trace.begin_ns)[operators].sum())
+    assert exec_ns < wrapped_ns
+
+
+def test_entries_after_the_events_are_kept():
+    """The plugin cut the file at its last bracket, and lost its counters on such traces."""
+    raw = json.dumps(
+        {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2}], "later": [1, [2]]}
+    )
+    assert parse_trace(raw.encode(), "x").metadata == {"later": [1, [2]]}
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(Params)",
+        "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Flash_fwd_params)",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas",
+    ],
+)
+def test_kernels_of_newer_devices_use_tensor_cores(kernel):
+    assert uses_tensor_cores(kernel)
+
+
+def test_a_child_that_overruns_its_parent_by_rounding_stays_its_child():
+    """Such children were dropped from the tree."""
+    made = make_trace(
+        [
+            {"ph": "X", "cat": "cpu_op", "name": "outer", "pid": 1, "tid": 1, "ts": 0, "dur": 10},
+            {"ph": "X", "cat": "cpu_op", "name": "inner", "pid": 1, "tid": 1, "ts": 5, "dur": 5.25},
+        ]
+    )
+    assert build_timeline(made).parent.tolist() == [-1, 0]
+
+
+@real
+def test_a_trace_without_steps_is_one_step_and_has_no_model_summary():
+    trace = load("a100_alexnet")
+    assert [step.number for step in break_down(trace).steps] == [0]
+    assert "ProfilerStep" in summarize(trace).reason

@@ -1,0 +1,355 @@
+"""The folders are the path: who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import lightning_modelprof
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.options import VIEWS
+from lightning_modelprof.report.tables.run import all_tables as tables
+from tests.support.fits import ROOT
+
+PACKAGE = "lightning_modelprof"
+SOURCE = Path(lightning_modelprof.__file__).parent
+
+# Part of the package → the parts it may import: "report.model" is one file, "report" all of the folder.
+LAWS = {
+    "errors": (),
+    "run": ("run", "errors"),
+    "trace": ("trace", "run", "errors"),
+    "analysis": ("analysis", "trace", "run", "errors"),
+    "report": ("report", "analysis", "trace", "run", "errors"),
+    "show": ("show", "report.model", "report.profile", "errors"),
+    "measure": ("measure", "run", "errors"),
+    "inspect": ("inspect", "measure.clock", "measure.user_code", "run", "errors"),
+    "timing": ("timing", "inspect", "measure", "show", "report", "analysis", "run", "errors"),
+    "config": ("config", "measure.window.schedule", "report.options", "report.rules", "errors"),
+    "loop": (
+        "loop",
+        "config",
+        "inspect",
+        "measure",
+        "show",
+        "report",
+        "analysis",
+        "trace",
+        "run",
+        "errors",
+        "__version__",
+    ),
+    "lightning": ("lightning", "loop", "config", "inspect", "measure", "show", "report", "run", "errors"),
+    "reading_traces": ("show.progress", "report", "analysis", "trace", "run", "errors"),
+    "reading": (
+        "reading_traces",
+        "show.findings",
+        "show.progress",
+        "report",
+        "analysis",
+        "trace",
+        "run",
+        "errors",
+    ),
+    "tensorboard_plugin": ("tensorboard_plugin", "show", "report", "run", "errors"),
+    "cli": (
+        "cli",
+        "lightning.from_environment",
+        "config",
+        "reading",
+        "reading_traces",
+        "show",
+        "report",
+        "analysis",
+        "trace",
+        "run",
+        "errors",
+        "__version__",
+    ),
+    "callback": ("lightning.callback",),
+    "profiler": ("lightning.profiler", "loop.profiler"),
+    "__main__": ("cli",),
+    "__init__": (
+        "lightning.callback",
+        "config",
+        "errors",
+        "inspect.flops.count",
+        "lightning.profiler",
+        "loop.profiler",
+        "reading",
+        "reading_traces",
+        "show.terminal.terminal",
+        "timing",
+    ),
+}
+# The two that config may import by name import errors and the standard library alone.
+
+# Library → the only parts and files that may import it.
+LIBRARIES = {
+    "torch": ("inspect", "measure", "timing", "loop", "lightning"),
+    "fvcore": ("inspect.flops.fvcore_handles",),
+    "torchmetrics": (),
+    "lightning": ("lightning",),
+    "pytorch_lightning": (),
+    "yaml": ("config.sources",),
+    "rich": (),  # Lightning takes another bar where it is installed
+    "tqdm": ("show.progress",),
+    "jinja2": ("show.html.page",),
+    "tensorboard": ("show.tensorboard.event_file", "tensorboard_plugin"),
+    "werkzeug": ("tensorboard_plugin",),
+    "tabulate": (),
+    "pandas": ("show.text",),
+    "IPython": ("show.notebook",),
+    "msgspec": (
+        "run.archive",
+        "run.ranges",
+        "trace",
+        "show.json",
+        "show.tensorboard",
+    ),
+    "isal": ("run.archive", "trace.text"),
+    "psutil": ("measure.resources",),
+}
+
+# Where the tables meet; they know nothing of each other.
+MEETING_POINTS = ("report.tables.run.all_tables", "report.tables.trace.trace_tables")
+
+
+def module_name(path):
+    """``measure/clock.py`` → ``measure.clock``; a folder's ``__init__`` is the folder."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def imports_in(tree):
+    """Every module or name that an ``import`` anywhere in the file names, with all its dots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide who imports whom"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_part(name, parts):
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def resolve(imported):
+    """``measure.clock.HostClock`` → ``measure.clock``: the file it lives in, as far as there is one."""
+    while imported and imported not in FILES:
+        head, _, _ = imported.rpartition(".")
+        if not head:
+            return imported
+        imported = head
+    return imported
+
+
+IMPORTS = {name: sorted(set(imports_in(ast.parse(path.read_text())))) for name, path in FILES.items()}
+OWN = {
+    name: {resolve(i.removeprefix(f"{PACKAGE}.")) for i in found if i.startswith(f"{PACKAGE}.")}
+    for name, found in IMPORTS.items()
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_only_from_its_left(name):
+    part = name.partition(".")[0]
+    assert part in LAWS, f"{part} is new: write its law into LAWS, and into docs/architecture.md"
+    wrong = {imported for imported in OWN[name] if not is_part(imported, LAWS[part])}
+    assert not wrong, f"{name} imports {wrong}"
+    assert PACKAGE not in IMPORTS[name]  # import lightning_modelprof: nobody could tell what of it is used
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_enter_by_their_own_files(library):
+    users = {
+        name for name, found in IMPORTS.items() if any(is_part(imported, [library]) for imported in found)
+    }
+    wrong = {name for name in users if not is_part(name, LIBRARIES[library])}
+    assert not wrong, f"{library} is imported by {wrong}"
+
+
+@pytest.mark.parametrize("name", ["measure.window.schedule", "report.options"])
+def test_config_imports_no_library_by_way_of(name):
+    parents = [".".join(name.split(".")[:depth]) for depth in range(1, name.count(".") + 1)]
+    for part in (name, *parents):
+        assert OWN[part] <= {"errors"}
+        assert {imported.partition(".")[0] for imported in IMPORTS[part]} - {PACKAGE} <= set(
+            sys.stdlib_module_names
+        )
+
+
+def test_nobody_below_imports_a_door():
+    doors = {"callback", "cli.main", "reading", "timing.model_profile"}
+    found = {(name, door) for name, own in OWN.items() for door in own & doors if name != door}
+    found = {pair for pair in found if not pair[0].startswith("cli.")}  # commands are a part of the door
+    assert found == {("__init__", "reading"), ("__init__", "timing.model_profile"), ("__main__", "cli.main")}
+
+
+def test_nothing_goes_in_circles():
+    """Between files: no import leads back to where it started."""
+    done = set()
+
+    def visit(name, path):
+        assert name not in path, " → ".join([*path, name])
+        if name not in done:
+            for imported in OWN.get(name, ()):
+                visit(imported, [*path, name])
+            done.add(name)
+
+    for name in FILES:
+        visit(name, [])
+
+
+TABLE_FILES = [name for name in FILES if name.startswith(("report.tables.run.", "report.tables.trace."))]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in MEETING_POINTS])
+def test_tables_are_imported_only_where_they_meet(name):
+    found = {imported for imported in OWN[name] if imported.startswith("report.tables")} - {
+        "report.tables.rows"
+    }
+    assert not found if name in TABLE_FILES else found <= set(MEETING_POINTS)
+
+
+def builders():
+    """Every function that a tuple says is a table's."""
+    return (*tables.TABLES, *(entry.build for entry in tables.TRACE_TABLES))
+
+
+@pytest.mark.parametrize("name", TABLE_FILES)
+def test_every_table_is_in_a_tuple(name):
+    """A file in the folder that no entry of the tuples leads to would never be seen."""
+    seen = {builder.__module__.removeprefix(f"{PACKAGE}.") for builder in builders()}
+    assert name in seen | set(MEETING_POINTS) | {"report.tables.rows"}
+
+
+def test_every_fact_of_a_trace_has_its_table():
+    """And the other way round; what is no fact describes the trace itself."""
+    facts = {field.name for field in fields(TraceFacts) if "Absent" in str(field.type)}
+    described = {"source", "rank", "world_size", "begin_ns", "end_ns", "num_events", "step_numbers", "checks"}
+    described |= {"launch_count", "step_origin"}
+    assert {field.name for field in fields(TraceFacts)} == facts | described
+    assert {entry.fact for entry in tables.TRACE_TABLES} == facts
+
+
+def derives_a_fact(name):
+    """Whether the file has a function from a timeline to a fact."""
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and [ast.unparse(argument.annotation) for argument in node.args.args] == ["Timeline"]
+        and ast.unparse(node.returns).endswith("| Absent")
+        for node in ast.parse(FILES[name].read_text()).body
+    )
+
+
+FACT_FILES = [name for name in FILES if name.startswith("analysis.") and derives_a_fact(name)]
+
+
+@pytest.mark.parametrize("name", FACT_FILES)
+def test_every_file_with_a_fact_is_derived_and_shown(name):
+    assert name in OWN["analysis.trace.trace_facts"]
+    shown = [entry.build.__module__.removeprefix(f"{PACKAGE}.") for entry in tables.TRACE_TABLES]
+    assert any(name in OWN[table] for table in shown)
+
+
+def test_there_are_files_with_facts():
+    assert {"analysis.trace.model_summary", "analysis.trace.operators"} <= set(FACT_FILES)
+
+
+def test_the_views_stand_in_the_order_of_the_tables():
+    """The options list the views in reading order, and each has a table."""
+    assert tuple(dict.fromkeys(entry.view for entry in tables.TRACE_TABLES)) == VIEWS
+
+
+LIGHT = [
+    "",
+    "run",
+    "run.archive",
+    "trace.reader",
+    "analysis.analyze",
+    "analysis.trace.trace_facts",
+    "report.options",
+    "report.build",
+    "report.build_trace",
+    "report.compare.build_compare",
+    "show.html.page",
+    "show.json",
+    "show.terminal.terminal",
+    "show.progress",
+]
+LIGHT += [
+    "reading",
+    "reading_traces",
+    "show.text",
+    "show.tensorboard.scalars",
+    "cli.run",
+    "cli.main",
+    "config.options",
+    "config.checks",
+    "config.sources",
+]
+
+# One after the other in one process, as each must leave the heavy ones out.
+WEIGH = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(name, *sorted({"torch", "lightning", "torchmetrics", "pytorch_lightning"} & set(sys.modules)))
+"""
+
+
+def test_all_but_the_callback_work_without_torch_and_lightning():
+    names = [".".join(filter(None, (PACKAGE, name))) for name in LIGHT]
+    result = subprocess.run(
+        [sys.executable, "-c", WEIGH, *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == names
+
+
+def test_the_public_names_are_there():
+    for name in lightning_modelprof.__all__:
+        assert getattr(lightning_modelprof, name) is not None
+    assert dir(lightning_modelprof) == sorted(lightning_modelprof.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'ModelProf'"):
+        lightning_modelprof.ModelProf  # noqa: B018
+
+
+def test_errors_of_others_are_told_in_one_place():
+    """A message may be endless, and a ``__str__`` may raise: only ``told`` knows what to do then."""
+    assert names_type_and_message("f'it failed: {type(error).__name__}: {error}'") == [1]
+    own = ROOT / "lightning_modelprof" / "errors.py"
+    places = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "lightning_modelprof").rglob("*.py"))
+        if path != own
+        for line in names_type_and_message(path.read_text(encoding="utf-8"))
+    ]
+    assert places == []
+
+
+def names_type_and_message(source):
+    """Lines of the f-strings that hold both ``type(x).__name__`` and ``x``."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        values = [ast.unparse(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
+        if any(f"type({value}).__name__" in values for value in values):
+            lines.append(node.lineno)
+    return lines

@@ -1,0 +1,516 @@
+"""What the counted step does in vain, and the findings about it; other threads, and source lines.
+
+The models are small enough to say by hand what each has to give.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_modelprof.analysis.steps.batches import fixed_by_work
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.lines.waste import WasteWatch
+from lightning_modelprof.measure.sampling.stack_look import ThreadClocks
+from lightning_modelprof.measure.setup.model_setup import calls_by_name
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.cpus import CompetingThread
+from lightning_modelprof.report.rules.precision import DoublePrecision
+from lightning_modelprof.report.rules.waste import DenseEmbeddings, RepeatedForward, UnusedGradientsRule
+from lightning_modelprof.run.archive import decode_record, encode_record
+from lightning_modelprof.run.model_cost import (
+    DenseTable,
+    ModelSize,
+    RepeatedCall,
+    StepWaste,
+    TensorSize,
+    UnusedGradients,
+)
+from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.stacks import OtherThread, SampledStack, StackFrame, StackSamples
+from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
+from tests.support.fits import fit_quietly, make_callback, make_trainer
+from tests.support.scenarios import rows
+
+LINE = CodePlace(name="Net.forward", file="/home/me/net.py", line=40)
+
+
+def watched(model, run, num_optimizers=1):
+    """What is seen of a model while ``run(watch)`` runs."""
+    watch = WasteWatch(model, num_optimizers=num_optimizers)
+    with FlopCounter(model, force_eager=False, watches=(watch,)):
+        watch.begin()
+        run(watch)
+        watch.end()
+    seen = watch.result()
+    assert seen.notes == ()
+    assert not any(module._forward_pre_hooks for module in model.modules()), "the hooks are gone"
+    return seen
+
+
+def backward(watch, loss):
+    watch.before_backward()
+    loss.backward()
+
+
+# Modules that are called again
+
+
+class Heads(nn.Module):
+    def __init__(self, *more):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(4, 4), *more)
+        self.head = nn.Linear(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("second", "repeated"),
+    [
+        (lambda inputs, _: inputs, 1),
+        (lambda inputs, _: inputs.clone(), 0),
+        (lambda inputs, _: inputs.add_(1), 0),
+        (lambda inputs, _: inputs.view(2, 4), 0),
+        (lambda inputs, model: model.trunk[0].weight.data.copy_(torch.zeros(4, 4)) is not None and inputs, 1),
+        (lambda inputs, model: torch.optim.SGD(model.parameters(), 0.1).step() or inputs, 1),
+    ],
+    ids=["the same", "a copy", "changed", "a view", "weights behind autograd's back", "nothing to step with"],
+)
+def test_the_very_same_tensors(second, repeated):
+    model, inputs = Heads(), torch.ones(2, 4)
+
+    def run(_):
+        model.trunk(inputs)
+        model.trunk(second(inputs, model))
+
+    found = {one.path: (one.calls, one.repeated) for one in watched(model, run).repeated}
+    assert found.get("trunk", (2, 0)) == (2, repeated)
+
+
+def test_a_step_of_the_optimizer_between_them_makes_another_output():
+    model, inputs = Heads(), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def run(watch):
+        backward(watch, model.trunk(inputs).sum())
+        optimizer.step()
+        model.trunk(inputs)
+
+    assert watched(model, run).repeated == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "is_training", "repeated"),
+    [
+        (nn.Dropout(0.5), True, 0),
+        (nn.Dropout(0.5), False, 1),
+        (nn.Dropout(0.0), True, 1),
+        (nn.ReLU(), True, 1),
+    ],
+)
+def test_what_is_random_is_not_the_same(more, is_training, repeated):
+    model, inputs = Heads(more).train(is_training), torch.ones(2, 4)
+    seen = watched(model, lambda _: (model.trunk(inputs), model.trunk(inputs)))
+    assert sum(one.repeated for one in seen.repeated if one.path == "trunk") == repeated
+
+
+def test_what_backward_computes_again_is_asked_for():
+    model, inputs = Heads(), torch.ones(2, 4, requires_grad=True)
+    seen = watched(
+        model, lambda watch: backward(watch, checkpoint(model.trunk, inputs, use_reentrant=False).sum())
+    )
+    assert seen.repeated == ()
+
+
+def test_without_gradients_it_is_another_call():
+    """A target network's forward, and that of the network itself."""
+    model, inputs = Heads(), torch.ones(2, 4)
+
+    def run(_):
+        with torch.no_grad():
+            model.trunk(inputs)
+        model.trunk(inputs)
+
+    assert watched(model, run).repeated == ()
+
+
+def test_tensors_are_not_kept_alive():
+    model, freed = Heads(), []
+
+    def run(_):
+        inputs = torch.ones(2, 4)
+        model.trunk(inputs)
+        reference = weakref.ref(inputs)
+        del inputs
+        gc.collect()
+        freed.append(reference() is None)
+
+    watched(model, run)
+    assert freed == [True]
+
+
+def test_what_is_called_again_costs_its_part():
+    """The trunk takes 3 + 5 ms in two calls, one of them for nothing: 4 of 20 ms."""
+    cost = replace(
+        cost_of(("", 0, 0, 0), ("trunk", 10, 1, 2), ("trunk.0", 10, 2, 3)),
+        waste=StepWaste(
+            repeated=(
+                RepeatedCall(path="trunk.0", calls=2, repeated=1),
+                RepeatedCall(path="trunk", calls=2, repeated=1, lines=(replace(LINE, line=39), LINE)),
+            )
+        ),
+    )
+    finding = only(RepeatedForward().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    assert finding.saving_ns_per_step == 4 * MS
+    assert finding.severity is Severity.CRITICAL
+    assert [one.line for one in finding.locations] == [40, 39]
+    assert finding.locations[0].is_exact
+
+
+# Gradients that nobody uses
+
+
+class Adversaries(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.critic = nn.Linear(4, 1)
+
+
+def adversarial_step(model, *, detached, frozen, keep_zeros=False):
+    optimizers = [torch.optim.SGD(part.parameters(), 0.01) for part in (model.generator, model.critic)]
+
+    def run(watch):
+        fake = model.generator(torch.ones(2, 3))
+        optimizers[1].zero_grad(set_to_none=not keep_zeros)
+        backward(watch, model.critic(fake.detach() if detached else fake).sum())
+        optimizers[1].step()
+        for parameter in model.critic.parameters():
+            parameter.requires_grad_(not frozen)
+        optimizers[0].zero_grad(set_to_none=not keep_zeros)
+        backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
+        optimizers[0].step()
+
+    return run
+
+
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_two_networks(detached, frozen):
+    """Not detached: the critic's pass goes on into the generator. Not frozen: it has gradients, too."""
+    model = Adversaries()
+    seen = watched(model, adversarial_step(model, detached=detached, frozen=frozen), num_optimizers=2)
+    found = {one.path: (one.passes, one.beyond, one.within) for one in seen.unused}
+    generator = {} if detached else {"generator.0": (2, 1, 0), "generator.2": (2, 1, 0)}
+    critic = {} if frozen else {"critic": (2, 0, 1)}
+    assert found == generator | critic
+
+
+def test_one_optimizer_uses_all():
+    model = Adversaries()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def run(watch):
+        backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
+        optimizer.step()
+
+    assert watched(model, run, num_optimizers=2).unused == ()
+
+
+def test_accumulated_gradients_are_used_later():
+    """Two passes and no step: nothing is known to be for nothing."""
+    model = Adversaries()
+
+    def run(watch):
+        for _ in range(2):
+            backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
+
+    assert watched(model, run, num_optimizers=2).unused == ()
+
+
+def test_gradients_that_are_added_to_are_used():
+    """Two losses of one network, one backward each, one step."""
+    model = Adversaries()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def run(watch):
+        for _ in range(2):
+            backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
+        optimizer.step()
+
+    assert watched(model, run, num_optimizers=2).unused == ()
+
+
+def test_what_unused_gradients_cost():
+    """Half of 8 ms in the generator is for nothing, and a quarter of 6 in the critic: 5.5 of 20 ms."""
+    cost = replace(
+        cost_of(("", 0, 0, 0), ("generator", 0, 1, 2), ("generator.0", 10, 1, 6), ("critic", 10, 1, 6)),
+        waste=StepWaste(
+            unused=(
+                UnusedGradients(path="generator.0", passes=2, beyond=1, within=0, lines=(LINE,)),
+                UnusedGradients(path="critic", passes=2, beyond=0, within=1),
+            )
+        ),
+    )
+    finding = only(UnusedGradientsRule().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    assert finding.saving_ns_per_step == pytest.approx(5.5 * MS)
+    assert ".detach()" in finding.action
+    assert "generator" in finding.action
+    assert finding.locations[0].line == 40
+
+
+# Large tables
+
+
+@pytest.mark.parametrize(("sparse", "tables"), [(False, 1), (True, 0)])
+def test_a_table(sparse, tables):
+    model = nn.Sequential(nn.Embedding(100, 8, sparse=sparse))
+    seen = watched(model, lambda watch: backward(watch, model(torch.tensor([[1, 2, 3], [1, 5, 9]])).sum()))
+    assert len(seen.tables) == tables
+    if tables:
+        assert seen.tables[0] == DenseTable(path="0", rows=100, columns=8, used=6)
+
+
+@pytest.mark.parametrize(
+    ("used", "severity"), [(100, Severity.CRITICAL), (250, Severity.WARNING), (251, None), (1000, None)]
+)
+def test_what_unused_rows_cost(used, severity):
+    """900 of 1,000 rows of 2 in 4,000 parameters: 45 % of 8 + 2 ms of 20."""
+    cost = replace(
+        cost_of(("", 0, 0, 0), ("users", 10, 1, 1)),
+        waste=StepWaste(tables=(DenseTable(path="users", rows=1000, columns=2, used=used),)),
+    )
+    cost = replace(cost, modules=tuple(replace(one, trainable=2000) for one in cost.modules))
+    steps = steps_of(forward=10, optimizer=8, zero_grad=2)
+    finding = only(DenseEmbeddings().evaluate(analysis_of(steps, cost=cost, device_type="cpu")))
+    assert finding.severity is severity
+    if severity is not None:
+        assert finding.saving_ns_per_step == pytest.approx((1000 - used) * 2 / 4000 * 10 * MS)
+
+
+def test_a_device_does_the_optimizers_work():
+    cost = replace(cost_of(("", 0, 0, 0)), waste=StepWaste())
+    analysis = analysis_of(steps_of(forward=10), cost=cost, device_type="cuda")
+    assert only(DenseEmbeddings().evaluate(analysis)).status is Status.NOT_EVALUATED
+
+
+# float64
+
+
+def sized(**elements):
+    sizes = tuple(
+        TensorSize(kind="trainable parameters", dtype=dtype, tensors=1, elements=number, num_bytes=8 * number)
+        for dtype, number in elements.items()
+    )
+    return replace(cost_of(("", 0, 0, 0)), size=ModelSize(sizes=sizes))
+
+
+@pytest.mark.parametrize(
+    ("elements", "precision", "severity"),
+    [
+        ({"float64": 100}, "32-true", Severity.CRITICAL),
+        ({"float64": 51, "float32": 49}, "32-true", Severity.CRITICAL),
+        ({"float64": 50, "float32": 50}, "32-true", None),
+        ({"float32": 100}, "32-true", None),
+        ({"float64": 100}, "64-true", Severity.INFO),
+    ],
+)
+def test_float64(elements, precision, severity):
+    """Half of 4 + 8 + 4 of 20 ms."""
+    steps = steps_of(dataloader=4, forward=4, backward=8, optimizer=4)
+    analysis = analysis_of(steps, cost=sized(**elements), precision=precision)
+    finding = only(DoublePrecision().evaluate(analysis))
+    assert finding.severity is severity
+    if severity is not None:
+        assert finding.saving_ns_per_step == 8 * MS
+
+
+# Batches of one size
+
+
+def one_size(**phases_ms):
+    steps = steps_of(**phases_ms)
+    steps.samples[:] = 8
+    return steps
+
+
+def test_what_a_batch_is_too_little_work_for():
+    """4 MFLOP at 4 GFLOP/s are 1 ms, 1 MB at 2 GB/s 0.5 ms: of 6 ms 4.5 are the same for any batch."""
+    steps = one_size(dataloader=2, forward=2, backward=3, optimizer=1)
+    found = fixed_by_work(steps, operators=1000, flops=4_000_000, num_bytes=1_000_000)
+    assert found.fixed_ns == pytest.approx(4.5 * MS)
+    assert found.step_ns == 8 * MS
+    # Twice the batch in half the steps: 1 - 4.5 / 16 of the time.
+    assert found.with_twice(found.fixed_ns) == pytest.approx(1 - 4.5 / 16)
+
+
+def test_what_operators_cannot_take_so_long_for():
+    """100 operators take 3 ms at most; 4.5 ms are somebody else's."""
+    steps = one_size(forward=2, backward=3, optimizer=1)
+    found = fixed_by_work(steps, operators=100, flops=4_000_000, num_bytes=1_000_000)
+    assert "longer than calling its operators" in found.reason
+
+
+# Threads beside the training
+
+
+def spin(seconds):
+    begin = time.thread_time()
+    while time.thread_time() - begin < seconds:
+        pass
+
+
+def test_clocks_of_other_threads():
+    """One thread computes for 0.2 s of CPU time, one waits; a third one has ended when it is asked for."""
+    clocks = ThreadClocks(threading.get_ident())
+    waits, may_end = threading.Event(), threading.Event()
+
+    def work():
+        spin(0.2)
+        may_end.wait()
+
+    threads = [
+        threading.Thread(target=work, name="busy"),
+        threading.Thread(target=waits.wait, name="idle"),
+        threading.Thread(target=spin, args=(0.1,), name="gone"),
+    ]
+    for thread in threads:
+        thread.start()
+    while threads[2].is_alive():
+        clocks.look(sys._current_frames())
+        clocks.learn_names()
+        time.sleep(0.001)
+    time.sleep(0.01)
+    while clocks._took_ns.get(threads[0].ident, 0) < 0.2e9:
+        clocks.look(sys._current_frames())
+        time.sleep(0.001)
+    took = dict(clocks.read()[0].values())
+    waits.set()
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert 0.2e9 <= took["busy"] <= 0.22e9
+    # The last look may have been before its end.
+    assert 0.05e9 <= took["gone"] <= 0.11e9
+    assert "idle" not in took
+
+
+def stacks_with(thread_ns, *, module="app", is_users=True):
+    frames = (
+        StackFrame(
+            file="/home/me/net.py", line=30, function="step", function_line=30, module="app", is_users=True
+        ),
+        StackFrame(
+            file="/home/me/watch.py",
+            line=7,
+            function="walk",
+            function_line=5,
+            module=module,
+            is_users=is_users,
+        ),
+    )
+    stack = SampledStack(phase="forward", frames=(0,), samples=50, time_ns=1000 * MS)
+    other = replace(stack, frames=(1,), samples=12)
+    return StackSamples(
+        frames=frames,
+        stacks=(stack,),
+        samples=50,
+        loop_ns=1000 * MS,
+        others=(OtherThread(name="watcher", cpu_ns=thread_ns, stacks=(other,)),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("thread_ms", "severity"), [(600, Severity.CRITICAL), (200, Severity.WARNING), (90, None)]
+)
+def test_a_thread_that_computes(thread_ms, severity):
+    """That share of steps of 10 ms."""
+    analysis = analysis_of(steps_of(forward=10), stacks=stacks_with(thread_ms * MS))
+    finding = only(CompetingThread().evaluate(analysis))
+    assert finding.severity is severity
+    if severity is not None:
+        assert finding.saving_ns_per_step == pytest.approx(thread_ms / 100 * MS)
+        assert (finding.locations[0].file, finding.locations[0].line) == ("/home/me/watch.py", 7)
+
+
+def test_threads_of_torch_are_not_told():
+    stacks = stacks_with(600 * MS, module="torch.utils.data._utils.pin_memory", is_users=False)
+    assert (
+        only(CompetingThread().evaluate(analysis_of(steps_of(forward=10), stacks=stacks))).status
+        is Status.CLEAN
+    )
+
+
+# Source lines
+
+
+def test_lines_that_make_things(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import numpy as np\n"
+        "from torch.utils.data import DataLoader\n"
+        "class Data:\n"
+        "    def loader(self):\n"
+        "        return DataLoader(\n"
+        "            self,\n"
+        "        )\n"
+        "def main(torch):\n"
+        "    torch.nn.Embedding(3, 4).double()\n"
+        "    x = np.float64\n"
+        "    DataLoader\n"
+    )
+    found = calls_by_name([str(file)])
+    assert {name: [(one.line, one.name) for one in places] for name, places in found.items()} == {
+        "DataLoader": [(5, "Data.loader")],
+        "Embedding": [(9, "main")],
+        "double": [(9, "main")],
+        "float64": [(10, "main")],
+    }
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("DataLoader(\n")
+    assert calls_by_name([str(broken), str(tmp_path / "none.py"), "<stdin>"]) == {}
+
+
+# All of it in a fit
+
+
+class Wasteful(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(8, 8)
+        self.table = nn.Embedding(1000, 8)
+
+    def training_step(self, batch, batch_idx):
+        found = self.table(torch.tensor([1, 2]))
+        return self.trunk(batch).mean() + self.trunk(batch).sum() + found.sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_a_fit(tmp_path):
+    callback = make_callback(tmp_path, active=0, flops=True)
+    fit_quietly(make_trainer(tmp_path, callback), Wasteful(), rows())
+    cost = callback.run.ranks[0].model_cost
+    waste = cost.waste
+    assert [(one.path, one.calls, one.repeated) for one in waste.repeated] == [("trunk", 2, 1)]
+    assert [(one.path, one.rows, one.used) for one in waste.tables] == [("table", 1000, 2)]
+    [line] = {one.line for one in waste.repeated[0].lines}
+    assert "self.trunk(batch).mean() + self.trunk" in Path(__file__).read_text().split("\n")[line - 1]
+    assert decode_record(encode_record(cost), type(cost)) == cost
+    calls = callback.run.ranks[0].setup.calls
+    assert any(one.file == __file__ for one in calls["Embedding"])
+    assert SETUP.calls == {}

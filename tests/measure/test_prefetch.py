@@ -1,0 +1,186 @@
+"""Steps whose batch was prefetched while the profiler worked: how many, which, and who leaves them out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_modelprof.loop import step_boundaries as save_timer
+from lightning_modelprof.loop.host import num_prefetched
+from lightning_modelprof.loop.outputs import Outputs
+from lightning_modelprof.loop.step_timing import LiveFigures
+from lightning_modelprof.measure.steps.recorder import Recorder
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTag
+from tests.support.bench import FakeClock
+from tests.support.fits import (
+    Net,
+    Numbers,
+    fit_quietly,
+    host_of,
+    loader,
+    make_callback,
+    make_trainer,
+    report_of,
+    run_fit,
+    steps_of,
+)
+
+REASON = "prefetched while the profiler worked"
+
+
+# How many
+
+
+def trainer_with(*loaders):
+    return SimpleNamespace(
+        fit_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=list(loaders)))
+    )
+
+
+def host_with(*loaders):
+    return host_of(trainer_with(*loaders))
+
+
+class Raising:
+    """A loader that does not like to be asked."""
+
+    @property
+    def num_workers(self):
+        raise RuntimeError
+
+
+def test_of_torchs_dataloader():
+    assert num_prefetched(host_with(DataLoader(Numbers()))) == 0
+    assert num_prefetched(host_with(DataLoader(Numbers(), num_workers=3))) == 6  # torch's default: 2 each
+    assert num_prefetched(host_with(DataLoader(Numbers(), num_workers=2, prefetch_factor=5))) == 10
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [1, 2],
+        object(),
+        Raising(),
+        SimpleNamespace(num_workers=2),
+        SimpleNamespace(num_workers=2, prefetch_factor=None),
+        SimpleNamespace(num_workers="2", prefetch_factor=2),
+        SimpleNamespace(num_workers=-2, prefetch_factor=-2),
+    ],
+)
+def test_of_another_loader(odd):
+    assert num_prefetched(host_with(odd)) == 0
+    assert num_prefetched(host_with(odd, DataLoader(Numbers(), num_workers=1), odd)) == 2
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=None)),
+        trainer_with(),
+    ],
+)
+def test_without_a_loader(trainer):
+    assert num_prefetched(host_of(trainer)) == 0
+
+
+# Which, by the recorder
+
+
+def add_steps(recorder, count):
+    for _ in range(count):
+        recorder.add(([1] * len(PHASES), 0, NOT_MEASURED))
+
+
+def draining(steps):
+    return steps.step[(steps.tags & StepTag.DRAINING) != 0].tolist()
+
+
+@pytest.mark.parametrize("cut_every", [1, 2, 3, 100])
+def test_the_steps_after_are_tagged_however_they_are_cut(cut_every):
+    recorder = Recorder()
+    for step in range(30):
+        if step in (4, 6, 20):  # the second while the first still drains
+            recorder.drain(step, 3)
+        if step == 15:
+            recorder.drain(step, 0)
+        if step % cut_every == 0:
+            recorder.cut()
+        add_steps(recorder, 1)
+    assert draining(recorder.steps()) == [5, 6, 7, 8, 9, 21, 22, 23]
+    assert recorder._draining == []  # nothing piles up
+
+
+def test_live_figures_leave_them_out():
+    recorder = Recorder()
+    live = LiveFigures(recorder, "samples")
+    add_steps(recorder, 4)
+    recorder.drain(4, 3)
+    live.cut()
+    assert live.newest.num_steps == 4
+    add_steps(recorder, 3)
+    live.cut()
+    assert live.newest.num_steps == 1  # step 4; what tags that one is the ledger's business
+    add_steps(recorder, 5)
+    live.cut()
+    assert live.newest.num_steps == 4  # 7 drains
+
+
+# In real fits
+
+
+def test_a_window_leaves_out_as_many_steps_as_batches_are_prefetched(tmp_path):
+    data = loader(24, num_workers=2, prefetch_factor=2)
+    callback = run_fit(tmp_path, data=data, steps=(3, 5))
+    steps = steps_of(callback)
+    assert len(steps) == 12
+    assert steps.step[(steps.tags & StepTag.PROFILER_STOP) != 0].tolist() == [5]
+    assert draining(steps) == [6, 7, 8, 9]
+    report = report_of(tmp_path)
+    assert {"reason": REASON, "num_steps": 4} in report["run"]["excluded_steps"]
+    assert report["benchmark"]["steps"] == 3  # 1, 10 and 11; 2 is warm-up
+
+
+def test_of_several_loaders_the_largest_counts(tmp_path):
+    class OfTwo(Net):
+        def loss(self, batch):
+            return super().loss(batch["b"])
+
+    data = {"a": loader(24), "b": loader(24, num_workers=1, prefetch_factor=3)}
+    assert draining(steps_of(run_fit(tmp_path, module=OfTwo(), data=data, steps=(3, 5)))) == [6, 7, 8]
+
+
+def test_without_workers_no_step_is_left_out(tmp_path):
+    callback = run_fit(tmp_path, data=loader(24), steps=(3, 5))
+    assert draining(steps_of(callback)) == []
+    assert REASON not in str(report_of(tmp_path)["run"]["excluded_steps"])
+
+
+@pytest.mark.parametrize(
+    ("save_ns", "expected"),
+    [(50, []), (250, [7, 8]), (10_000, [7, 8, 9, 10])],
+    ids=["shorter than a step", "of two steps", "longer than the queue"],
+)
+def test_a_save_leaves_out_no_more_than_it_took(tmp_path, monkeypatch, save_ns, expected):
+    """Else slow steps with a long queue would never be clean again: a save comes every ten seconds."""
+    clock = FakeClock()
+    monkeypatch.setattr(save_timer, "_MIN_INTERVAL_NS", 550)
+    saves = []
+
+    def save_run(self, run):
+        saves.append(len(run.ranks[0].steps))
+        if len(saves) == 2:
+            clock.advance(save_ns)
+
+    monkeypatch.setattr(Outputs, "save_run", save_run)
+    callback = make_callback(tmp_path, active=0, log_every_n_steps=100)
+    callback._clock = clock
+    module = Net(lambda batch_idx: clock.advance(100))
+    fit_quietly(make_trainer(tmp_path, callback), module, loader(32, num_workers=2))
+    steps = steps_of(callback)
+    assert saves[1] == 6
+    assert steps.step[(steps.tags & StepTag.PROFILER_STOP) != 0].tolist()[0] == 6
+    assert draining(steps) == expected

@@ -1,0 +1,722 @@
+"""The sampling thread: when it looks, what it sees, and that the training does not notice."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from torch.utils.data import DataLoader
+
+from lightning_modelprof.analysis.source.hot_lines import hot_lines
+from lightning_modelprof.loop.parts import Sampling, _memory_look
+from lightning_modelprof.measure.sampling import stack_look as stack_look_module
+from lightning_modelprof.measure.sampling.sampler import Sampler
+from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.steps.ledger import PROFILER
+from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.phases import PHASE_INDEX
+from tests.support.bench import MS, FakeClock
+from tests.support.fits import (
+    Net,
+    Numbers,
+    fit_quietly,
+    loader,
+    make_callback,
+    make_trainer,
+    run_fit,
+    run_script,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+HERE = __file__
+NAME = "modelprof-sampler"
+
+
+def line_of(mark):
+    """The line that ends with a mark."""
+    lines = Path(HERE).read_text().splitlines()
+    [found] = [number for number, line in enumerate(lines, 1) if line.endswith(f"# @{mark}")]
+    return found
+
+
+def sampling_threads():
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
+
+
+def until(condition, timeout_s=10):
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert condition()
+
+
+@contextmanager
+def running(looks, **kwargs):
+    sampler = Sampler(looks, **kwargs)
+    sampler.resume()
+    try:
+        yield sampler
+    finally:
+        sampler.pause()
+
+
+# ---- When it looks
+
+
+class FakeWait:
+    """A lock that nobody releases before ``end_ns``: waiting for it lets the time pass."""
+
+    def __init__(self, clock, end_ns):
+        self.clock = clock
+        self.end_ns = end_ns
+
+    def acquire(self, timeout):
+        self.clock.advance(round(timeout * 1e9))
+        return self.clock.now_ns >= self.end_ns
+
+
+def looks_within(seconds):
+    """The weights of the looks that are taken in a time, and the sampler."""
+    clock, weights = FakeClock(), []
+    sampler = Sampler({"it": weights.append}, clock)
+    sampler._run(FakeWait(clock, clock.now_ns + round(seconds * 1e9)))
+    return weights, sampler
+
+
+def test_looks_come_ever_less_often():
+    """200 in the first 2 s, and 200 more with every e-fold of the time."""
+    e = 2.718281828
+    assert len(looks_within(2)[0]) == pytest.approx(200, rel=0.05)
+    assert len(looks_within(2 * e)[0]) == pytest.approx(400, rel=0.05)
+    weights, sampler = looks_within(2 * e**4)
+    assert len(weights) == pytest.approx(1000, rel=0.05)
+    assert sampler.interval_ns == pytest.approx(2e9 * e**4 / 200, rel=0.02)
+
+
+def test_weights_are_the_times_since_the_look_before():
+    weights, _ = looks_within(100)
+    assert sum(weights) == pytest.approx(100e9, rel=0.01)
+    assert all(5 * MS <= weight <= 15 * MS for weight in weights[:150])
+
+
+def test_a_pause_ends_the_thread_and_its_time_is_in_no_weight():
+    weights = []
+    with running({"it": weights.append}) as sampler:
+        until(lambda: len(weights) > 2)
+        sampler.pause()
+        assert not sampling_threads()
+        begin, seen = time.perf_counter_ns(), len(weights)
+        time.sleep(0.1)
+        assert len(weights) == seen
+        sampler.resume()
+        sampler.resume()
+        assert len(sampling_threads()) == 1
+        until(lambda: len(weights) > seen)
+        waited_ns = time.perf_counter_ns() - begin
+        assert weights[seen] <= waited_ns - 100 * MS + MS
+    assert not sampling_threads()
+    assert sampler.cost_ns > 0
+    sampler.pause()
+
+
+def test_a_look_that_raises_ends_alone():
+    weights, errors = [], []
+
+    def wrong(elapsed_ns):
+        errors.append(elapsed_ns)
+        raise ValueError("no such thing")
+
+    with running({"a": wrong, "b": weights.append}) as sampler:
+        until(lambda: len(weights) > 3)
+    assert len(errors) == 1
+    assert sampler.notes == ["The look at a ended early: ValueError: no such thing."]
+
+
+def test_without_looks_left_the_thread_ends():
+    with running({"a": lambda _: 1 / 0}) as sampler:
+        until(lambda: not sampling_threads())
+        sampler.pause()
+        sampler.resume()
+        assert not sampling_threads()
+    assert len(sampler.notes) == 1
+
+
+def test_the_switch_interval_is_put_back():
+    usual = sys.getswitchinterval()
+    seen = []
+    with running({"it": lambda _: seen.append(sys.getswitchinterval())}):
+        until(lambda: len(seen) > 3)
+    assert sys.getswitchinterval() == usual
+    assert set(seen) == {usual}
+
+
+def test_code_between_short_operators_is_seen():
+    """Operators that give the interpreter away for a moment must not hide the code before them."""
+    seen, thread, numbers = [], threading.get_ident(), [1.0] * 50
+
+    def computes():
+        begin = time.thread_time_ns()
+        while time.thread_time_ns() - begin < 150_000:
+            pass
+
+    def look(_):
+        frame, names = sys._current_frames()[thread], []
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        seen.append("computes" in names)
+
+    with running({"it": look}):
+        deadline = time.monotonic() + 30
+        while len(seen) < 100 and time.monotonic() < deadline:
+            for _ in range(60):
+                computes()
+                torch.tensor(numbers)
+            time.sleep(0.001)
+    assert sum(seen) >= 0.3 * len(seen)  # of about 9 ms in 10; 3 in 100 before
+
+
+def test_a_switch_interval_of_the_users_stays():
+    usual = sys.getswitchinterval()
+    seen = []
+    try:
+        with running({"it": seen.append}):
+            until(lambda: seen)
+            sys.setswitchinterval(0.003)
+            until(lambda: len(seen) > 3)
+        assert sys.getswitchinterval() == pytest.approx(0.003)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def test_a_short_turn_that_was_read_meanwhile_is_not_the_users():
+    usual, read, seen = sys.getswitchinterval(), [], []
+    with running({"it": seen.append}):
+        until(lambda: (short := sys.getswitchinterval()) < usual and (read.append(short) or True))
+        sys.setswitchinterval(0.003)
+        number = len(seen)
+        until(lambda: len(seen) > number + 1)
+        sys.setswitchinterval(usual)
+        until(lambda: len(seen) > number + 3)
+        for _ in range(20):  # some of them between two looks, some in a short turn
+            sys.setswitchinterval(read[0])
+            time.sleep(0.003)
+    assert sys.getswitchinterval() == usual
+
+
+def test_ctrl_c_while_the_thread_starts_leaves_none(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(self):
+        start(self)
+        raise KeyboardInterrupt
+
+    sampler = Sampler({"it": print})
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.resume()
+    until(lambda: not sampling_threads())
+    sampler.pause()
+
+
+def test_nothing_runs_without_an_interpreter_lock(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with running({"it": print}) as sampler:
+        assert not sampling_threads()
+    assert sampler.notes == ["Nothing was sampled: this Python runs without a global interpreter lock."]
+
+
+def test_a_system_without_threads_costs_the_samples_only(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with running({"it": print}) as sampler:
+        pass
+    assert sampler.notes == ["Sampling ended: no thread could be started (can't start new thread)."]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_has_no_thread_and_the_parent_goes_on():
+    weights = []
+    with running({"it": weights.append}) as sampler:
+        until(lambda: weights)
+        child = os.fork()
+        if child == 0:
+            sampler.pause()  # must not wait for a thread that is not there
+            os._exit(len(sampling_threads()))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        seen = len(weights)
+        until(lambda: len(weights) > seen)
+        sampler.pause()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not sampling_threads()  # a pause lasts, whoever forks
+
+
+def test_the_interpreter_ends_while_it_looks(tmp_path):
+    source = """
+        import time
+        from lightning_modelprof.measure.sampling.sampler import Sampler
+        sampler = Sampler({"it": lambda _: None})
+        sampler.resume()
+        time.sleep(0.05)
+    """
+    result = run_script(source, cwd=tmp_path, fresh=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+# ---- What it sees
+
+
+class Standing:
+    """A thread that stands still at one place until it is told to go on."""
+
+    def __init__(self, stand, phase="forward", **state):
+        self.arrived, self.go_on = threading.Event(), threading.Event()
+        self.ledger = SimpleNamespace(current=PHASE_INDEX[phase], inspection=None, ranges=None, **state)
+        self.stand = stand
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        assert self.arrived.wait(10)
+
+    def run(self):
+        self.look = StackLook(self.ledger, UserCode())
+        self.stand(self.wait)
+
+    def wait(self):
+        self.arrived.set()
+        self.go_on.wait(10)  # @wait
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.go_on.set()
+        self.thread.join()
+
+
+def plain(wait):
+    wait()  # @plain
+
+
+def generating(wait):
+    def numbers():
+        yield 1
+        wait()  # @generator
+
+    for _ in numbers():  # @consumer
+        pass
+
+
+def decorated(wait):
+    @torch.no_grad()  # @decorator
+    def inner():
+        wait()  # @decorated
+
+    inner()
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["as usual", "turned off by the user"])
+def test_no_garbage_is_collected_while_it_looks(monkeypatch, is_on):
+    """In Python 3.11 that let the other thread go on in the middle of ``f_back``, and crashed the process.
+
+    Here every object that is made would begin a collection, were it allowed to.
+    """
+    monkeypatch.setattr(stack_look_module, "_COLLECTS_ANYWHERE", True)
+    began, in_walk = [], []
+
+    def note(when, info):
+        began.append(when)
+
+    def follow(self, frame, phase):
+        began.clear()
+        place = walk(self, frame, phase)
+        in_walk.append(tuple(began))
+        return place
+
+    walk = StackLook._follow
+    monkeypatch.setattr(StackLook, "_follow", follow)
+    usual = gc.get_threshold()
+    with Standing(plain) as standing:
+        gc.callbacks.append(note)
+        gc.set_threshold(1)
+        if not is_on:
+            gc.disable()
+        try:
+            standing.look.look(5)
+            assert gc.isenabled() is is_on
+        finally:
+            gc.enable()
+            gc.set_threshold(*usual)
+            gc.callbacks.remove(note)
+    assert in_walk == [()]
+
+
+def test_garbage_is_collected_again_after_a_look_that_failed(monkeypatch):
+    monkeypatch.setattr(stack_look_module, "_COLLECTS_ANYWHERE", True)
+    monkeypatch.setattr(StackLook, "_follow", lambda *_: 1 / 0)
+    with Standing(plain) as standing, pytest.raises(ZeroDivisionError):
+        standing.look.look(5)
+    assert gc.isenabled()
+
+
+def places(samples):
+    [stack] = samples.stacks
+    frames = [samples.frames[index] for index in stack.frames]
+    return [(frame.function.rpartition(">.")[2], frame.line) for frame in frames if frame.file == HERE]
+
+
+@pytest.mark.parametrize(
+    ("stand", "expected"),
+    [
+        (plain, [("plain", "plain")]),
+        (lambda wait: wait(), [("<lambda>", None)]),
+        (generating, [("generating", "consumer"), ("numbers", "generator")]),
+        (decorated, [("decorated", None), ("inner", "decorated")]),
+    ],
+    ids=["function", "lambda", "generator", "decorated"],
+)
+def test_the_lines_of_a_stack(stand, expected):
+    with Standing(stand) as standing:
+        standing.look.look(5)
+        standing.look.look(7)
+    samples = standing.look.samples(cost_ns=3)
+    found = places(samples)
+    expected = [("Standing.run", None), *expected, ("Standing.wait", "wait")]
+    has_names = hasattr(plain.__code__, "co_qualname")
+    for (name, line), (expected_name, mark) in zip(found, expected, strict=True):
+        assert name == (expected_name if has_names else expected_name.rpartition(".")[2])
+        assert mark is None or line == line_of(mark)
+    assert [(s.phase, s.samples, s.time_ns) for s in samples.stacks] == [("forward", 2, 12)]
+    assert (samples.samples, samples.dropped, samples.cost_ns, samples.notes) == (2, 0, 3, ())
+
+
+def test_whose_a_frame_is_and_where_its_function_begins():
+    with Standing(decorated) as standing:
+        standing.look.look(1)
+    samples = standing.look.samples()
+    inner = next(frame for frame in samples.frames if frame.line == line_of("decorated"))
+    assert (inner.file, inner.function_line, inner.is_users) == (HERE, line_of("decorator"), True)
+    assert inner.module == __name__
+    innermost = samples.frames[samples.stacks[0].frames[-1]]
+    assert (innermost.module, innermost.is_users) == ("threading", False)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"inspection": object()}, {"ranges": object()}, {"current": PROFILER}],
+    ids=["inspection", "window", "profiler"],
+)
+def test_our_own_work_is_passed_over(state):
+    with Standing(plain) as standing:
+        vars(standing.ledger).update(state)
+        standing.look.look(5)
+    assert standing.look.samples().samples == 0
+
+
+def test_a_thread_that_has_ended_is_nowhere():
+    with Standing(plain) as standing:
+        pass
+    standing.look.look(5)
+    assert standing.look.samples().samples == 0
+
+
+def run_in(source, module, **names):
+    """Run a source whose functions say that they are of another module."""
+    names["__name__"] = module
+    exec(compile(source, f"{module}.py", "exec"), names)
+    return names
+
+
+def test_the_loop_is_cut_off_with_its_callers():
+    run = run_in("def run(step): step()", "lightning.pytorch.loops.fit_loop")["run"]
+    fetch = run_in("def fetch(step): step()", "lightning.pytorch.loops.fetchers")["fetch"]
+    with Standing(lambda wait: run(lambda: fetch(lambda: plain(wait)))) as standing:
+        standing.look.look(5)
+    samples = standing.look.samples()
+    functions = [samples.frames[index].function for index in samples.stacks[0].frames]
+    assert functions[0].endswith("<lambda>")
+    assert functions[1] == "fetch"
+    assert "run" not in functions
+
+
+def test_files_are_absolute_wherever_the_user_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_in("def stand(wait): wait()", "train")
+    with Standing(names["stand"]) as standing:
+        standing.look.look(5)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        [frame] = [frame for frame in standing.look.samples().frames if frame.module == "train"]
+    assert (frame.file, frame.is_users) == (str(tmp_path / "train.py"), True)
+
+
+def descend(depth, wait):
+    if depth:
+        descend(depth - 1, wait)  # @descend
+    else:
+        wait()
+
+
+def test_of_a_deep_stack_the_innermost_functions_are_noted():
+    with Standing(lambda wait: descend(200, wait)) as standing:
+        standing.look.look(5)
+    samples = standing.look.samples()
+    [stack] = samples.stacks
+    assert len(stack.frames) == 80
+    assert samples.frames[stack.frames[0]].line == line_of("descend")
+    assert samples.frames[stack.frames[-1]].module == "threading"
+    assert samples.notes == ("Of 1 samples only the innermost 80 functions were noted.",)
+
+
+@pytest.mark.parametrize(("limit", "value", "kept"), [("MOST_STACKS", 1, 1), ("MOST_FRAMES", 2, 0)])
+def test_too_many_stacks_are_counted_and_dropped(monkeypatch, limit, value, kept):
+    monkeypatch.setattr(stack_look_module, limit, value)
+    with Standing(plain) as standing:
+        standing.look.look(5)
+        standing.ledger.current = PHASE_INDEX["backward"]
+        standing.look.look(5)
+    samples = standing.look.samples()
+    assert (len(samples.stacks), samples.dropped, samples.samples) == (kept, 2 - kept, 2)
+    assert "too many different stacks" in samples.notes[0]
+
+
+def test_no_variable_lives_longer_because_of_a_look():
+    held = []
+
+    class Thing:
+        pass
+
+    def stand(wait):
+        thing = Thing()
+        held.append(weakref.ref(thing))
+        wait()
+
+    gc.disable()
+    try:
+        with Standing(stand) as standing:
+            standing.look.look(5)
+            assert held[0]() is not None
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_memory_is_looked_at_every_100_ms_at_most():
+    steps = []
+    look = _memory_look(SimpleNamespace(look=steps.append), SimpleNamespace(steps_ended=3))
+    for _ in range(41):
+        look(5 * MS)
+    assert steps == [3, 3, 3]  # at once, and after 100 and 200 ms
+
+
+# ---- In a fit
+
+
+LOOKS = [0]
+"""How often a sampler has looked."""
+
+
+def work(kind, ms=10):
+    """Take some time, in Python or without the interpreter: until a sampler has looked."""
+    looks, end = LOOKS[0], time.perf_counter_ns() + ms * MS
+    last = end + 10_000 * MS
+    if kind == "sleep":
+        while LOOKS[0] == looks and time.perf_counter_ns() < last:
+            time.sleep(ms / 1e3)  # @sleep
+        return
+    while (LOOKS[0] == looks or time.perf_counter_ns() < end) and time.perf_counter_ns() < last:  # @busy
+        pass
+
+
+class SlowNumbers(Numbers):
+    kind = "busy"
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        work(self.kind)  # @dataset
+        return item
+
+
+class SlowCallback(Callback):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def on_train_batch_end(self, *args):
+        sum(range(100))
+        work(self.kind)  # @callback
+
+
+class SlowNet(Net):
+    kind = "busy"
+
+    def training_step(self, batch, batch_idx):
+        work(self.kind)  # @training_step
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        work(self.kind)  # @validation_step
+        return loss
+
+
+@pytest.mark.parametrize(("one", "other"), [("busy", "sleep"), ("sleep", "busy")])
+def test_hot_lines_of_a_fit(tmp_path, monkeypatch, one, other):
+    look_with = Sampler._look_with
+
+    def look(sampler, name, *args):
+        look_with(sampler, name, *args)
+        LOOKS[0] += name == "the stack"
+
+    monkeypatch.setattr(Sampler, "_look_with", look)
+    module, data = SlowNet(), SlowNumbers(30)
+    module.kind, data.kind = one, other
+    validation = loader(30, batch_size=1)
+    callback = run_fit(
+        tmp_path,
+        module=module,
+        data=DataLoader(data, batch_size=1),
+        val=validation,
+        others=[SlowCallback(other)],
+        trainer={"num_sanity_val_steps": 0},
+        active=0,
+        sampling=True,
+    )
+    stacks = callback.run.ranks[0].stacks
+    assert load_run(tmp_path).ranks[0].stacks == stacks
+    assert stacks.notes == ()
+    hot = hot_lines(stacks)
+    for method, kind, phase in (
+        (SlowNet.training_step, one, "forward"),
+        (SlowNet.validation_step, one, "validation"),
+        (SlowNumbers.__getitem__, other, "dataloader"),
+        (SlowCallback.on_train_batch_end, other, "callbacks"),
+    ):
+        code = method.__code__
+        mark = {"__getitem__": "dataset", "on_train_batch_end": "callback"}.get(code.co_name, code.co_name)
+        line = hot.inside(HERE, code.co_firstlineno, phases=[phase])
+        assert (line.file, line.line) == (HERE, line_of(mark)), mark
+        assert line.function_line == code.co_firstlineno
+        assert line.share > 0.6
+        assert line.inner.line - line_of(kind) in ((0,) if kind == "sleep" else (0, 1))
+        assert line.samples >= 25  # of 30 calls, each of which lasts until it was seen
+        assert line.time_ns > 150 * MS  # of 300 at least
+    assert not sampling_threads()
+
+
+def weights_of(tmp_path, **kwargs):
+    seed_everything(3)
+    module = Net(dropout=0.3)
+    run_fit(tmp_path, module=module, data=loader(shuffle=True), active=0, **kwargs)
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_weights_are_the_same_bit_for_bit(tmp_path):
+    without = weights_of(tmp_path / "a")
+    assert torch.equal(weights_of(tmp_path / "b", sampling=True), without)
+
+
+def test_two_fits_after_each_other(tmp_path):
+    callback = make_callback(tmp_path, active=0, sampling=True)
+    seen = []
+    for _ in range(2):
+        net = Net(lambda _: time.sleep(0.01))
+        fit_quietly(make_trainer(tmp_path, callback), net, loader(40))
+        seen.append(callback.run.ranks[0].stacks)
+        assert not sampling_threads()
+    assert all(one.samples > 5 for one in seen)
+    assert seen[0] != seen[1]
+
+
+def test_an_exception_ends_the_thread_and_keeps_what_was_seen(tmp_path):
+    def at_batch(batch_idx):
+        time.sleep(0.01)
+        assert sampling_threads()
+        if batch_idx == 10:
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        run_fit(tmp_path, module=Net(at_batch), active=0, sampling=True)
+    assert not sampling_threads()
+    assert load_run(tmp_path).ranks[0].stacks.samples > 5
+
+
+@pytest.mark.parametrize("with_stack", [False, True])
+def test_no_thread_while_a_window_records(tmp_path, with_stack):
+    alive = {}
+    net = Net(lambda batch_idx: alive.update({batch_idx: bool(sampling_threads())}))
+    callback = run_fit(
+        tmp_path, module=net, data=loader(20), steps=(3, 5), with_stack=with_stack, sampling=True
+    )
+    assert callback.run.ranks[0].windows[0].recorded_steps == (3, 4)
+    assert alive == {step: step not in (2, 3, 4) for step in range(10)}  # step 2 warms up
+    assert not sampling_threads()
+
+
+class Counting(Numbers):
+    """Its targets say how many sampling threads there are where it is read."""
+
+    def __getitem__(self, index):
+        return self.data[index], torch.tensor(float(len(sampling_threads())))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_workers_have_no_sampling_thread(tmp_path):
+    seen = []
+
+    class Reading(Net):
+        def training_step(self, batch, batch_idx):
+            seen.extend(batch[1].tolist())
+            seen.append(len(sampling_threads()) - 1)
+            return self.loss(batch)
+
+    data = DataLoader(Counting(16), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    run_fit(tmp_path, module=Reading(), data=data, active=0, sampling=True, trainer={"max_epochs": 2})
+    assert set(seen) == {0.0}
+    assert not sampling_threads()
+
+
+def test_an_error_of_ours_does_not_reach_the_training(tmp_path, monkeypatch):
+    def fail(self, elapsed_ns):
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(StackLook, "look", fail)
+    net = Net(lambda _: time.sleep(0.005))
+    callback = run_fit(tmp_path, module=net, data=loader(20), active=0, sampling=True)
+    assert callback.run.info.status == "finished"
+    note = "The look at the stack ended early: RuntimeError: ours."
+    assert callback.run.ranks[0].stacks.notes == (note,)
+    assert note in callback.report.notes
+
+
+def test_boundaries_are_our_own_work(tmp_path, monkeypatch):
+    """What the callback does between steps is in no sample."""
+    seen = []
+    stacks = Sampling.stacks
+
+    def slow(self):
+        seen.append(self._stack._ledger.current)
+        return stacks(self)
+
+    monkeypatch.setattr("lightning_modelprof.loop.step_boundaries._MIN_INTERVAL_NS", 0)
+    monkeypatch.setattr("lightning_modelprof.loop.step_boundaries._INTERVAL_FACTOR", 0)
+    monkeypatch.setattr(Sampling, "stacks", slow)
+    run_fit(tmp_path, data=loader(20), active=0, sampling=True)
+    assert len(seen) > 3
+    assert set(seen[:-1]) == {PROFILER}  # the last one is when all is over

@@ -1,0 +1,449 @@
+"""How many samples a batch holds: what is counted, and what samples_fn may not answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch.utilities import CombinedLoader
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, default_collate
+from transformers import BatchEncoding
+
+from lightning_modelprof.measure.steps.batch_sizes import MAX_COUNT, SampleCounter, check_count, count_samples
+from lightning_modelprof.run.steps import NOT_MEASURED
+from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings, steps_of
+
+X = torch.zeros(3, 5)
+Y = torch.zeros(3, dtype=torch.int64)
+
+
+def image(height: int = 4, width: int = 5) -> torch.Tensor:
+    return torch.zeros(3, height, width)
+
+
+def boxes(number: int) -> dict[str, torch.Tensor]:
+    return {"boxes": torch.zeros(number, 4), "labels": torch.zeros(number, dtype=torch.int64)}
+
+
+@dataclass
+class Fields:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "train"
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@attrs.define
+class Slotted:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Plain:
+    """As in torch's page on memory pinning."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = X, Y
+
+
+IMAGES = [image(height) for height in range(4, 12)]  # 8 of them, of 3 channels
+TARGETS = [boxes(number) for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (X, 3),
+        ({"b": {"c": (X,)}}, 3),
+        ({"number": 1, "text": "a", "x": X}, 3),
+        ((torch.tensor(1.0), X), 3),
+        (None, NOT_MEASURED),
+        ("text", NOT_MEASURED),
+        ([], NOT_MEASURED),
+        (torch.tensor(1), NOT_MEASURED),
+        (SimpleNamespace(num_graphs=4), 4),
+        (SimpleNamespace(num_graphs=-4), NOT_MEASURED),
+        (SimpleNamespace(num_graphs=2**70), NOT_MEASURED),
+        (SimpleNamespace(num_graphs=torch.tensor(4)), NOT_MEASURED),
+    ],
+    ids=str,
+)
+def test_counts(batch, expected):
+    assert SampleCounter()(batch) == expected
+
+
+# Derived by hand from what collates: the truth is the number of items that were collated.
+SURE = {
+    "default collate": (default_collate([(torch.zeros(5), 1)] * 6), 6),
+    "default collate of equal kinds": (default_collate([(torch.zeros(5), torch.zeros(1))] * 6), 6),
+    "one field": ([X], 3),
+    "fields of one kind, three of them": ([torch.zeros(8, 3, 9, 9)] * 3, 8),
+    "a batch of two, of two fields": ([torch.zeros(2, 5), torch.zeros(2, 5)], 2),
+    "detection": ((tuple(IMAGES), tuple(TARGETS)), 8),
+    "detection, a list": ([IMAGES, TARGETS], 8),
+    "detection of two": (([image(4), image(5)], [boxes(4), boxes(7)]), 2),
+    "detection of one": (([image()], [boxes(5)]), 1),
+    "detection of one with as many boxes as channels": (([image()], [boxes(3)]), 1),
+    "detection of three": ((IMAGES[:3], TARGETS[:3]), 3),
+    "detection, targets missing": ((IMAGES, [None, *TARGETS[1:]]), 8),
+    "images of one size, boxes of one number": (([image()] * 8, [boxes(3)] * 8), 8),
+    "stacked images, boxes in a list": ({"image": torch.zeros(8, 3, 9, 9), "target": TARGETS}, 8),
+    "a mapping of lists": ({"x": IMAGES, "boxes": [one["boxes"] for one in TARGETS], "id": ["a"] * 8}, 8),
+    "numbers as labels": (([image()] * 8, list(range(8))), 8),
+    "two images, numbers as labels": (([image(), image()], [0, 1]), 2),
+    "images in a list, labels stacked": (([image()] * 8, torch.zeros(8)), 8),
+    "not collated": ([(image(), 1)] * 8, 8),
+    "two not collated": ([{"image": image(), "label": 1}] * 2, 2),
+    "sequences of several lengths": ([torch.zeros(length) for length in range(1, 9)], 8),
+    "annotations of several lengths": ({"x": IMAGES[:2], "a": [[boxes(3), boxes(2)], [boxes(1)]]}, 2),
+    "several views": (([X, X], Y), 3),
+    "crops and labels": (([torch.zeros(16, 3, 9, 9)] * 2 + [torch.zeros(16, 3, 4, 4)] * 8, [0] * 16), 16),
+    "two loaders": ([[X, Y], [X, Y]], 3),
+    "loaders by name": ({"a": [X, Y], "b": [X, Y]}, 3),
+    "a batch, its number and its loader's": (([X, Y], 5, 0), 3),
+    "a scalar": ((X, torch.tensor(1.0), 2), 3),
+    "nothing beside": (({"x": X}, None), 3),
+    "an image's size": ({"x": X, "size": (224, 224)}, 3),
+    "texts": (["a", "b", "c", "d", "e"], 5),
+    "four lists": ([[image()] * 8, [image()] * 8, TARGETS, ["a"] * 8], 8),
+    "pairs of several lengths": ([(torch.zeros(n, 5), torch.zeros(n)) for n in range(4, 9)], 5),
+    "token ids that were not stacked": ({"ids": [[7] * 512 for _ in range(64)], "y": torch.zeros(64)}, 64),
+    "deep lists before the images": (
+        {"polygons": [[[[1.0] * 8] * 2] * 40] * 40, "images": torch.zeros(40, 3, 8, 8)},
+        40,
+    ),
+    "texts beside": ((X, ("a", "b", "c")), 3),
+    "tokens": (BatchEncoding({"input_ids": torch.zeros(8, 128), "attention_mask": torch.zeros(8, 128)}), 8),
+    "a dataclass": (Fields(X, Y), 3),
+    "a named tuple": (Named(X, Y), 3),
+    "an attrs class with slots": (Slotted(X, Y), 3),
+    "another class": (Plain(), 3),
+    "samples of a dataclass": ([Fields(torch.zeros(n), torch.zeros(2)) for n in (4, 5, 6, 7)], 4),
+    "packed sequences": (pack_sequence([torch.zeros(5), torch.zeros(3)]), 2),
+    "packed sequences out of order": (
+        pack_sequence([torch.zeros(3), torch.zeros(5), torch.zeros(1)], enforce_sorted=False),
+        3,
+    ),
+    "jagged": (torch.nested.nested_tensor([torch.zeros(5), torch.zeros(3)], layout=torch.jagged), 2),
+    "nested": (torch.nested.nested_tensor([torch.zeros(5), torch.zeros(3)]), 2),
+    "sparse": (X.to_sparse(), 3),
+    "NumPy": ((np.zeros((8, 3)), np.zeros(8)), 8),
+    "an object that says it": (SimpleNamespace(batch_size=7, x=torch.zeros(90, 2)), 7),
+    "a tensordict's size": (SimpleNamespace(batch_size=torch.Size([7, 2])), 7),
+    "graphs in a list": (
+        [SimpleNamespace(x=torch.zeros(n, 4), edges=torch.zeros(2, 9)) for n in (5, 6, 7, 8)],
+        4,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
+@pytest.mark.parametrize("name", SURE)
+def test_counts_without_a_doubt(name):
+    batch, truth = SURE[name]
+    count = SampleCounter()
+    assert [count(batch) for _ in range(5)] == [truth] * 5
+    assert count.note == ""
+
+
+TOLD = {
+    "class weights": ((X, Y, torch.zeros(10)), 3, "batch[2] is (10,)"),
+    "edges": ({"x": torch.zeros(20, 3), "edges": torch.zeros(2, 50), "y": torch.zeros(20)}, 20, "(2, 50)"),
+    "images alone": ([image()] * 8, 8, "it would be 3"),
+    "time first": ((torch.zeros(50, 8, 3), ["a"] * 8), 50, "batch[1] is a list of 8"),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_says_what_speaks_against_a_count(name):
+    batch, truth, told = TOLD[name]
+    count = SampleCounter()
+    assert count(batch) == truth
+    assert told in count.note
+    assert "samples_fn" in count.note
+
+
+REFUSED = {
+    "two sizes": (torch.zeros(8, 3), torch.zeros(16)),
+    "labels and two views of each": {"views": torch.zeros(16, 3, 9, 9), "labels": torch.zeros(8)},
+    "time first": (torch.zeros(50, 8, 3), torch.zeros(8)),
+    "loaders of two sizes": [[X, Y], [torch.zeros(8, 5), torch.zeros(8, dtype=torch.int64)]],
+    "loaders of two sizes by name": {"a": [X, Y], "b": [torch.zeros(8, 5), torch.zeros(8)]},
+    "graphs": {"x": torch.zeros(20, 3), "edges": torch.zeros(2, 50), "batch": torch.zeros(20), "y": X},
+    "packed tokens": {"tokens": torch.zeros(1024), "lengths": torch.zeros(9)},
+    "two sequences, or two fields": [torch.zeros(5), torch.zeros(7)],
+    "crops alone": [torch.zeros(16, 3, 9, 9)] * 2 + [torch.zeros(16, 3, 4, 4)] * 8,
+    "lists of two lengths": (IMAGES, TARGETS[:5]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_does_not_count_what_cannot_be_told(name):
+    count = SampleCounter()
+    assert [count(REFUSED[name]) for _ in range(5)] == [NOT_MEASURED] * 5
+    assert count.note
+    assert "samples_fn" in count.note
+
+
+def meanings(part: Any) -> set[int] | None:
+    """Slow and simple: every number of samples that nothing in a batch speaks against; ``None`` for any."""
+    if isinstance(part, torch.Tensor):
+        return {part.shape[0]} if part.ndim else None
+    if not isinstance(part, (dict, list, tuple)):
+        return None
+    children = [meanings(child) for child in (part.values() if isinstance(part, dict) else part)]
+    known = [child for child in children if child is not None]
+    shared = set.intersection(*known) if known else None
+    is_tensors = all(isinstance(child, torch.Tensor) and child.ndim for child in part)
+    is_mappings = all(isinstance(child, dict) for child in part)
+    if not isinstance(part, dict) and part and (is_tensors or is_mappings):
+        kinds = (
+            {(child.ndim, child.dtype) for child in part} if is_tensors else {tuple(child) for child in part}
+        )
+        if len(kinds) == 1:
+            return {len(part)} | (shared or set())
+    return shared
+
+
+SIZES = st.integers(0, 9)
+
+
+def stacked(number: int) -> st.SearchStrategy[Any]:
+    return st.lists(SIZES, max_size=3).map(lambda rest: torch.zeros(number, *rest))
+
+
+def unstacked(number: int) -> st.SearchStrategy[Any]:
+    tensors = st.lists(SIZES, min_size=number, max_size=number).map(lambda all_: [image(5, n) for n in all_])
+    mappings = st.lists(SIZES, min_size=number, max_size=number).map(lambda all_: [boxes(n) for n in all_])
+    return st.one_of(tensors, mappings)
+
+
+def batches(number: int) -> st.SearchStrategy[Any]:
+    field = st.one_of(stacked(number), unstacked(number), st.none(), st.just(torch.tensor(1.0)), st.just(2))
+    several = st.lists(field, min_size=1, max_size=4)
+    named = several.map(lambda all_: dict(zip("abcd", all_, strict=False)))
+    return st.one_of(several, several.map(tuple), named, named.map(lambda one: (one, None)))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 9).flatmap(lambda number: st.tuples(st.just(number), batches(number))))
+def test_agrees_with_a_slow_search_and_is_never_wrong_without_a_word(case):
+    number, batch = case
+    found, possible = count_samples(batch), meanings(batch)
+    if possible is not None and len(possible) == 1 and number >= 4:
+        assert found.reading is not None
+        assert found.reading.count == number
+    if found.reading is not None and possible is not None and found.reading.count != number:
+        assert (
+            found.note or found.reading.count in possible
+        )  # what may mean two things is in the tables above
+
+
+def test_later_batches_cost_one_look_up(monkeypatch):
+    """Searches are counted: of 1,000 batches the 1st, 2nd, 4th, ..., 512th are searched."""
+    searched = []
+
+    def counted(batch, **options):
+        searched.append(batch)
+        return count_samples(batch, **options)
+
+    monkeypatch.setattr("lightning_modelprof.measure.steps.batch_sizes.count_samples", counted)
+    count = SampleCounter()
+    assert {count((IMAGES, TARGETS)) for _ in range(1_000)} == {8}
+    assert len(searched) == 10
+    assert count((IMAGES[:5], TARGETS[:5])) == 5
+    assert len(searched) == 10
+
+    refusing = SampleCounter()
+    assert {refusing(REFUSED["two sizes"]) for _ in range(1_000)} == {NOT_MEASURED}
+    assert len(searched) == 11
+
+
+def test_agreement_by_accident_is_noticed():
+    """The boxes are as many as the images in the first batch only."""
+    count = SampleCounter()
+    numbers = [count((torch.zeros(boxes, 4), torch.zeros(8, 3))) for boxes in (8, 13, 9, 8)]
+    assert numbers == [8, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED]
+    assert "disagree" in count.note
+
+
+class Detection(Net):
+    """Sees images and their targets as detection collates them."""
+
+    def training_step(self, batch, batch_idx):
+        images, targets = batch
+        inputs = torch.stack([one.mean() * torch.ones(8) for one in images])
+        return super().training_step((inputs, inputs[:, 0] * len(targets)), batch_idx)
+
+
+def test_a_detection_fit_counts_its_images(tmp_path):
+    items = [(image(4 + n % 3), boxes(n % 5)) for n in range(64)]
+    batches = DataLoader(items, batch_size=8, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, callback), Detection(), batches)
+    assert set(steps_of(callback).samples.tolist()) == {8}
+    assert callback.run.ranks[0].samples_note == ""
+
+
+def test_the_reason_stands_where_samples_per_second_would(tmp_path):
+    class Two(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch[0], batch[1][:8]), batch_idx)
+
+    batches = DataLoader([(torch.rand(8, 8), torch.zeros(16))] * 12, batch_size=None)
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, callback), Two(), batches)
+    assert callback.report.sections["benchmark"]["samples_per_s"] is None
+    table = next(one for one in callback.report.tables if one.id == "perf_summary")
+    told = [note for note in table.notes if note.startswith("samples/s is not known")]
+    assert len(told) == 1
+    assert "batch[0] is (8, 8), batch[1] is (16,)" in told[0]
+    assert "samples_fn" in told[0]
+
+
+def test_batches_may_change_their_shape():
+    count = SampleCounter()
+    batches = (X, [X], {"a": X}, [torch.zeros(2)], None, X)
+    assert [count(batch) for batch in batches] == [3, 3, 3, 2, NOT_MEASURED, 3]
+
+
+@pytest.mark.parametrize("count", [0, 5, MAX_COUNT, np.int32(5)])
+def test_accepted(count):
+    assert check_count(count) == count
+    assert type(check_count(count)) is int
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "problem"),
+    [
+        (-1, ValueError, "from 0 to 2**63 - 1, got -1"),
+        (MAX_COUNT + 1, ValueError, "from 0 to 2**63 - 1, got 9223372036854775808"),
+        (torch.tensor(5), TypeError, "waiting for the device in every step"),
+        (2.5, TypeError, "float"),
+        (None, TypeError, "NoneType"),
+    ],
+)
+def test_refused(tmp_path, count, error, problem):
+    with pytest.raises(error) as caught:
+        check_count(count)
+    assert problem in str(caught.value)
+
+    callback = make_callback(tmp_path, active=0, samples_fn=lambda batch: count, unit="tokens")
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
+    assert len(messages) == 1, messages
+    assert f"samples_fn raised {error.__name__}: " in messages[0]
+    assert problem in messages[0]
+    assert "tokens/s will not be known" in messages[0]
+    assert (steps_of(callback).samples == NOT_MEASURED).all()
+    assert callback.report.sections["benchmark"]["samples_per_s"] is None
+
+
+def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):
+    counts = iter([*[4] * 10, -4, *[4] * 100])
+    callback = make_callback(tmp_path, active=0, samples_fn=lambda batch: next(counts))
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
+    assert len(messages) == 1, messages
+    assert steps_of(callback).samples.tolist() == [4] * 10 + [NOT_MEASURED] * 22
+
+
+# A loader that makes no batches
+
+VECTOR, MATRIX = torch.zeros(8), torch.zeros(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (VECTOR, NOT_MEASURED),  # one sample of 8 features, or 8 of one
+        ((VECTOR, torch.tensor(1.0)), NOT_MEASURED),
+        ((torch.zeros(3, 8, 8), 1), NOT_MEASURED),  # an image with its label
+        ({"ids": VECTOR, "mask": VECTOR}, NOT_MEASURED),
+        (MATRIX, 8),
+        ((MATRIX, VECTOR), 8),
+        ({"x": MATRIX, "y": VECTOR, "epoch": 1}, 8),
+        ((torch.zeros(8, 3, 4, 4), ["name"] * 8), 8),
+    ],
+)
+def test_a_row_is_not_taken_for_a_batch(tmp_path, given, expected):
+    class Anything(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layers(torch.ones(2, 8)).mean()
+
+    class Plain:
+        def __iter__(self):
+            return iter([given] * 6)
+
+    for loaded in (DataLoader([given] * 6, batch_size=None), Plain()):
+        callback = make_callback(tmp_path, active=0)
+        fit_quietly(make_trainer(tmp_path, callback), Anything(), loaded)
+        assert set(steps_of(callback).samples.tolist()) == {expected}
+        if expected == NOT_MEASURED:
+            note = callback.run.ranks[0].samples_note
+            assert "makes no batches itself" in note
+            assert "samples_fn" in note
+
+
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((2, 4, 3), NOT_MEASURED), ((4, 4, 4), 4), ((1, 1, 1), 1), ((1, 8, 4), NOT_MEASURED)],
+)
+def test_a_list_of_one_tensor_is_a_batch_where_several_loaders_are_combined(tmp_path, mode, sizes, expected):
+    """That is what a ``TensorDataset`` of one tensor makes; each loader has three batches."""
+
+    class First(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layers(batch["a"][0]).mean()
+
+    loaders = {
+        name: DataLoader(TensorDataset(torch.zeros(3 * size, 8)), size)
+        for name, size in zip("abc", sizes, strict=True)
+    }
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, callback), First(), CombinedLoader(loaders, mode))
+    assert steps_of(callback).samples.tolist() == [expected] * 3
+    assert ("disagree" in callback.run.ranks[0].samples_note) == (expected == NOT_MEASURED)
+
+
+def test_a_list_of_one_sample_stays_one_where_no_loaders_are_combined():
+    batch = {"images": [torch.zeros(3, 4, 4)], "boxes": [torch.zeros(5, 4)]}
+    assert count_samples(batch).reading.count == 1
+    assert count_samples(batch, is_combined=True).reading is None
+
+
+def test_a_loader_that_makes_batches_is_taken_at_its_word(tmp_path):
+    """Also where its sampler chooses whole batches."""
+    sampler = BatchSampler(SequentialSampler(range(24)), 4, drop_last=False)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, indices):
+            return torch.zeros(len(indices))
+
+    class Anything(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layers(torch.ones(2, 8)).mean()
+
+    for loaded in (
+        DataLoader(torch.zeros(24), batch_size=4),
+        DataLoader(Rows(), batch_size=None, sampler=sampler),
+    ):
+        callback = make_callback(tmp_path, active=0)
+        fit_quietly(make_trainer(tmp_path, callback), Anything(), loaded)
+        assert set(steps_of(callback).samples.tolist()) == {4}

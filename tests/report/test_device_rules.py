@@ -1,0 +1,501 @@
+"""Rules about the device's side on figures made by hand: in a run's windows, and in traces alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count as count_from
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
+from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.build_trace import diagnose_traces
+from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
+from lightning_modelprof.report.rules.ranks import CommunicationExposed
+from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.records import Window
+from lightning_modelprof.run.sites import (
+    BATCH_END,
+    BATCH_START,
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    PRINT,
+    SYNCHRONISATION,
+    LineCount,
+    SourceSite,
+    StepSites,
+)
+from tests.support.diagnosed import MS, analysis_of, only, steps_of
+from tests.support.traces import make_trace
+
+ITEM = ("aten::_local_scalar_dense", "aten::item")
+TO = ("aten::copy_", "aten::_to_copy", "aten::to")
+NOTHING = Absent("not of interest")
+
+
+def site(line, operator="aten::_local_scalar_dense", phase="forward", kind=SYNCHRONISATION, **changes):
+    known = SourceSite(
+        kind=kind,
+        file="/home/me/net.py",
+        line=line,
+        function="training_step",
+        function_line=30,
+        callers=(),
+        module="",
+        phase=phase,
+        operator=operator,
+        device="cuda",
+        calls=1,
+        num_bytes=4,
+        is_blocking=True,
+        is_pinned=None,
+        is_non_blocking=None,
+    )
+    return replace(known, **changes)
+
+
+def sites_of(*sites, lines=()):
+    return StepSites(step=3, device="cuda", sites=sites, lines=lines)
+
+
+def wait(stake, operators=ITEM, phase="forward", kind="device_to_host", wait_ms=None, calls=1, **place):
+    """A wait with so many of 100 milliseconds at stake, in one recorded step."""
+    return HostWait(
+        place=WaitPlace(kind=kind, operators=operators, phase=phase, **place),
+        calls=calls,
+        wait_ns=round((2 * stake if wait_ms is None else wait_ms) * MS),
+        stake_ns=round(stake * MS),
+    )
+
+
+def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
+    """Facts of a trace with one step of 100 ms."""
+    facts = HostWaits(
+        covered_ns=100 * MS,
+        covered_idle_ns=100 * MS,
+        num_steps=1,
+        steps_ns=100 * MS,
+        idle_ns=100 * MS,
+        fetch_ns=0,
+        late_ns=round((launch if late is None else late) * MS),
+        launch_ns=round(launch * MS),
+        longest_launch_ns=MS,
+        num_kernels=1234,
+        waits=tuple(sorted(waits, key=lambda one: -one.stake_ns)),
+    )
+    return SimpleNamespace(
+        host_waits=host_waits or facts,
+        distributed=distributed,
+        kernel_launches=NOTHING,
+        step_breakdown=NOTHING,
+        device_usage=NOTHING,
+        checks=(),
+        launch_count=KernelLaunchCount(launches=0, lost=0, kernels=0),
+    )
+
+
+def run(rule, *traces, sites=None, step_ms=100, device="cuda"):
+    """What a rule says of a run on a device with these windows."""
+    cost = None if sites is None else ModelCost(sites=sites)
+    analysis = analysis_of(steps_of(forward=step_ms), device_type=device, cost=cost)
+    windows = tuple(
+        WindowFacts(window=Window(index=index, first_step=0, last_step=0), facts=facts)
+        for index, facts in enumerate(traces)
+    )
+    return rule.evaluate(replace(analysis, windows=windows))
+
+
+def evidence(finding):
+    return {one.label: one.value for one in finding.evidence}
+
+
+# Waits
+
+
+@pytest.mark.parametrize(
+    ("stake", "status", "severity"),
+    [
+        (2.99, Status.CLEAN, None),
+        (3, Status.FOUND, Severity.WARNING),
+        (14.9, Status.FOUND, Severity.WARNING),
+        (15, Status.FOUND, Severity.CRITICAL),
+    ],
+)
+def test_bands_of_a_sync(stake, status, severity):
+    finding = only(run(HostDeviceSync(), trace(wait(stake))))
+    assert (finding.status, finding.severity) == (status, severity)
+    assert evidence(finding)["share of the step"] == pytest.approx(stake / 100)
+
+
+def test_what_is_short_is_clean():
+    """10 % of a step of 2 ms."""
+    finding = only(run(HostDeviceSync(), trace(wait(10)), step_ms=2))
+    assert finding.status is Status.CLEAN
+    assert only(run(HostDeviceSync(), trace(wait(10)), step_ms=4)).saving_ns_per_step == 0.4 * MS
+
+
+def test_a_sync_with_its_exact_line():
+    sites = sites_of(
+        site(41, calls=2),
+        site(50, phase="backward"),
+        site(60, "aten::nonzero"),
+        site(70, kind=DEVICE_TO_HOST, is_blocking=False),
+    )
+    finding = only(run(HostDeviceSync(), trace(wait(20, calls=2)), sites=sites))
+    assert finding.locations == (
+        Location(file="/home/me/net.py", line=41, function="training_step", is_exact=True),
+    )
+    assert finding.saving_ns_per_step == 20 * MS
+    assert finding.summary.startswith("2 times a step the host waits in aten::item in forward, 40 ms in all.")
+    assert "done 20 ms earlier (20.0 % of a step)" in finding.summary
+    assert "torch._assert_async" in finding.action
+
+
+def test_two_lines_that_the_trace_does_not_tell_apart_are_one_finding():
+    sites = sites_of(site(41), site(45, calls=7))
+    finding = only(run(HostDeviceSync(), trace(wait(20)), sites=sites))
+    assert [(one.line, one.is_exact) for one in finding.locations] == [(45, True), (41, True)]
+
+
+def test_a_trace_with_stacks_tells_functions_apart():
+    """The tracer knows a function by its first line and by the end of its file's path."""
+    other = site(99, function="validate", function_line=90)
+    place = {"function": "me/net.py(30): training_step"}
+    finding = only(run(HostDeviceSync(), trace(wait(20, **place)), sites=sites_of(site(41), other)))
+    assert [one.line for one in finding.locations] == [41]
+    # A function in which no line was seen: the sites are of another step.
+    finding = only(run(HostDeviceSync(), trace(wait(20, **place)), sites=sites_of(other)))
+    assert finding.locations == (Location(file="me/net.py", line=30, function="training_step"),)
+
+
+def test_one_finding_for_each_place_the_most_expensive_first():
+    waits = (wait(4, phase="forward"), wait(16, phase="backward"), wait(1, phase="optimizer"))
+    findings = run(HostDeviceSync(), trace(*waits), sites=sites_of(site(5), site(6, phase="backward")))
+    assert [(one.locations[0].line, one.severity) for one in findings] == [
+        (6, Severity.CRITICAL),
+        (5, Severity.WARNING),
+        (None, Severity.INFO),
+    ]
+    assert findings[2].locations == (Location(function="optimizer"),)
+    assert sum(one.saving_ns_per_step for one in findings) == 21 * MS
+
+
+def test_at_most_five_findings():
+    waits = [wait(10 - number, annotation=f"range {number}") for number in range(7)]
+    findings = run(HostDeviceSync(), trace(*waits))
+    assert [one.saving_ns_per_step for one in findings] == pytest.approx(
+        [10 * MS, 9 * MS, 8 * MS, 7 * MS, 15 * MS]
+    )
+    assert [one.function for one in findings[4].locations] == ["range 4", "range 5", "range 6"]
+    assert findings[4].summary.startswith("3 times a step the host waits in 3 places (aten::item in range 4")
+
+
+def test_many_small_places_are_found_together():
+    """Each is under 3 %, all of them are not."""
+    finding = only(run(HostDeviceSync(), trace(wait(2, phase="forward"), wait(2, phase="backward"))))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.WARNING, 4 * MS)
+
+
+def test_lightning_s_own_wait_is_named():
+    own = site(
+        None,
+        file=None,
+        phase=BATCH_END,
+        function="",
+        function_line=None,
+        callers=("torch.Tensor.item", "lightning.pytorch.trainer.connectors.ResultCollection.metrics"),
+    )
+    finding = only(run(HostDeviceSync(), trace(wait(20, phase="logging")), sites=sites_of(own, site(41))))
+    assert finding.locations[0].function == "lightning.pytorch.trainer.connectors.ResultCollection.metrics"
+    only_own = only(run(HostDeviceSync(), trace(wait(20, phase="logging")), sites=sites_of(own)))
+    assert "log_every_n_steps" in only_own.action
+    assert "log_every_n_steps" not in finding.action  # of a line of the user's it may be as well
+
+
+@pytest.mark.parametrize(
+    ("operators", "word"),
+    [
+        (ITEM, "torch._assert_async"),
+        (("aten::nonzero", "aten::index"), "torch.where"),
+        (("aten::_unique2",), "fixed shape"),
+        (TO, "pinned memory"),
+        ((), "torch.cuda.synchronize"),
+    ],
+)
+def test_the_action_is_the_operator_s(operators, word):
+    assert word in only(run(HostDeviceSync(), trace(wait(20, operators)))).action
+
+
+def test_printing_a_tensor():
+    """Torch hides the operators of that from the watch, not from the trace."""
+    finding = only(run(HostDeviceSync(), trace(wait(20)), sites=sites_of(site(41, PRINT))))
+    assert finding.locations[0].line == 41
+    assert "Print every n steps" in finding.action
+
+
+def test_copies_to_the_device_are_the_other_rule_s():
+    waits = (wait(4), wait(20, TO, kind="host_to_device", memory="pageable"))
+    assert only(run(HostDeviceSync(), trace(*waits))).saving_ns_per_step == 4 * MS
+    assert only(run(HostToDeviceCopy(), trace(*waits))).saving_ns_per_step == 20 * MS
+
+
+def test_the_batch_and_what_the_step_makes_on_the_host():
+    sites = sites_of(
+        site(None, "aten::_to_copy", BATCH_START, HOST_TO_DEVICE, file=None, callers=("lightning.x",)),
+        site(55, "aten::lift_fresh", "forward", HOST_TO_DEVICE),
+    )
+    waits = (
+        wait(20, TO, phase="transfer", kind="host_to_device", memory="pageable"),
+        wait(10, TO, kind="host_to_device", memory="pageable"),
+    )
+    batch, made = run(HostToDeviceCopy(), trace(*waits), sites=sites)
+    assert "pin_memory=True" in batch.action
+    assert "register_buffer" not in batch.action
+    assert "register_buffer" in made.action
+    assert "pin_memory" not in made.action
+    assert made.locations[0].line == 55
+    assert made.locations[0].is_exact
+
+
+def test_in_traces_alone_nobody_knows_what_is_the_batch():
+    facts = trace(wait(20, TO, kind="host_to_device", function="bench.py(44): <module>"))
+    finding = only(HostToDeviceCopy().judge((facts,), Circumstances()))
+    assert finding.saving_ns_per_step == 20 * MS  # of the recorded step
+    assert "If this is the batch: DataLoader(pin_memory=True)" in finding.action
+    assert finding.locations == (Location(file="bench.py", line=44, function="<module>"),)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sites", "lines"),
+    [
+        (
+            HostDeviceSync(),
+            (site(41, calls=3), site(44), site(55, "aten::to", kind=HOST_TO_DEVICE)),
+            [41, 44],
+        ),
+        (HostToDeviceCopy(), (site(41), site(55, "aten::to", kind=HOST_TO_DEVICE)), [55]),
+    ],
+)
+def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
+    finding = only(run(rule, sites=sites_of(*sites)))
+    assert (finding.status, finding.severity) == (Status.FOUND, Severity.INFO)
+    assert finding.saving_ns_per_step is None
+    assert [(one.line, one.is_exact) for one in finding.locations] == [(line, True) for line in lines]
+    assert "record a profiler window" in finding.summary
+
+
+@pytest.mark.parametrize("rule", [HostDeviceSync(), HostToDeviceCopy()])
+def test_nothing_to_say_of_waits(rule):
+    on_host = sites_of(site(41, device="cpu", is_blocking=None), site(42, kind=HOST_TO_DEVICE, device="cpu"))
+    assert only(run(rule, sites=on_host, device="cpu")).status is Status.NOT_EVALUATED
+    assert only(run(rule)).status is Status.NOT_EVALUATED
+    assert only(run(rule, trace(host_waits=NO_DEVICE))).summary == NO_DEVICE.reason
+    asked = (site(41, is_blocking=False), site(42, kind=HOST_TO_DEVICE, is_blocking=False))
+    assert only(run(rule, sites=sites_of(*asked))).status is Status.CLEAN
+    assert only(run(rule, trace())).status is Status.CLEAN
+
+
+def test_windows_are_taken_together():
+    """Two steps of 100 ms, in one of which the host waits."""
+    finding = only(run(HostDeviceSync(), trace(wait(20)), trace()))
+    assert finding.saving_ns_per_step == 10 * MS
+
+
+# Launches
+
+
+@pytest.mark.parametrize(
+    ("late", "status", "severity"),
+    [
+        (9.99, Status.CLEAN, None),
+        (10, Status.FOUND, Severity.WARNING),
+        (29.9, Status.FOUND, Severity.WARNING),
+        (30, Status.FOUND, Severity.CRITICAL),
+    ],
+)
+def test_bands_of_late_launches(late, status, severity):
+    finding = only(run(LaunchBound(), trace(wait(50), launch=late)))
+    assert (finding.status, finding.severity) == (status, severity)
+    assert evidence(finding)["share of the step"] == pytest.approx(late / 100)
+    assert evidence(finding)["kernels per step"] == 1234
+
+
+def test_late_launches_name_the_lines_with_most_operators():
+    def line(number, calls, views=0, phase="forward", **changes):
+        known = LineCount(
+            file="/home/me/net.py",
+            line=number,
+            function="loss",
+            function_line=1,
+            module="",
+            phase=phase,
+            calls=calls,
+            views=views,
+            operators=3,
+            elements=1,
+            num_bytes=1,
+        )
+        return replace(known, **changes)
+
+    lines = (
+        line(10, 500, views=495),
+        line(11, 400),
+        line(12, 900, phase="backward"),
+        line(13, 300),
+        line(None, 200, file=None, module="encoder"),
+    )
+    finding = only(run(LaunchBound(), trace(launch=20), sites=sites_of(lines=lines)))
+    assert [(one.line, one.module, one.is_exact) for one in finding.locations] == [
+        (11, None, True),
+        (13, None, True),
+        (None, "encoder", False),
+    ]
+
+
+@pytest.mark.parametrize("rule", [LaunchBound(), CommunicationExposed()])
+def test_nothing_to_say_without_windows(rule):
+    assert only(run(rule)).summary.startswith("no profiler window")
+    assert only(run(rule, device="cpu")).summary == "the run used no device beside the CPU"
+    absent = only(run(rule, trace(host_waits=NO_DEVICE, distributed=NO_DEVICE)))
+    assert (absent.status, absent.summary) == (Status.NOT_EVALUATED, NO_DEVICE.reason)
+
+
+# Communication
+
+
+def communication(exposed, total=50, steps_ms=100, **changes):
+    known = Distributed(
+        source="device",
+        is_asynchronous=False,
+        whole=Overlap(communication_ns=1, computation_ns=1, overlap_ns=0, exposed_ns=1),
+        in_steps=Overlap(
+            communication_ns=round(total * MS),
+            computation_ns=60 * MS,
+            overlap_ns=round((total - exposed) * MS),
+            exposed_ns=round(exposed * MS),
+        ),
+        num_steps=1,
+        base="steps",
+        base_ns=steps_ms * MS,
+        in_base=None,
+        collectives=(),
+        notes=(),
+    )
+    return replace(known, **changes)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "status", "severity"),
+    [
+        (9.99, Status.CLEAN, None),
+        (10, Status.FOUND, Severity.WARNING),
+        (30, Status.FOUND, Severity.CRITICAL),
+    ],
+)
+def test_bands_of_communication(exposed, status, severity):
+    finding = only(run(CommunicationExposed(), trace(distributed=communication(exposed))))
+    assert (finding.status, finding.severity) == (status, severity)
+    assert evidence(finding)["share of communication that is exposed"] == pytest.approx(exposed / 50)
+
+
+def test_communication_of_all_ranks():
+    """10 of 100 and 50 of 200 ms: a fifth. One rank spends a tenth: more may be waiting for slower ranks."""
+    ranks = (
+        trace(distributed=communication(10)),
+        trace(distributed=communication(50, steps_ms=200)),
+        trace(distributed=Absent("none")),
+    )
+    finding = only(CommunicationExposed().judge(ranks, Circumstances()))
+    assert evidence(finding)["share of the step"] == pytest.approx(0.2)
+    assert evidence(finding)["least share of any rank"] == pytest.approx(0.1)
+    assert finding.saving_ns_per_step == 30 * MS  # 60 ms in two steps
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_asynchronous": True},
+        {"in_steps": None},
+        {"base": "operators"},
+        {"in_steps": Overlap(communication_ns=5, computation_ns=None, overlap_ns=None, exposed_ns=None)},
+    ],
+)
+def test_communication_that_cannot_be_judged(changes):
+    finding = only(run(CommunicationExposed(), trace(distributed=communication(50, **changes))))
+    assert finding.status is Status.NOT_EVALUATED
+
+
+# From a trace to the verdict
+
+
+def hand_made_window(num_steps=4):
+    """Steps of 20 ms in a window of ours: busy [0, 10), ``loss.item()`` in forward until then, launch at 14.
+
+    So the device is idle for 4 ms of each step; the next launch is queued before the step ends.
+    """
+    ids = count_from(1)
+    events = [event("user_annotation", "modelprof: forward", 0, 20 * num_steps)]
+    for number in range(num_steps):
+        at = 20 * number
+        copy, before, after = next(ids), next(ids), next(ids)
+        events += [
+            event("user_annotation", f"ProfilerStep#{number}", at, at + 20),
+            event("cuda_runtime", "cudaLaunchKernel", at, at + 0.1, correlation=before),
+            event("kernel", "k", at, at + 9.9, 7, 0, stream=7, device=0, correlation=before),
+            event("cpu_op", "aten::item", at + 1, at + 10.2),
+            event("cpu_op", "aten::_local_scalar_dense", at + 1.1, at + 10.1),
+            event("cuda_runtime", "cudaMemcpyAsync", at + 1.2, at + 1.3, correlation=copy),
+            event(
+                "gpu_memcpy",
+                "Memcpy DtoH (Device -> Pinned)",
+                at + 9.9,
+                at + 10,
+                7,
+                0,
+                stream=7,
+                device=0,
+                correlation=copy,
+            ),
+            event("cuda_runtime", "cudaStreamSynchronize", at + 1.4, at + 10),
+            event("cuda_runtime", "cudaLaunchKernel", at + 14, at + 14.1, correlation=after),
+            event("kernel", "k", at + 14, at + 20, 7, 0, stream=7, device=0, correlation=after),
+        ]
+    return analyze_trace(make_trace(events))
+
+
+def event(cat, name, begin_ms, end_ms, tid=1, pid=1, **args):
+    known = {"ts": round(begin_ms * 1e3), "dur": round((end_ms - begin_ms) * 1e3)}
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "args": args, **known}
+
+
+def test_from_a_trace_to_the_verdict_and_the_line():
+    """A step of the run takes 15 ms where the recorded ones take 20: a fifth of it is 3 ms."""
+    analysis = analysis_of(
+        steps_of(forward=15),
+        device_type="cuda",
+        cost=ModelCost(sites=sites_of(site(41), site(50, phase=BATCH_END))),
+    )
+    window = WindowFacts(window=Window(index=0, first_step=0, last_step=3), facts=hand_made_window())
+    verdict, findings = diagnose(replace(analysis, windows=(window,)))
+    assert (verdict.kind, verdict.summary[:6]) == ("sync_bound", "20.0 %")
+    assert findings[0].kind == "host_device_sync"
+    assert findings[0].severity is Severity.CRITICAL
+    assert findings[0].saving_ns_per_step == pytest.approx(3 * MS)
+    assert [(one.line, one.is_exact) for one in findings[0].locations] == [(41, True)]
+    late = next(one for one in findings if one.kind == "launch_bound")
+    assert late.status is Status.CLEAN
+
+
+def test_the_same_trace_alone():
+    verdict, findings = diagnose_traces([hand_made_window()])
+    assert verdict.kind == "sync_bound"
+    assert findings[0].saving_ns_per_step == pytest.approx(4 * MS)
+    assert findings[0].locations == (Location(function="forward"),)

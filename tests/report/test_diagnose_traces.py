@@ -1,0 +1,234 @@
+"""The verdict of real GPU traces, beside what the removed TensorBoard plugin says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build_trace import diagnose_traces
+from lightning_modelprof.report.device_shares import DeviceShares, WaitShares
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.device import LaunchBound
+from lightning_modelprof.report.verdict import verdict_of_traces
+from tests.support.traces import FOLDER, event, load, make_trace, reference
+
+real = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
+)
+
+
+def share_of_the_plugin(name):
+    """DataLoader's share of the steps in torch_tb_profiler's breakdown."""
+    steps = reference(name, "tb_plugin")["steps"]
+    return sum(one["DataLoader"] for one in steps) / sum(one["Total"] for one in steps)
+
+
+def diagnosed(*names):
+    """The verdict, and the findings by kind."""
+    verdict, findings = diagnose_traces(map(analyze_trace, map(load, names)))
+    assert len({one.kind for one in findings}) == len(findings) == 5
+    return verdict, {one.kind: one for one in findings}
+
+
+def share_of(finding):
+    return next(one.value for one in finding.evidence if one.label == "share of the step")
+
+
+def found(findings):
+    return {kind: one.severity for kind, one in findings.items() if one.status is Status.FOUND}
+
+
+@pytest.mark.parametrize(("num_kernels", "is_told"), [(2, False), (4, False), (5, True)])
+def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
+    """Ten launches, as while a graph is captured: no verdict where most kernels are lost."""
+    events = [event("user_annotation", "ProfilerStep#1", 0, 1000)]
+    for number in range(10):
+        begin = 10 + 90 * number
+        events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
+        if number < num_kernels:
+            events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 1))
+    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    lost = f"{10 - num_kernels} of 10 kernel launches have no kernel in the trace"
+    assert verdict.summary.startswith(lost) is not is_told
+    assert verdict.kind == "cannot_tell" or is_told
+    evaluated = [one.kind for one in findings if one.status is not Status.NOT_EVALUATED]
+    assert bool(evaluated) is is_told
+
+
+def test_kernels_that_are_only_not_linked_are_not_lost():
+    """As of a runtime whose calls have other numbers than their kernels."""
+    events = [event("user_annotation", "ProfilerStep#1", 0, 1000)]
+    for number in range(10):
+        begin = 10 + 90 * number
+        events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
+        events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 100))
+    verdict, _ = diagnose_traces([analyze_trace(make_trace(events))])
+    assert "have no kernel" not in verdict.summary
+
+
+@real
+def test_input_bound_without_workers():
+    """Beside the fetches the host is late for 8 % of a step, and copies of the batch from pageable memory
+    block it for 2 ms of 178."""
+    verdict, findings = diagnosed("v100_resnet50_workers0")
+    assert verdict.kind == "input_bound"
+    assert verdict.summary.startswith("33.4 % of a step")
+    finding = findings["input_bound"]
+    assert found(findings) == {"input_bound": Severity.CRITICAL}
+    assert share_of(finding) == pytest.approx(share_of_the_plugin("v100_resnet50_workers0"), abs=1e-3)
+    assert "num_workers=1 or more" in finding.action  # 59 ms of fetch beside 118 ms
+    assert findings["host_to_device_copy"].summary.startswith("4 times a step")  # two tensors, copy and sync
+    assert share_of(findings["launch_bound"]) < 0.10
+
+
+@real
+def test_not_with_four_workers():
+    """1478 kernels a step of 2 us at the median, recorded with stacks: the host is late for 19 % of it."""
+    verdict, findings = diagnosed("v100_resnet50_workers4")
+    assert verdict.kind == "balanced"
+    assert found(findings) == {"launch_bound": Severity.WARNING}
+    assert findings["input_bound"].status is Status.CLEAN
+    assert share_of(findings["launch_bound"]) == pytest.approx(0.186, abs=0.002)
+
+
+@real
+def test_a_busy_device_waits_for_nothing():
+    verdict, findings = diagnosed("v100_ns_resolution")
+    assert verdict.kind == "device_bound"
+    assert found(findings) == {}
+
+
+@real
+def test_late_launches_beside_hidden_communication():
+    """DDP on one node: the device is idle for three quarters of a step, in gaps of up to 16 ms."""
+    verdict, findings = diagnosed("a100_nccl")
+    assert verdict.kind == "host_bound"
+    assert verdict.summary.startswith("75.3 % of a step is lost: the device waits for the host")
+    assert found(findings) == {"launch_bound": Severity.CRITICAL}
+    # By hand: 39.559468 ms of three steps of 667.225958 ms together.
+    assert share_of(findings["communication_exposed"]) == pytest.approx(39559468 / 667225958)
+
+
+@real
+def test_exposed_communication_of_two_ranks():
+    """By hand: 336.983 of 1230.289 and 303.523 of 1238.593 ms; the host is late for about as long."""
+    verdict, findings = diagnosed("sampled_2rank_rank0", "sampled_2rank_rank1")
+    assert verdict.kind == "communication_bound"
+    share = (336983 + 303523) / (1230289 + 1238593)
+    assert share_of(findings["communication_exposed"]) == pytest.approx(share)
+    assert found(findings) == {
+        "communication_exposed": Severity.WARNING,
+        "launch_bound": Severity.WARNING,
+    }
+
+
+@real
+def test_what_happens_once_is_no_step():
+    """43 s without steps, of which the first call of CUDA takes 30."""
+    verdict, findings = diagnosed("a100_alexnet")
+    assert verdict.kind == "cannot_tell"
+    assert "ProfilerStep" in verdict.summary
+    assert found(findings) == {}
+
+
+@real
+def test_a_toy_model_on_another_maker_s_device():
+    """14 kernels in 9.3 ms; 6.6 ms are one launch, the first of its kind."""
+    verdict, findings = diagnosed("mi250_toy")
+    assert verdict.kind == "host_bound"
+    assert found(findings) == {"launch_bound": Severity.CRITICAL}
+    assert "at most 6.63 ms at a stretch" in findings["launch_bound"].summary
+
+
+def shares(**given):
+    parts = dict.fromkeys(("computing", "communication", "fetch", "host", "other"), 0.0) | given
+    assert sum(parts.values()) == pytest.approx(1)
+    return DeviceShares(step_ns=1e7, busy=parts["computing"] + parts["communication"], **parts)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"computing": 0.85, "fetch": 0.15}, "device_bound"),
+        ({"computing": 0.80, "fetch": 0.20}, "input_bound"),
+        ({"computing": 0.81, "fetch": 0.19}, "balanced"),
+        ({"computing": 0.5, "communication": 0.15, "host": 0.35}, "communication_bound"),
+        ({"computing": 0.5, "host": 0.5}, "host_bound"),
+        ({"computing": 0.89, "other": 0.11}, "cannot_tell"),
+    ],
+)
+def test_thresholds(given, kind):
+    assert verdict_of_traces(shares(**given)).kind == kind
+
+
+def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
+    """11 % of the steps is in no event; of the device's idle time 10 or 11 % have no cause."""
+    given = shares(computing=0.89, other=0.11)
+    for unexplained, kind in ((0.10, "device_bound"), (0.11, "cannot_tell"), (0.2, "cannot_tell")):
+        waits = WaitShares(late=0.0, around_model=0.0, forward_stake=0.0, unexplained=unexplained)
+        verdict = verdict_of_traces(given, waits)
+        assert verdict.kind == kind
+        assert verdict.accounted_ratio == pytest.approx(1 - min(unexplained, 0.11))
+
+
+def test_rules_and_shares_together():
+    """40 % busy; the host is late for 35 %, of which launches of the model are 31."""
+    rule = LaunchBound()
+    finding = rule.found("", "", Severity.WARNING, saving_ns=0.31 * 1e7)
+    given = shares(computing=0.4, host=0.6)
+    waits = WaitShares(late=0.35, around_model=0.0, forward_stake=0.0)
+    assert verdict_of_traces(given, waits, [finding], [rule]).summary.startswith("31.0 % of a step")
+    assert verdict_of_traces(given, waits).kind == "balanced"
+    assert (
+        verdict_of_traces(given, WaitShares(late=0.5, around_model=0, forward_stake=0)).kind == "host_bound"
+    )
+    more = shares(computing=0.3, host=0.38, fetch=0.32)
+    assert verdict_of_traces(more, waits, [finding], [rule]).kind == "input_bound"
+
+
+def test_without_device_events():
+    verdict = verdict_of_traces(None)
+    assert (verdict.kind, verdict.accounted_ratio) == ("cannot_tell", None)
+
+
+# Traces without a device
+
+
+def of_the_host(fetch_us, step_us=100):
+    """Verdict and finding of three steps that fetch for so long first, and compute for the rest."""
+    events = []
+    for number in range(3):
+        begin = number * step_us
+        events.append(event("user_annotation", f"ProfilerStep#{number}", begin, begin + step_us))
+        if fetch_us:
+            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            events.append(event("user_annotation", name, begin, begin + fetch_us))
+        events.append(event("cpu_op", "aten::addmm", begin + fetch_us, begin + step_us))
+    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    return verdict, next(one for one in findings if one.kind == "input_bound")
+
+
+def test_steps_without_a_device_may_wait_for_their_batches():
+    verdict, finding = of_the_host(60_000, 100_000)
+    assert (verdict.kind, verdict.summary) == ("input_bound", "60.0 % of a step goes to waiting for batches.")
+    assert finding.severity is Severity.CRITICAL
+    assert finding.saving_ns_per_step == 60_000_000
+    assert finding.summary == "In a step of 100 ms the loop waits 60 ms (60.0 %) for its batch."
+    assert "num_workers=2 or more" in finding.action  # 60 ms beside 40
+
+
+def test_what_else_a_host_does_is_not_told_by_a_trace():
+    verdict, finding = of_the_host(1_000, 100_000)
+    assert verdict.kind == "cannot_tell"
+    assert verdict.summary.startswith("The traces have no device events")
+    assert finding.status is Status.CLEAN
+    verdict, finding = of_the_host(0)
+    assert verdict.kind == "cannot_tell"
+    assert finding.status is Status.NOT_EVALUATED
+    assert finding.summary == "the traces have no fetch of a batch"
+
+
+def test_without_steps_nothing_can_be_said():
+    verdict, findings = diagnose_traces([analyze_trace(make_trace([event("other", "nothing", 0, 1)]))])
+    assert (verdict.kind, verdict.summary) == ("cannot_tell", "The traces have no steps.")
+    assert all(one.status is Status.NOT_EVALUATED for one in findings)

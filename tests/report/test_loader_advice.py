@@ -1,0 +1,397 @@
+"""Advice on workers: by the CPU time of batches and steps, and by the CPUs that nobody else uses."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.steps.batches import BatchCpu, batch_cpu
+from lightning_modelprof.loop.host import next_is_ready
+from lightning_modelprof.measure.resources.cpu import PERIOD
+from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader
+from lightning_modelprof.report.verdict import account, give_verdict
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.batches import CpuUse
+from lightning_modelprof.run.setup import CodePlace
+from tests.support.bench import make_trainer
+from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
+from tests.support.fits import host_of
+
+
+def advice(wait_ms, rest_ms, *, workers=0, cpus=8, cpu=None):
+    """Of a loader with so many workers."""
+    loaders = with_loader(num_workers=workers).loaders
+    return workers_advice(loaders, cpus, wait_ms * MS, (wait_ms + rest_ms) * MS, cpu)
+
+
+def cpu(computing=1.0, batch_ms=10.0, rest_ms=10.0, free=2.0):
+    """What batches and steps take."""
+    return BatchCpu(
+        computing=computing, batch_ns=batch_ms * MS, rest_ns=rest_ms * MS, thread_share=0.5, free_cpus=free
+    )
+
+
+def evidence(one):
+    return {item.label: item.value for item in one.evidence}
+
+
+@pytest.mark.parametrize("package", ["", "replay"])
+def test_torchs_own_collate_is_no_place_beside_a_packages_data_set(package):
+    dataset = CodePlace(name="Data.__getitem__", file="d.py", line=3, is_library=True, package=package)
+    collate = CodePlace(name="default_collate", file="collate.py", line=9, is_library=True)
+    places = places_of_batches(with_loader(dataset=dataset, collate=collate).loaders)
+    assert [place.name for place in places] == [dataset.name, collate.name][: 1 if package else 2]
+
+
+# Without knowing what computes
+
+
+def test_workers_that_hide_a_batch():
+    """A batch takes 30 ms and the rest of the step 8 ms: 30 / 8 = 3.75, so 4 workers, and none waits."""
+    one = advice(30, 8)
+    assert one.num_workers == 4
+    assert one.saving_ns == (30 - 0.5) * MS, "half a millisecond to hand a batch over"
+    assert one.action == (
+        "DataLoader(num_workers=4, persistent_workers=True): num_workers is 0 now."
+        " Measure it, as workers need CPUs that are free."
+    )
+
+
+def test_workers_that_are_behind():
+    """2 workers deliver every 15 ms, so one needs 30 ms for a batch; the rest takes 8 ms: again 4."""
+    one = advice(7, 8, workers=2)
+    assert evidence(one)["one worker's time for a batch at most"] == 30 * MS
+    assert (one.num_workers, one.saving_ns) == (4, 7 * MS)
+    assert one.action.startswith("DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now.")
+
+
+def test_no_more_workers_than_cpus():
+    """100 ms a batch beside 5 ms of work: 3 workers on 4 CPUs deliver one every 33 ms. One number is said."""
+    one = advice(100, 5, cpus=4)
+    assert one.num_workers == 3
+    assert evidence(one)["a step with these workers, at best"] == pytest.approx((100 / 3 + 0.5) * MS)
+    assert one.saving_ns == pytest.approx((105 - 100 / 3 - 0.5) * MS)
+    assert "That saves at most 71.2 ms of the 100 ms, as this process may use 4 CPUs." in one.action
+    assert one.action.count("num_workers=") == 1
+    # All of them are taken: nothing is left to advise but cheaper batches.
+    one = advice(100, 5, workers=3, cpus=4)
+    assert (one.num_workers, one.saving_ns) == (None, 100 * MS)
+    assert one.action.startswith("Make a batch cheaper")
+
+
+# By what computes
+
+
+def test_batches_that_compute_share_the_cpus_with_the_step():
+    """10 ms of CPU for a batch and 20 ms for 10 ms of step on two threads: on 2 CPUs 15 ms, not 10."""
+    one = advice(10, 10, cpus=2, cpu=cpu(batch_ms=10, rest_ms=20))
+    assert one.num_workers == 1
+    assert one.saving_ns == (20 - 15 - 0.5) * MS
+    assert "A batch takes 10 ms of CPU time, and CPUs are free for it." in one.action
+    assert "That saves at most 4.5 ms of the 10 ms, as the workers share the CPUs." in one.action
+
+
+def test_no_worker_where_batches_compute_and_no_cpu_is_free():
+    """20 ms of CPU in a step of 20 ms, and one CPU."""
+    one = advice(10, 10, cpus=2, cpu=cpu(free=1.0))
+    assert (one.num_workers, one.saving_ns) == (None, 10 * MS)
+    assert "num_workers" not in one.action
+    assert "Workers would not help: a batch takes 10 ms of CPU time, and no CPU is free for it." in one.action
+
+
+def test_workers_where_batches_wait_also_on_a_busy_machine():
+    """They wait for a disk: as many workers as it takes, however few CPUs there are."""
+    one = advice(100, 5, cpus=2, cpu=cpu(computing=0.1, batch_ms=10, free=0.5))
+    assert one.num_workers == 20
+    assert one.saving_ns == (100 - 0.5) * MS
+    assert "mostly waits" in one.action
+
+
+def test_no_worker_for_less_than_handing_a_batch_over_takes():
+    one = advice(0.6, 5, cpu=cpu(computing=0.2, batch_ms=0.1))
+    assert (one.num_workers, one.saving_ns) == (None, 0.6 * MS)
+    assert "A worker would take about as long to hand a batch over." in one.action
+    # Any DataLoader takes so long: a hint where it is a tenth of the step.
+    analysis = analysis_of(steps_of(forward=5.4, dataloader=0.6))
+    assert only(InputBound().evaluate(analysis)).severity is Severity.INFO
+    analysis = analysis_of(steps_of(forward=1.4, dataloader=0.6))
+    assert only(InputBound().evaluate(analysis)).severity is Severity.WARNING
+
+
+def simulated_step(batch_ms, rest_ms, rest_cpus, workers, cpus):
+    """A step in a queue of batches: who needs more CPUs than there are runs slower, everybody alike.
+
+    Args:
+        rest_cpus: CPUs that the rest of the step keeps busy.
+    """
+    ready, making, rest, steps, now, begun = 0, [], 0.0, 0, 0.0, 0.0
+    while steps < 60:
+        if rest == 0 and ready:
+            ready, rest = ready - 1, rest_ms
+        while len(making) < workers and ready + len(making) < 2 * workers:
+            making.append(batch_ms)
+        passed = min([*making, rest] if rest else making)
+        demand = len(making) + (rest_cpus if rest else 0.0)
+        now += passed / min(1.0, cpus / demand)
+        making = [left - passed for left in making]
+        ready += sum(left < 1e-9 for left in making)
+        making = [left for left in making if left >= 1e-9]
+        if rest:
+            rest = rest - passed if rest - passed >= 1e-9 else 0.0
+            if rest == 0:
+                steps += 1
+                begun = now if steps == 20 else begun
+    return (now - begun) / 40
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_workers_save_against_a_simulated_machine(seed):
+    """At best: never less than the simulated gain, and less than 30 % of the step above it."""
+    draw = random.Random(f"workers-{seed}")
+    batch, rest = draw.uniform(1, 40), draw.uniform(1, 40)
+    cpus, rest_cpus = draw.choice([1, 2, 4, 8]), draw.choice([0.5, 1.0, 2.0])
+    rest_cpus = min(rest_cpus, cpus)
+    known = cpu(batch_ms=batch, rest_ms=rest * rest_cpus, free=float(cpus))
+    one = advice(batch, rest, cpus=cpus, cpu=known)
+    gain = (
+        batch
+        + rest
+        - min(simulated_step(batch, rest, rest_cpus, workers, cpus) for workers in range(1, 2 * cpus + 1))
+    )
+    if one.num_workers is None:
+        assert gain < 0.3 * batch + 1
+        return
+    simulated = batch + rest - simulated_step(batch, rest, rest_cpus, one.num_workers, cpus)
+    assert one.saving_ns / MS >= simulated - 0.6
+    assert one.saving_ns / MS <= simulated + 0.3 * (batch + rest)
+    # What was said before: all of the wait, however few CPUs there are.
+    assert abs(one.saving_ns / MS - simulated) <= abs(batch - simulated) + 0.6
+
+
+# What is measured of CPUs
+
+
+def use(**changes):
+    """10 steps of 20 ms on 2 CPUs: 10 ms of fetch that computes, 10 ms of step on one thread."""
+    base = CpuUse(
+        num_steps=10,
+        steps_ns=200 * MS,
+        fetches_ns=100 * MS,
+        fetches_thread_ns=100 * MS,
+        rest_thread_ns=100 * MS,
+        rest_process_ns=100 * MS,
+        loop_ns=1_000 * MS,
+        process_ns=1_000 * MS,
+        workers_ns=0,
+        busy_ns=1_000 * MS,
+        cpus_ns=2_000 * MS,
+    )
+    return replace(base, **changes)
+
+
+def facts(record, workers=0, cpus=2, waited=0.0):
+    return batch_cpu(record, num_workers=workers, usable_cpus=cpus, cpu_wait_share=waited)
+
+
+def test_cpus_that_others_leave():
+    assert facts(use()) == cpu()  # which it is by hand
+    # Another process takes one CPU: one is left. It takes both by turns with us: what we had is left.
+    assert facts(use(busy_ns=2_000 * MS)).free_cpus == 1.0
+    assert facts(use(busy_ns=2_000 * MS, process_ns=700 * MS)).free_cpus == pytest.approx(0.7)
+    # Of 64 CPUs, 40 of them busy, this process may use two.
+    big = use(busy_ns=40_000 * MS, cpus_ns=64_000 * MS)
+    assert facts(big).free_cpus == 2.0
+    assert facts(use(busy_ns=None, cpus_ns=None)).free_cpus is None
+
+
+def test_who_waits_for_a_cpu_would_compute():
+    """The fetch had a CPU in half of its time, and the thread waited for one in a half of the loop."""
+    busy = use(fetches_thread_ns=50 * MS, rest_thread_ns=50 * MS)
+    assert facts(busy).computing == pytest.approx(0.5)
+    assert facts(busy, waited=0.5).computing == pytest.approx(1.0)
+    assert facts(busy).thread_share == pytest.approx(0.25)
+    assert facts(busy, waited=0.5).thread_share == pytest.approx(0.5)
+    asleep = use(fetches_thread_ns=2 * MS)
+    assert facts(asleep).computing == pytest.approx(0.02 * 200 / 102 * 102 / 200)
+    assert not facts(asleep).is_computing
+
+
+def test_of_workers_it_is_their_own_cpu_time():
+    """Two workers that use one CPU together: 20 ms a step, and half of their time."""
+    both = facts(use(workers_ns=1_000 * MS, process_ns=500 * MS, busy_ns=1_500 * MS), workers=2)
+    assert (both.computing, both.batch_ns, both.free_cpus) == (0.5, 20 * MS, 2.0)
+    unknown = facts(use(workers_ns=None), workers=2)
+    assert (unknown.computing, unknown.is_computing, unknown.batch_ns) == (None, None, None)
+    assert isinstance(facts(None), Absent)
+    assert isinstance(facts(use(num_steps=0, steps_ns=0)), Absent)
+    assert isinstance(facts(use(rest_thread_ns=-1)), Absent)
+
+
+def test_the_verdict_rests_on_the_wait_and_not_on_what_can_be_gained():
+    """7 ms of 15 wait, and workers can save 2.5 at best: still input-bound, at 46.7 %."""
+    setup = replace(SETUP, usable_cpus=2)
+    record = use(
+        fetches_thread_ns=70 * MS, rest_process_ns=180 * MS, steps_ns=150 * MS, rest_thread_ns=80 * MS
+    )
+    analysis = analysis_of(steps_of(forward=8, dataloader=7), setup=setup, cpu=record)
+    finding = only(InputBound().evaluate(analysis))
+    assert finding.saving_ns_per_step == (15 - (7 + 18) / 2 - 0.5) * MS
+    verdict = give_verdict(analysis, [finding], [InputBound()], account(analysis.step_costs))
+    assert verdict.kind == "input_bound"
+    assert verdict.summary.startswith("46.7 % of a usual step")
+
+
+def test_no_hint_for_workers_that_would_save_nothing():
+    steps, one_cpu = steps_of(forward=100, dataloader=3), replace(SETUP, usable_cpus=1)
+    computes = use(
+        fetches_ns=30 * MS, fetches_thread_ns=30 * MS, steps_ns=1_030 * MS, rest_thread_ns=1_000 * MS
+    )
+    computes = replace(computes, rest_process_ns=1_000 * MS, cpus_ns=1_000 * MS)
+    found = only(SynchronousLoader().evaluate(analysis_of(steps)))
+    assert (found.status, found.severity) == (Status.FOUND, Severity.INFO)
+    nothing = only(SynchronousLoader().evaluate(analysis_of(steps, setup=one_cpu, cpu=computes)))
+    assert nothing.status is Status.CLEAN
+
+
+# Batches that are ready
+
+
+def test_workers_that_keep_up_are_not_to_be_more():
+    """A tenth of the step is the way of a batch from its worker: a hint, and not the dataset's line."""
+    setup, steps = with_loader(num_workers=2), steps_of(forward=36, dataloader=4)
+
+    def of(num_asked, num_ready):
+        record = use(num_asked=num_asked, num_ready=num_ready, workers_ns=100 * MS)
+        return only(InputBound().evaluate(analysis_of(steps, setup=setup, cpu=record)))
+
+    finding = of(40, 38)
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, 3.5 * MS)
+    assert finding.action == (
+        "More workers would not help: 95.0 % of the batches were ready when they were fetched. Taking one"
+        " from its worker lasts 4 ms: make a batch of fewer, larger tensors, or of fewer bytes."
+    )
+    assert finding.locations == ()
+    assert evidence(finding)["batches ready when fetched"] == 0.95
+    for asked, ready in [(40, 35), (6, 6), (0, 0)]:
+        behind = of(asked, ready)
+        assert behind.severity is Severity.WARNING
+        assert behind.locations
+
+
+# In a real fit
+
+
+class Rows(Dataset):
+    """Each row takes so much CPU time, or so much sleep."""
+
+    def __init__(self, cpu_s, sleep_s):
+        self.cpu_s, self.sleep_s = cpu_s, sleep_s
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        end = time.thread_time() + self.cpu_s
+        while time.thread_time() < end:
+            pass
+        time.sleep(self.sleep_s)
+        return torch.ones(2)
+
+
+class Small(LightningModule):
+    def __init__(self, sleep_s=0.0):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.sleep_s = sleep_s
+
+    def training_step(self, batch):
+        time.sleep(self.sleep_s)
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, **loader):
+    callback = ModelProfCallback(
+        dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
+    )
+    trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path)
+    trainer.fit(Small(step_s), DataLoader(Rows(cpu_s, sleep_s), batch_size=1, **loader))
+    return load_run(tmp_path / "run" / "run.json").ranks[0]
+
+
+def test_the_cpu_time_of_fetches_is_what_was_put_in(tmp_path):
+    """Counted in CPU time, so that it holds on a busy machine."""
+    record = fit(tmp_path, cpu_s=0.004, sleep_s=0.0)
+    found = record.cpu
+    assert 5 <= found.num_steps <= 80 / PERIOD + 1
+    assert 4.0 <= found.fetches_thread_ns / found.num_steps / MS < 6.0
+    assert found.fetches_thread_ns <= 1.05 * found.fetches_ns
+    waited = record.slow.cpu_wait_share
+    assert facts(found, waited=waited).is_computing
+
+
+def test_a_fetch_that_sleeps_does_not_compute(tmp_path):
+    record = fit(tmp_path, cpu_s=0.0, sleep_s=0.008)
+    assert record.cpu.fetches_thread_ns < 0.3 * record.cpu.fetches_ns
+    assert not facts(record.cpu, waited=record.slow.cpu_wait_share).is_computing
+
+
+def test_the_cpu_time_of_workers(tmp_path):
+    """80 rows of 10 ms in one worker, whose start takes some CPU time, too."""
+    record = fit(tmp_path, cpu_s=0.01, sleep_s=0.0, num_workers=1)
+    assert 0.8e9 <= record.cpu.workers_ns < 4e9
+
+
+@pytest.mark.parametrize("loader", [{}, {"multiprocessing_context": "spawn"}])
+def test_batches_that_workers_have_ready(tmp_path, loader):
+    """Steps of 20 ms, and rows that take nothing."""
+    found = fit(tmp_path, step_s=0.02, num_workers=1, **loader).cpu
+    assert found.num_asked == found.num_steps >= 5
+    assert found.num_ready >= 0.8 * found.num_asked
+
+
+def test_batches_that_workers_do_not_have_ready(tmp_path):
+    """Rows of 20 ms, and steps that take nothing."""
+    found = fit(tmp_path, sleep_s=0.02, num_workers=1).cpu
+    assert found.num_asked >= 5
+    assert found.num_ready <= 0.2 * found.num_asked
+
+
+def test_without_workers_no_batch_is_asked_for(tmp_path):
+    assert fit(tmp_path).cpu.num_asked == 0
+
+
+def test_several_loaders_and_batches_out_of_order():
+    """By hand: a batch is ready where each loader with workers has one."""
+
+    def loader(*, waiting=False, early=False):
+        task = ("worker", "batch") if early else ("worker",)
+        return SimpleNamespace(
+            _data_queue=SimpleNamespace(empty=lambda: not waiting), _rcvd_idx=3, _task_info={3: task}
+        )
+
+    def asked(*iterators):
+        combined = SimpleNamespace(_iterator=SimpleNamespace(iterators=iterators))
+        return next_is_ready(host_of(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined))))
+
+    assert asked(loader(waiting=True)) is True
+    assert asked(loader(early=True)) is True
+    assert asked(loader()) is False
+    assert asked(loader(waiting=True), loader()) is False
+    assert asked(loader(waiting=True), object()) is True
+    assert asked(object()) is None
+    assert next_is_ready(host_of(SimpleNamespace())) is None

@@ -1,0 +1,109 @@
+"""A time is said once: findings about the time of one above become hints that name it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.report.build import diagnose, without_repeats
+from lightning_modelprof.report.model import Finding, Location, Severity, Status
+from lightning_modelprof.report.rules.callbacks import SlowCallback, SlowLoggingCalls
+from lightning_modelprof.report.rules.host_waits import HostDeviceSync
+from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowLineInModule
+from lightning_modelprof.report.rules.validation import ValidationShare
+from tests.analysis.test_hot_lines import hot_of
+from tests.support.diagnosed import MS, analysis_of, steps_of
+
+RULES = [
+    HostDeviceSync(),
+    SlowCallback(),
+    SlowCustomModule(),
+    SlowLineInModule(),
+    SlowLoggingCalls(),
+    ValidationShare(),
+]
+
+
+def finding(kind, saving_ms, *lines, severity=Severity.WARNING, is_exact=True):
+    return Finding(
+        kind=kind,
+        status=Status.FOUND,
+        title=kind,
+        summary="It takes long.",
+        severity=severity,
+        saving_ns_per_step=saving_ms * MS,
+        locations=tuple(Location(file="train.py", line=line, is_exact=is_exact) for line in lines),
+    )
+
+
+def judged(hot, *findings):
+    return [(one.kind, one.severity, one.saving_ns_per_step) for one in without_repeats(findings, RULES, hot)]
+
+
+HOT = hot_of(
+    ("forward", "step:12 loss:22", 40, 400),
+    ("forward", "step:12 loss:23", 10, 100),
+    ("forward", "step:14", 30, 300),
+    ("validation", "again:42", 20, 200),
+)
+OUTER = finding("slow_custom_module", 5, 12)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_repeated"),
+    [
+        (finding("slow_line_in_module", 4, 22), True),
+        (finding("slow_line_in_module", 4, 14), False),
+        (finding("slow_line_in_module", 4, 14, 22), False),  # 400 of its 700: most, and not nearly all
+        (finding("slow_line_in_module", 4, 22, is_exact=False), False),  # a def tells no time
+        (finding("slow_custom_module", 4, 22), False),  # another module of the same rule
+        (finding("host_device_sync", 4, 22), False),  # the device's time
+        (finding("validation_share", 4, 42), False),
+    ],
+)
+def test_what_lies_in_the_time_of_one_above(other, is_repeated):
+    first, second = without_repeats([OUTER, other], RULES, HOT)
+    assert first == OUTER
+    if is_repeated:
+        assert (second.severity, second.saving_ns_per_step) == (Severity.INFO, None)
+        assert second.summary.endswith("This time is part of what the finding slow_custom_module is about.")
+        assert second.locations == other.locations
+    else:
+        assert second == other
+
+
+def test_the_time_of_a_phase_is_all_of_it():
+    """Logging in a validation, of which another finding tells."""
+    whole, part = finding("validation_share", 8, 1), finding("slow_logging_calls", 6, 42)
+    assert judged(HOT, whole, part) == [
+        ("validation_share", Severity.WARNING, 8 * MS),
+        ("slow_logging_calls", Severity.INFO, None),
+    ]
+
+
+def test_what_is_not_judged_stays_so():
+    part = replace(finding("slow_line_in_module", 4, 22), severity=None)
+    assert judged(HOT, OUTER, part)[1] == ("slow_line_in_module", None, None)
+
+
+def test_few_samples_tell_nothing():
+    few = hot_of(("forward", "step:12 loss:22", 9, 400))
+    assert judged(few, OUTER, finding("slow_line_in_module", 4, 22))[1][1] is Severity.WARNING
+
+
+def test_repeats_come_with_the_hints():
+    """Of 20 ms 13 are a validation, in which nearly all is logging; the logger takes 2."""
+    stacks = hot_of(
+        ("validation", "again:42 lightning.pytorch.core.module.log:9", 60, 12_000),
+        ("backward", "step:14", 40, 8_000),
+    ).samples
+    analysis = analysis_of(steps_of(validation=13, backward=5, logging=2), stacks=stacks)
+    _, findings = diagnose(analysis)
+    found = [one for one in findings if one.status is Status.FOUND]
+    assert found[0].kind == "validation_share"
+    assert [one.severity for one in found] == sorted(
+        (one.severity for one in found), key=[Severity.CRITICAL, Severity.WARNING, Severity.INFO].index
+    )
+    kinds = {one.kind: one.severity for one in found}
+    assert kinds.get("slow_logging_calls", Severity.INFO) is Severity.INFO

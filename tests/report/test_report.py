@@ -1,0 +1,168 @@
+"""What the report says in words: chosen from the facts, and true."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_modelprof import MissingExtraError
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.steps.benchmark import _REASONS
+from lightning_modelprof.errors import require
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.tables.run.perf_summary import _ADVICE
+from lightning_modelprof.report.tables.trace.model_summary import window_model_summary
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.records import RankRecord, Run, RunInfo, Window, WindowStatus
+from lightning_modelprof.run.steps import StepTag, StepTimings
+from lightning_modelprof.show.text import render_text
+from tests.support.fits import loader, run_fit
+
+
+def report_of(tags, **record):
+    """The report of steps of 1 ms with these tags."""
+    n = len(tags)
+    phases = np.zeros((n, len(PHASES)), np.int64)
+    phases[:, 0] = 1_000_000
+    steps = StepTimings(
+        step=np.arange(n),
+        duration_ns=np.full(n, 1_000_000),
+        phases_ns=phases,
+        device_phases_ns=np.full((n, len(PHASES)), -1),
+        samples=np.ones(n, np.int64),
+        tags=np.array(tags, np.int64),
+    )
+    run = Run(info=RunInfo(created="today"), ranks=(RankRecord(rank=0, steps=steps, **record),))
+    return build_report(analyze(run, {}, {}))
+
+
+def perf_summary_of(tags):
+    (table,) = (table for table in report_of(tags).tables if table.id == "perf_summary")
+    return table
+
+
+FIRST, SKIP, VALIDATION = StepTag.FIRST_OF_EPOCH, StepTag.SKIP_FIRST, StepTag.VALIDATION
+
+
+@pytest.mark.parametrize(
+    ("tags", "advice"),
+    [
+        ([SKIP | FIRST, *[SKIP] * 9], "train for longer, or lower skip_first"),
+        ([*[SKIP] * 10, *[FIRST] * 1], "train for longer, or lower skip_first"),
+        ([*[SKIP | FIRST] * 10, *[FIRST] * 90], "give an epoch more batches"),
+        (
+            [*[SKIP | FIRST] * 10, *[FIRST] * 6],
+            "train for longer, or lower skip_first; give an epoch more batches",
+        ),
+        ([FIRST, *[VALIDATION] * 30], "validate less often (the Trainer's val_check_interval)"),
+        (
+            [SKIP, *[StepTag.PROFILED] * 30],
+            "train for longer, or record fewer steps (active, repeat)",
+        ),
+    ],
+)
+def test_no_clean_step_says_what_to_do_about_it(tags, advice):
+    table = perf_summary_of(tags)
+    assert table.absent_reason == f"none of the {len(tags)} steps is clean; {advice}"
+
+
+def test_every_reason_has_its_advice():
+    assert {reason for _, reason in _REASONS} == set(_ADVICE)
+
+
+def test_why_no_step_is_clean_is_shown_with_the_reason():
+    text = render_text(report_of([SKIP | FIRST, *[SKIP] * 9, FIRST]))
+    lines = text.split("\n")
+    at = next(index for index, line in enumerate(lines) if line.startswith("Perf Summary: none of"))
+    assert lines[at + 1] == "Note:"
+    assert lines[at + 2].startswith("Steps left out: skip_first 10, first of an epoch 1; a step with several")
+
+
+def test_an_absent_table_explains_no_figures():
+    for table in report_of([]).tables:
+        if not table.rows:
+            assert table.notes == (), table.id
+
+
+def test_skip_first_counts_as_many_as_were_asked_for():
+    notes = perf_summary_of([SKIP | FIRST, *[SKIP] * 9, *[0] * 20, FIRST]).notes
+    assert "Over 20 clean steps of 31." in notes
+    expected = (
+        "skip_first 10, first of an epoch 1; a step with several reasons counts once, at the first of them"
+    )
+    assert f"Steps left out: {expected}." in notes
+    assert "Steps left out: first of an epoch 1." in perf_summary_of([FIRST, *[0] * 20]).notes
+
+
+@pytest.mark.parametrize("num_clean", [1, 2, 9, 10])
+def test_few_clean_steps(num_clean):
+    notes = perf_summary_of([*[SKIP] * 10, *[0] * num_clean]).notes
+    steps = "1 clean step" if num_clean == 1 else f"{num_clean} clean steps"
+    assert notes[0] == f"Over {steps} of {10 + num_clean}."
+    few = [note for note in notes if "of little worth" in note]
+    assert len(few) == (num_clean < 10)
+    assert all("To get more, train for longer, or lower skip_first." in note for note in few)
+
+
+def test_few_steps_of_which_none_was_left_out():
+    (note,) = (note for note in perf_summary_of([0] * 3).notes if "of little worth" in note)
+    assert note.endswith("To get more, train for longer.")
+
+
+@pytest.mark.parametrize(
+    ("status", "note", "expected"),
+    [
+        (WindowStatus.NOT_REACHED, "training ended first", "not recorded: training ended before step 12"),
+        (
+            WindowStatus.NOT_REACHED,
+            "training was interrupted first",
+            "not recorded: training was interrupted before step 12",
+        ),
+        (
+            WindowStatus.EMPTY,
+            "training failed first",
+            "not recorded: training failed before the end of step 12",
+        ),
+        (
+            WindowStatus.REFUSED,
+            "another torch profiler was recording",
+            "another torch profiler was recording",
+        ),
+        (WindowStatus.COMPLETE, "", "the trace holds none of the recorded steps"),
+    ],
+)
+def test_why_there_is_no_model_summary(status, note, expected):
+    window = Window(index=0, first_step=12, last_step=14, status=status, note=note)
+    table = window_model_summary(window, None)
+    assert table.absent_reason == expected
+    assert table.title == "Model Summary (steps 12 to 14)"
+    assert window_model_summary(window, None, "a reason of its own").absent_reason == "a reason of its own"
+
+
+def test_a_window_that_is_not_reached(tmp_path):
+    run_fit(tmp_path, data=loader(16), steps=(12, 15))
+    text = (tmp_path / "modelprof" / "report.txt").read_text()
+    assert "Model Summary (steps 12 to 14): not recorded: training ended before step 12\n" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 batch began and did not end, and is"), (3, "3 batches began")]
+)
+def test_unfinished_batches(count, words):
+    saved_while_running, note = report_of([0], unfinished_steps=count).notes
+    assert saved_while_running.startswith("This was saved while the loop ran")
+    assert note.startswith(words)
+    assert "That is normal once per epoch where training_step takes a dataloader_iter" in note
+
+
+# Extras
+
+
+def test_require():
+    require("json", "csv", extra="examples", where="here")
+    with pytest.raises(MissingExtraError) as caught:
+        require("json", "no_such_one", "nor_this", extra="examples", where="here")
+    assert str(caught.value) == (
+        "here: expected the Python modules json, no_such_one, nor_this to be installed, got no no_such_one,"
+        ' no nor_this. Install them: pip install -e "PATH_OF_THE_CLONE[examples]"'
+    )

@@ -1,0 +1,772 @@
+"""Each rule on runs made by hand: what it finds, what it leaves alone, and what it cannot say."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.analysis.steps.step_costs import SlowFacts, trimmed_mean
+from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.report import rules
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.callbacks import SlowCallback
+from lightning_modelprof.report.rules.cpus import BusyCpus, CpuThreadsOversubscribed, SingleCpuThread
+from lightning_modelprof.report.rules.device import CompileRecompiles
+from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
+from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel
+from lightning_modelprof.report.rules.memory import MemoryNearCapacity
+from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
+from lightning_modelprof.report.rules.phases import CheckpointShare, SlowLogger, SlowModuleHook, ZeroGradCost
+from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.report.rules.waste import (
+    ConvolutionBiasBeforeBatchNorm,
+    FrozenForward,
+    FrozenLayersComputed,
+)
+from lightning_modelprof.report.verdict import account, give_verdict
+from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
+from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.setup import (
+    CallbackSetup,
+    CheckpointSetup,
+    CodePlace,
+    Compilation,
+    CompileSetup,
+    ConvolutionBias,
+    DeviceSetup,
+    LayerShape,
+    OptimizerSetup,
+)
+from lightning_modelprof.run.steps import SlowSteps, StepTag
+from tests.support.diagnosed import MS, PLACE, SETUP, analysis_of, cost_of, only, steps_of, with_loader
+
+CUDA = DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50)
+
+
+def evidence(finding):
+    return {one.label: one.value for one in finding.evidence}
+
+
+# All of them
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+def test_every_rule_says_something_of_any_run(rule):
+    """Of a run without setup, without steps, and of one that is healthy; never an exception."""
+    healthy = steps_of(forward=5, backward=5)
+    for analysis in (
+        analysis_of(steps_of(0)),
+        analysis_of(healthy, setup=None),
+        analysis_of(healthy),
+        analysis_of(steps_of(forward=5, dataloader=None)),
+        analysis_of(healthy, loop="test"),
+    ):
+        findings = rule.evaluate(analysis)
+        assert findings
+        for finding in findings:
+            assert finding.kind == rule.kind
+            assert finding.summary
+            assert (finding.severity is not None) == (finding.status is Status.FOUND)
+            assert bool(finding.action) == (finding.status is Status.FOUND)
+            assert finding.severity in (None, Severity.INFO)
+
+
+def test_kinds_are_unique_and_thresholds_are_numbers():
+    assert len({rule.kind for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert isinstance(rule, Rule)
+        for field in fields(rule):
+            assert type(getattr(rule, field.name)) in (int, float), (rule.kind, field.name)
+
+
+def test_every_file_of_a_rule_is_in_the_tuple():
+    """A rule that no entry of the tuple leads to would never be asked."""
+    folder = Path(rules.__file__).parent
+    helpers = {
+        "base",
+        "phase_share",
+        "sampled_calls",
+        "all_rules",
+        "configure",
+        "device_facts",
+        "wait_findings",
+        "wait_spots",
+    }
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"} - helpers
+    assert {type(rule).__module__.rpartition(".")[2] for rule in RULES} == files
+
+
+@pytest.mark.parametrize("given", [["input_bound"], {"input_bound": 0.1}])
+def test_what_is_no_mapping_is_refused_with_the_configuration(given):
+    with pytest.raises(ConfigError, match="rules: expected a mapping"):
+        ModelProfCallback(rules=given)
+
+
+def test_a_rule_that_fails_costs_its_own_finding_alone():
+    class Broken(InputBound):
+        def evaluate(self, analysis):
+            raise RuntimeError("oops")
+
+    _, findings = diagnose(analysis_of(steps_of(forward=5)), [Broken(), SlowLogger()])
+    assert [finding.status for finding in findings] == [Status.CLEAN, Status.NOT_EVALUATED]
+    assert "RuntimeError: oops" in findings[1].summary
+
+
+def test_found_ones_come_first_by_time_at_stake():
+    steps = steps_of(forward=10, dataloader=4, logging=6)
+    _, findings = diagnose(analysis_of(steps))
+    assert [(one.kind, one.saving_ns_per_step) for one in findings[:2]] == [
+        ("slow_logger", 6 * MS),
+        ("input_bound", 3.5 * MS),  # a worker takes half a millisecond to hand a batch over
+    ]
+    order = [one.status for one in findings]
+    assert order == sorted(order, key=[Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED].index)
+
+
+# Thresholds
+
+
+def test_thresholds_are_replaced():
+    [rule] = [one for one in configure_rules({"input_bound": {"warning": 0.15}}) if one.kind == "input_bound"]
+    assert (rule.warning, rule.critical) == (0.15, InputBound().critical)
+    assert configure_rules(None) == RULES
+    assert "slow_logger" not in {rule.kind for rule in configure_rules({"slow_logger": False})}
+    assert configure_rules({"slow_logger": True}) == RULES
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_bond": {}}, "unknown rule 'input_bond'. Did you mean 'input_bound'"),
+        ({"input_bound": {"warnin": 1}}, "unknown threshold 'warnin'. Did you mean 'warning'"),
+        ({"input_bound": {"warning": "much"}}, "expected a number of at least 0, got 'much'"),
+        ({"input_bound": {"warning": True}}, "expected a number of at least 0, got True"),
+        ({"input_bound": {"warning": float("nan")}}, "expected a number of at least 0"),
+        ({"input_bound": {"warning": 0.5}}, "expected warning of at most critical, got warning=0.5 and"),
+        ({"input_bound": {"critical": 0.01}}, "got warning=0.05 and critical=0.01. Lower warning, or raise"),
+        ({"optimizer_not_fused": {"cpu_warning": 1}}, "expected cpu_warning of at most cpu_critical"),
+        ({"input_bound": 3}, "expected a mapping of thresholds, or false, got 3"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        configure_rules(given)
+
+
+def test_the_run_s_own_thresholds_are_used():
+    steps = steps_of(forward=90, dataloader=10)
+    config = {"rules": {"input_bound": {"warning": 0.2}, "slow_logger": False}}
+    _, findings = diagnose(analysis_of(steps, config=config))
+    by_kind = {finding.kind: finding.status for finding in findings}
+    assert by_kind["input_bound"] is Status.CLEAN
+    assert "slow_logger" not in by_kind
+    # Saved by a version that has other rules: the defaults.
+    _, findings = diagnose(analysis_of(steps, config={"rules": {"of_tomorrow": {}}}))
+    assert {one.kind: one.status for one in findings}["input_bound"] is Status.FOUND
+
+
+# Input
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "status", "severity"),
+    [
+        (4.0, Status.CLEAN, None),
+        (5.0, Status.FOUND, Severity.WARNING),  # 5 of 100: TensorFlow's lower band
+        (19.0, Status.FOUND, Severity.WARNING),
+        (20.0, Status.FOUND, Severity.CRITICAL),
+    ],
+)
+def test_input_bound_by_share(wait_ms, status, severity):
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=100 - wait_ms, dataloader=wait_ms))))
+    assert (finding.status, finding.severity) == (status, severity)
+    if status is Status.FOUND:
+        assert finding.saving_ns_per_step == (wait_ms - 0.5) * MS
+        assert (finding.locations[0].file, finding.locations[0].line) == (PLACE.file, PLACE.line)
+
+
+def test_input_bound_has_a_floor():
+    """A third of a step, and yet too little."""
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=0.5, dataloader=0.25))))
+    assert finding.status is Status.CLEAN
+    assert (
+        only(InputBound(floor_ns=0).evaluate(analysis_of(steps_of(forward=0.5, dataloader=0.25)))).status
+        is Status.FOUND
+    )
+
+
+def test_one_long_wait_among_many_is_an_accident():
+    waits = [0.1] * 19 + [100]
+    assert (
+        only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
+    )
+
+
+def test_first_fetches_of_epochs_are_not_the_wait():
+    """They are the start-up of workers."""
+    tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
+    waits = [80 if tag else 0 for tag in tags]
+    assert (
+        only(InputBound().evaluate(analysis_of(steps_of(tags=tags, forward=5, dataloader=waits)))).status
+        is Status.CLEAN
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "status", "severity"),
+    [
+        (0.0, Status.CLEAN, None),
+        (0.09, Status.CLEAN, None),
+        (0.10, Status.FOUND, Severity.INFO),
+        (0.25, Status.FOUND, Severity.WARNING),
+        (None, Status.NOT_EVALUATED, None),
+    ],
+)
+def test_waiting_for_a_cpu(share, status, severity):
+    record = SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="no counts" if share is None else "")
+    slow = SlowFacts(record=record, causes=(), medians_ns={}, worst=None)
+    analysis = replace(analysis_of(steps_of(forward=8)), slow=slow)
+    finding = only(BusyCpus().evaluate(analysis))
+    assert (finding.status, finding.severity) == (status, severity)
+    assert finding.saving_ns_per_step is None, "it is nobody's fault"
+    assert share is not None or finding.summary == "no counts"
+    assert severity is None or f"In {share:.1%}".replace("%", " %") in finding.summary
+
+
+def waited(share):
+    """The training thread was ready to run and had no CPU in this share of the loop."""
+    return SlowSteps(
+        factor=3.0, cpu_wait_share=share, why_no_cpu_wait="" if share is not None else "no counts"
+    )
+
+
+# Of 100 steps every seventh is stopped in its fetch: a mean of 1.55 ms, 13 %, where the fetch takes 0.3 ms.
+STOPPED = np.where(np.arange(100) % 7 == 3, 9.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("share", "status"), [(0.0, Status.FOUND), (0.05, Status.CLEAN), (None, Status.CLEAN)]
+)
+def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, status):
+    analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
+    finding = only(InputBound().evaluate(analysis))
+    assert finding.status is status
+    measured = evidence(finding)["wait per step"]
+    assert measured == pytest.approx(0.3 * MS if status is Status.CLEAN else STOPPED.mean() * MS)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
+    """Four workers bring four batches at once: three fetches cost nothing, the fourth 40 ms."""
+    fetches = np.where(np.arange(100) % 4 == 0, 40, 0)
+    setup = with_loader(num_workers=4)
+    analysis = analysis_of(steps_of(100, forward=10, dataloader=fetches), setup=setup, slow=waited(share))
+    finding = only(InputBound().evaluate(analysis))
+    assert finding.severity is Severity.CRITICAL
+    assert evidence(finding)["wait per step"] == pytest.approx(10 * MS)
+    # 8 workers would hide 80 ms a batch behind 10; 7 find a CPU beside the training.
+    assert finding.saving_ns_per_step == pytest.approx((20 - 80 / 7) * MS)
+
+
+def test_one_long_step_is_not_sure():
+    """Its share of the mean is 8 %, but the mean less two standard errors is nothing."""
+    fetches = np.where(np.arange(50) == 20, 45, 0.1)
+    analysis = analysis_of(steps_of(50, forward=10, dataloader=fetches), slow=waited(0.0))
+    assert only(InputBound().evaluate(analysis)).status is Status.CLEAN
+
+
+def cpu_of(thread_ms):
+    """10 steps of 10 ms, of which the training thread computes so many, and waits in the rest."""
+    return CpuUse(
+        num_steps=10,
+        steps_ns=100 * MS,
+        fetches_ns=0,
+        fetches_thread_ns=0,
+        rest_thread_ns=10 * thread_ms * MS,
+        rest_process_ns=10 * thread_ms * MS,
+        loop_ns=100 * MS,
+        process_ns=10 * thread_ms * MS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"), [(0.0, Severity.CRITICAL), (0.09, Severity.CRITICAL), (0.3, Severity.WARNING)]
+)
+def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, severity):
+    setup = replace(SETUP, num_threads=1)
+    analysis = analysis_of(
+        steps_of(forward=20, dataloader=10), setup=setup, slow=waited(share), cpu=cpu_of(10)
+    )
+    verdict, findings = diagnose(analysis)
+    assert verdict.kind == "input_bound"
+    assert (severity is Severity.WARNING) == ("waited for a CPU 30.0 % of the time." in verdict.summary)
+    found = {one.kind: one for one in findings if one.status is Status.FOUND}
+    assert found["input_bound"].severity is severity
+    # More threads are advised only where a CPU is free.
+    assert ("single_cpu_thread" in found) == (severity is Severity.CRITICAL)
+
+
+@given(
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=60),
+    st.integers(-2, 70),
+)
+def test_trimmed_mean(values, period):
+    """By hand: neighbours are averaged, a fifth of the averages is left out at each end."""
+    period = min(max(period, 1), len(values))
+    means = sorted(
+        sum(values[at : at + period]) / period for at in range(0, len(values) - period + 1, period)
+    )
+    cut = len(means) // 5
+    kept = means[cut : len(means) - cut]
+    assert trimmed_mean(np.array(values), period) == pytest.approx(sum(kept) / len(kept))
+
+
+def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
+    """64 rows at 31 us: a hint, as a worker takes longer to hand a batch over. At 63 us they are work."""
+    rows = replace(SETUP.loaders[0], batch_size=64)
+    setup = replace(SETUP, loaders=(rows,))
+    for rule, loop_ms in ((InputBound(), 20), (SynchronousLoader(), 100)):
+        cheap = analysis_of(steps_of(forward=loop_ms, dataloader=2), setup=setup)
+        dear = analysis_of(steps_of(forward=loop_ms, dataloader=4), setup=setup)
+        advice = only(rule.evaluate(cheap)).action
+        assert "num_workers" not in advice
+        assert ("BatchSampler(RandomSampler(dataset), 64" in advice) == (rule.kind == "input_bound")
+        assert "num_workers" in only(rule.evaluate(dear)).action
+    cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=setup)
+    assert only(InputBound().evaluate(cheap)).severity is Severity.INFO
+    assert only(
+        InputBound().evaluate(analysis_of(steps_of(forward=4, dataloader=2), setup=setup))
+    ).severity is (Severity.WARNING)
+    whole = replace(rows, dataset=replace(PLACE, name="Reader.__getitems__"))
+    cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=replace(SETUP, loaders=(whole,)))
+    assert "BatchSampler" not in only(InputBound().evaluate(cheap)).action
+
+
+def test_somebody_else_s_loader():
+    setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], kind="Stream", num_workers=None),))
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))
+    assert finding.action == "Make batches faster, or beside the training: Stream is not torch's DataLoader."
+
+
+def test_on_a_device_the_wait_is_what_no_work_hides():
+    """The host fetches for 10 ms, and the device has work for 8 of them."""
+    steps = steps_of(forward=20, dataloader=10, device_ms={"dataloader": 2})
+    finding = only(InputBound().evaluate(analysis_of(steps, device_type="cuda")))
+    assert finding.saving_ns_per_step == 1.5 * MS
+
+
+def test_unseen_fetches_are_not_evaluated():
+    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=None))))
+    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the fetches of batches were not seen")
+
+
+def test_synchronous_loader_counts_nothing_twice():
+    """A hint below the shares that input_bound speaks of, and nothing where that does."""
+    finding = only(SynchronousLoader().evaluate(analysis_of(steps_of(forward=100, dataloader=3))))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, None)
+    steps = steps_of(forward=8, dataloader=30)
+    assert only(SynchronousLoader().evaluate(analysis_of(steps))).status is Status.CLEAN
+    assert (
+        only(SynchronousLoader().evaluate(analysis_of(steps, setup=with_loader(num_workers=1)))).status
+        is Status.CLEAN
+    )
+
+
+def boundaries(persistent=False):
+    """4 epochs of 5 steps; at 3 boundaries 40 ms to start workers and 62 ms for a batch that takes 2."""
+    tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
+    later = [bool(tag) and step > 0 for step, tag in enumerate(tags)]
+    steps = steps_of(
+        tags=tags,
+        forward=8,
+        dataloader=[62 if first else 2 for first in later],
+        dataloader_init=[40 if first else 0 for first in later],
+    )
+    return analysis_of(steps, setup=with_loader(num_workers=2, persistent_workers=persistent))
+
+
+def test_worker_startup_spread_over_the_steps():
+    """3 x (40 + 62 - 2) ms in 20 steps: 15 ms each."""
+    finding = only(WorkerStartup().evaluate(boundaries()))
+    assert finding.saving_ns_per_step == pytest.approx(15 * MS)
+    assert evidence(finding)["epochs begun"] == 3
+    assert "persistent_workers=True" in finding.action
+
+
+def test_worker_startup_of_persistent_workers_or_without_epochs():
+    assert only(WorkerStartup().evaluate(boundaries(persistent=True))).status is Status.CLEAN
+    one_epoch = analysis_of(steps_of(forward=5), setup=with_loader(num_workers=2))
+    assert only(WorkerStartup().evaluate(one_epoch)).status is Status.NOT_EVALUATED
+    assert only(WorkerStartup().evaluate(analysis_of(steps_of(forward=5)))).status is Status.CLEAN
+
+
+# What surrounds the model
+
+
+def test_slow_callbacks_by_name_and_hook():
+    """20 steps of 10 ms, 200 ms in all: 60 ms and 20 ms are found, 2 ms and the checkpoint are not."""
+    hook = CodePlace(name="Slow.on_train_batch_end", file="/home/me/callbacks.py", line=12)
+    callbacks = (
+        CallbackTime(callback="Slow", hook="on_train_batch_end", calls=20, total_ns=40 * MS),
+        CallbackTime(callback="Slow", hook="on_train_epoch_end", calls=2, total_ns=20 * MS),
+        CallbackTime(callback="Other", hook="on_train_batch_start", calls=20, total_ns=20 * MS),
+        CallbackTime(callback="Quick", hook="on_train_batch_start", calls=20, total_ns=2 * MS),
+        CallbackTime(callback="Once", hook="on_train_start", calls=1, total_ns=90 * MS),
+        CallbackTime(callback="Saver", hook="on_train_batch_end", calls=20, total_ns=90 * MS),
+    )
+    setup = replace(
+        SETUP,
+        callbacks=(CallbackSetup(callback="Slow", kind="Slow", hooks={"on_train_batch_end": hook}),),
+        checkpoints=(CheckpointSetup(callback="Saver"),),
+    )
+    steps = steps_of(forward=6, callbacks=4)
+    findings = SlowCallback().evaluate(analysis_of(steps, setup=setup, callbacks=callbacks))
+    assert [one.title for one in findings] == [
+        "The callback Slow takes long",
+        "The callback Other takes long",
+    ]
+    slow, other = findings
+    assert (slow.saving_ns_per_step, other.saving_ns_per_step) == (3 * MS, 1 * MS)
+    assert (slow.severity, other.severity) == (Severity.CRITICAL, Severity.WARNING)
+    assert [(one.file, one.line, one.function) for one in slow.locations] == [
+        ("/home/me/callbacks.py", 12, "Slow.on_train_batch_end"),
+        (None, None, "Slow.on_train_epoch_end"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase"),
+    [(SlowLogger(), "logging"), (SlowModuleHook(), "module_hooks"), (CheckpointShare(), "checkpoint")],
+    ids=lambda value: getattr(value, "kind", value),
+)
+@pytest.mark.parametrize(
+    ("cost_ms", "severity"), [(2.9, None), (3.0, Severity.WARNING), (15.0, Severity.CRITICAL)]
+)
+def test_overheads_by_share(rule, phase, cost_ms, severity):
+    """3 % and 15 %: TensorFlow's bands."""
+    finding = only(rule.evaluate(analysis_of(steps_of(forward=100 - cost_ms, **{phase: cost_ms}))))
+    assert finding.severity == severity
+
+
+def test_a_checkpoint_after_the_last_step_counts():
+    """20 steps of 10 ms and 100 ms after them: 5 ms a step, a third of the loop."""
+    analysis = analysis_of(steps_of(forward=10), outside_ms={"checkpoint": 100})
+    finding = only(CheckpointShare().evaluate(analysis))
+    assert finding.saving_ns_per_step == 5 * MS
+    assert evidence(finding)["share of the loop"] == pytest.approx(1 / 3)
+
+
+def test_validation_in_few_steps_is_spread_over_all():
+    """Of 20 steps 5 are inspected; validations of 100 ms in 2 steps are 10 ms a step all the same."""
+    tags = [StepTag.INSPECTED] * 5 + [0] * 15
+    tags[10] = tags[19] = StepTag.VALIDATION
+    validation = [100 if tag & StepTag.VALIDATION else 0 for tag in tags]
+    finding = only(
+        ValidationShare().evaluate(analysis_of(steps_of(tags=tags, forward=10, validation=validation)))
+    )
+    assert finding.saving_ns_per_step == 10 * MS
+    assert evidence(finding)["share of the loop"] == pytest.approx(0.5)
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_zero_grad_of_ones_own():
+    steps = steps_of(forward=10, zero_grad=5)
+    hooks = {"optimizer_zero_grad": CodePlace(name="Net.optimizer_zero_grad", file="net.py", line=3)}
+    setup = replace(SETUP, module_hooks=hooks, keeps_gradients=True)
+    finding = only(ZeroGradCost().evaluate(analysis_of(steps, setup=setup)))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 5 * MS)
+    assert finding.locations[0].line == 3
+    # Lightning's own: there is nothing to change.
+    assert only(ZeroGradCost().evaluate(analysis_of(steps))).status is Status.CLEAN
+    manual = analysis_of(steps, setup=replace(setup, manual_optimization=True))
+    assert only(ZeroGradCost().evaluate(manual)).status is Status.NOT_EVALUATED
+
+
+# The model and what is around it in the step
+
+
+def test_forward_outside_the_modules():
+    """Forward takes 10 ms, the modules 3 ms, a step 12 ms."""
+    cost = cost_of(("", 10, 1, 0), ("layer", 10, 2, 0))
+    finding = only(
+        SlowForwardOutsideModel().evaluate(analysis_of(steps_of(forward=10, backward=2), cost=cost))
+    )
+    assert finding.saving_ns_per_step == 7 * MS
+    assert finding.severity is Severity.CRITICAL
+    assert finding.locations[0].line == 30
+
+
+def test_forward_in_the_modules_or_in_few_steps():
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 9.5, 0))
+    rule = SlowForwardOutsideModel()
+    assert only(rule.evaluate(analysis_of(steps_of(forward=10), cost=cost))).status is Status.CLEAN
+    # Half of the steps took long, perhaps as the machine was busy.
+    forward = [10] * 10 + [20] * 10
+    assert only(rule.evaluate(analysis_of(steps_of(forward=forward), cost=cost))).status is Status.CLEAN
+    assert only(rule.evaluate(analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("loop_ms", "status"), [(0.2, Status.FOUND), (0.5, Status.FOUND), (0.6, Status.CLEAN)]
+)
+def test_on_short_steps_the_forward_s_rest_must_be_more_than_lightning_s_own_loop(loop_ms, status):
+    """One line of a model: 0.5 ms of Forward are in no module; the loop tells how slow that is here."""
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 0.4, 0))
+    steps = steps_of(forward=0.9, backward=0.3, other=loop_ms)
+    finding = only(SlowForwardOutsideModel().evaluate(analysis_of(steps, cost=cost)))
+    assert finding.status is status
+
+
+def optimizer(**changes):
+    one = OptimizerSetup(
+        kind="Adam", foreach=None, fused=None, has_foreach=True, has_fused=True, num_tensors=300
+    )
+    return replace(SETUP, optimizers=(replace(one, **changes),))
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "severity"),
+    [
+        ("cpu", {}, Severity.CRITICAL),  # 3.75 of 15 ms, 25 %
+        ("cpu", {"foreach": True}, Severity.CRITICAL),  # foreach brings nothing there
+        ("cpu", {"has_fused": False}, None),
+        ("cpu", {"fused": True}, None),
+        ("cuda", {}, None),  # torch takes foreach by itself
+        ("cuda", {"foreach": False}, Severity.CRITICAL),
+        ("cuda", {"foreach": False, "fused": True}, None),
+        ("mps", {}, None),
+        ("mps", {"foreach": False}, Severity.CRITICAL),
+    ],
+)
+def test_optimizer_not_fused(device, changes, severity):
+    steps = steps_of(forward=10, optimizer=5)
+    finding = only(
+        OptimizerNotFused().evaluate(analysis_of(steps, setup=optimizer(**changes), device_type=device))
+    )
+    assert finding.severity is severity
+    is_known = device == "cpu" and finding.status is Status.FOUND
+    assert finding.saving_ns_per_step == (3.75 * MS if is_known else None)
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "severity", "verdict"),
+    [
+        (10, Severity.CRITICAL, "optimizer_bound"),
+        (15, Severity.WARNING, "balanced"),
+        (30, Severity.WARNING, "balanced"),
+        (40, Severity.INFO, "balanced"),
+    ],
+)
+def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severity, verdict):
+    """3.75 of 15, 20, 35 and 45 ms: 25, 18.75, 10.7 and 8.3 %."""
+    analysis = analysis_of(steps_of(forward=forward_ms, optimizer=5), setup=optimizer())
+    found = [OptimizerNotFused()]
+    finding = only(found[0].evaluate(analysis))
+    assert finding.severity is severity
+    said = give_verdict(analysis, [finding], found, account(analysis.step_costs))
+    assert said.kind == verdict
+    if verdict == "optimizer_bound":
+        assert said.summary == "25.0 % of a usual step goes to an optimizer step that can be faster."
+
+
+def test_an_optimizer_that_does_not_matter():
+    steps = steps_of(forward=1000, optimizer=5)
+    assert only(OptimizerNotFused().evaluate(analysis_of(steps, setup=optimizer()))).status is Status.CLEAN
+
+
+def test_backward_in_frozen_layers_at_the_start():
+    """6 ms of backward are for nothing; the frozen layer behind the trained one has to pass gradients."""
+    cost = cost_of(
+        ("", 0, 0, 0), ("trunk", 0, 1, 2), ("trunk.inner", 0, 1, 4), ("head", 10, 1, 1), ("tail", 0, 1, 9)
+    )
+    finding = only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    assert finding.saving_ns_per_step == 6 * MS
+    assert [one.module for one in finding.locations] == ["trunk"]
+
+
+def test_frozen_layers_without_backward_are_clean():
+    cost = cost_of(("", 0, 0, 0), ("trunk", 0, 5, 0), ("head", 10, 1, 1))
+    assert (
+        only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=9), cost=cost))).status
+        is Status.CLEAN
+    )
+    trained = cost_of(("", 0, 0, 0), ("stem", 10, 5, 5), ("frozen", 0, 1, 5))
+    assert (
+        only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=9), cost=trained))).status
+        is Status.CLEAN
+    )
+
+
+def test_frozen_layers_behind_trained_factors_are_clean():
+    """LoRA's factors are parameters of a module that has a frozen child: what follows must pass gradients."""
+    cost = cost_of(("", 8, 0, 0), ("first", 8, 1, 3), ("first.base", 0, 1, 4), ("next", 0, 1, 9))
+    finding = only(FrozenLayersComputed().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    assert finding.status is Status.CLEAN
+
+
+@pytest.mark.parametrize(
+    ("cost", "seen", "status"),
+    [
+        ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (20, 20), Status.FOUND),
+        ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (20, 19), Status.CLEAN),
+        ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (5, 5), Status.NOT_EVALUATED),
+        # What comes before it is trained, so its input is another one in each epoch.
+        ([("", 0, 0, 0), ("stem", 10, 1, 1), ("trunk", 0, 5, 5)], (20, 20), Status.CLEAN),
+        ([("", 0, 0, 0), ("teacher", 0, 0.5, 0), ("student", 10, 9, 9)], (20, 20), Status.CLEAN),
+    ],
+)
+def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
+    repeated = RepeatedSamples(num_indices=9, num_compared=seen[0], num_equal=seen[1], sample_bytes=8)
+    analysis = analysis_of(steps_of(forward=10, backward=10), cost=cost_of(*cost), repeated=repeated)
+    finding = only(FrozenForward().evaluate(analysis))
+    assert finding.status is status
+    if status is Status.FOUND:
+        assert finding.saving_ns_per_step == pytest.approx(5 * MS)
+        assert finding.severity is Severity.WARNING  # 5 of 20
+        assert "Run teacher over the data set once" in finding.action
+
+
+def test_convolution_bias():
+    pair = ConvolutionBias(convolution="net.0", normalisation="net.1", is_sequential=True, owner=PLACE)
+    setup = replace(SETUP, convolution_biases=(pair,))
+    finding = only(ConvolutionBiasBeforeBatchNorm().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, None)
+    assert (finding.locations[0].module, finding.locations[0].line) == ("net.0", 7)
+
+
+def test_recompilations_with_their_time_and_guard():
+    """Two compilations again, 0.1 s each, in 20 steps: 10 ms a step."""
+    place = CodePlace(name="forward", file="net.py", line=4)
+    compiled = CompileSetup(
+        compilations=tuple(Compilation(function=place, attempt=n, seconds=0.1) for n in (0, 1, 2)),
+        graph_breaks={"builtin print": 3},
+        failed_guards={"forward": ("tensor 'x' size mismatch at index 0. expected 2, actual 3",)},
+    )
+    setup = replace(SETUP, compiled=compiled)
+    finding = only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=setup)))
+    assert finding.saving_ns_per_step == pytest.approx(10 * MS)
+    assert finding.severity is Severity.CRITICAL  # 10 of 50
+    assert "size mismatch at index 0" in finding.summary
+    assert "builtin print" in finding.summary
+    assert [one.line for one in finding.locations] == [4]
+    once = replace(setup, compiled=CompileSetup(compilations=compiled.compilations[:1]))
+    assert (
+        only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=once))).status
+        is Status.CLEAN
+    )
+
+
+# CPUs
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers", "severity"), [(8, 0, None), (9, 0, Severity.WARNING), (6, 3, None)]
+)
+def test_oversubscribed_threads_on_8_cpus(threads, workers, severity):
+    setup = replace(with_loader(num_workers=workers), num_threads=threads)
+    finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    assert finding.severity == severity
+
+
+def test_threads_of_all_processes_count():
+    setup = replace(SETUP, num_threads=4, local_world_size=4)
+    finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    assert evidence(finding)["threads of torch"] == 16
+    assert "torch.set_num_threads(2)" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("thread_ms", "status"), [(10, Status.FOUND), (5, Status.FOUND), (4, Status.CLEAN), (0, Status.CLEAN)]
+)
+def test_threads_help_a_step_that_computes_and_not_one_that_waits(thread_ms, status):
+    one = replace(SETUP, num_threads=1)
+    analysis = analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(thread_ms))
+    assert only(SingleCpuThread().evaluate(analysis)).status is status
+
+
+def test_one_thread_of_several():
+    one = replace(SETUP, num_threads=1)
+    finding = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(9))))
+    assert finding.severity is Severity.INFO
+    assert evidence(finding)["the training thread's CPU time, without batches"] == 0.9
+    unknown = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one)))
+    assert unknown.status is Status.NOT_EVALUATED
+    assert "CPU time of no step" in unknown.summary
+    alone = replace(one, usable_cpus=1)
+    assert (
+        only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=alone))).status
+        is Status.CLEAN
+    )
+    # Batches that take 8 of 18 ms, all of it on a CPU, want a worker on the second one.
+    for computing_ms, status in [(8, Status.CLEAN), (1, Status.FOUND)]:
+        fetches = {"fetches_ns": 80 * MS, "fetches_thread_ns": 10 * computing_ms * MS, "steps_ns": 180 * MS}
+        more = {"loop_ns": 180 * MS, "busy_ns": 180 * MS, "cpus_ns": 360 * MS}
+        used = replace(cpu_of(10), **fetches, **more)
+        analysis = analysis_of(
+            steps_of(forward=10, dataloader=8), setup=replace(one, usable_cpus=2), cpu=used
+        )
+        assert only(SingleCpuThread().evaluate(analysis)).status is status
+        assert "num_workers=1" in only(InputBound().evaluate(analysis)).action
+    cuda = analysis_of(steps_of(forward=10), setup=one, device_type="cuda")
+    assert only(SingleCpuThread().evaluate(cuda)).status is Status.NOT_EVALUATED
+
+
+# CUDA
+
+
+@pytest.mark.parametrize(
+    "rule", [TensorCoresUnused(), AmpOff(), MatmulTile(), MemoryNearCapacity()], ids=lambda rule: rule.kind
+)
+def test_no_gpu_no_gpu_findings(rule):
+    finding = only(rule.evaluate(analysis_of(steps_of(forward=10))))
+    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the run used no CUDA device")
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "matmul", "tensor_cores", "amp"),
+    [
+        ((9, 0), "32-true", "highest", Status.FOUND, Status.FOUND),
+        ((9, 0), "32-true", "high", Status.CLEAN, Status.FOUND),
+        ((9, 0), "bf16-mixed", "highest", Status.CLEAN, Status.CLEAN),
+        ((7, 0), "32-true", "highest", Status.NOT_EVALUATED, Status.FOUND),
+        ((6, 1), "32-true", "highest", Status.NOT_EVALUATED, Status.NOT_EVALUATED),
+    ],
+)
+def test_precision(capability, precision, matmul, tensor_cores, amp):
+    setup = replace(SETUP, cuda=replace(CUDA, capability=capability), matmul_precision=matmul)
+    analysis = analysis_of(steps_of(forward=1), setup=setup, precision=precision, device_type="cuda")
+    assert only(TensorCoresUnused().evaluate(analysis)).status is tensor_cores
+    assert only(AmpOff().evaluate(analysis)).status is amp
+
+
+def test_matmul_tile():
+    layers = (
+        LayerShape(path="a", in_features=64, out_features=64),
+        LayerShape(path="head", in_features=64, out_features=50257),
+    )
+    setup = replace(SETUP, cuda=CUDA, layers=layers)
+    half = analysis_of(steps_of(forward=1), setup=setup, precision="16-mixed")
+    assert [one.module for one in only(MatmulTile().evaluate(half)).locations] == ["head"]
+    whole = analysis_of(steps_of(forward=1), setup=setup, precision="32-true")
+    assert only(MatmulTile().evaluate(whole)).status is Status.NOT_EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("reserved", "severity"), [(91, None), (92, Severity.WARNING), (97, Severity.CRITICAL)]
+)
+def test_memory_near_capacity(reserved, severity):
+    setup = replace(SETUP, cuda=replace(CUDA, reserved_bytes=reserved))
+    assert (
+        only(MemoryNearCapacity().evaluate(analysis_of(steps_of(forward=1), setup=setup))).severity
+        == severity
+    )

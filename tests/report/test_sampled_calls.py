@@ -1,0 +1,162 @@
+"""Calls that only samples tell apart: an optimizer of the user's own, and autograd's anomaly detection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.callbacks import AnomalyDetection
+from lightning_modelprof.report.rules.optimizer import SlowOptimizer
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
+from tests.support.bench import make_trainer
+from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
+
+
+def frame(function, module, *, line=7, is_users=False):
+    return StackFrame(
+        file=f"{module}.py", line=line, function=function, function_line=5, module=module, is_users=is_users
+    )
+
+
+WRAPPER = frame("profile_hook_step.<locals>.wrapper", "torch.optim.optimizer")
+ADAM = frame("Adam.step", "torch.optim.adam")
+OWN = frame("Rowwise.step", "train", is_users=True)
+ROW = frame("update_row", "train", line=40, is_users=True)
+HOOK = frame("Net.optimizer_step", "train", line=60, is_users=True)
+OTHER = frame("Net.forward", "train", line=80, is_users=True)
+STACKS = frame("format_stack", "traceback")
+
+
+def samples_of(*stacks):
+    """(phase, frames outermost first, samples)."""
+    frames = tuple(dict.fromkeys(one for _, path, _ in stacks for one in path))
+    return StackSamples(
+        frames=frames,
+        stacks=tuple(
+            SampledStack(
+                phase=phase, frames=tuple(frames.index(one) for one in path), samples=n, time_ns=n * MS
+            )
+            for phase, path, n in stacks
+        ),
+        samples=sum(n for _, _, n in stacks),
+    )
+
+
+def optimizers(*stacks, **kwargs):
+    steps = steps_of(forward=12, optimizer=8)
+    return only(SlowOptimizer().evaluate(analysis_of(steps, stacks=samples_of(*stacks), **kwargs)))
+
+
+def test_an_optimizer_of_one_s_own():
+    """40 of 100 samples in rows and 10 in torch's part of it, of steps of 20 ms: 8 ms."""
+    finding = optimizers(
+        ("optimizer", (WRAPPER, OWN, ROW), 40),
+        ("optimizer", (WRAPPER, OWN, WRAPPER, ADAM), 10),
+        ("forward", (OTHER,), 50),
+    )
+    assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 8 * MS)
+    assert finding.summary == "Rowwise.step takes 8 ms a step (40.0 % of the loop) in the optimizer's step."
+    [place] = finding.locations
+    assert (place.file, place.line, place.inner.line) == ("train.py", 7, 40)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        (WRAPPER, ADAM),
+        (HOOK, WRAPPER, ADAM),  # a hook of the user's that only calls torch's
+        (frame("Adam.step", "bitsandbytes.optim"),),
+    ],
+)
+def test_torchs_own_and_libraries_are_not_the_users(path):
+    finding = optimizers(("optimizer", path, 50), ("forward", (OTHER,), 50))
+    assert finding.status is Status.CLEAN
+
+
+def test_a_hook_around_torchs_step_is_the_users():
+    finding = optimizers(("optimizer", (HOOK, ROW), 50), ("optimizer", (HOOK, WRAPPER, ADAM), 50))
+    assert finding.saving_ns_per_step == 10 * MS
+
+
+def test_few_samples_tell_nothing():
+    stacks = (("optimizer", (WRAPPER, OWN), 9), ("forward", (OTHER,), 1))
+    assert optimizers(*stacks).status is Status.CLEAN
+    assert only(SlowOptimizer().evaluate(analysis_of(steps_of(forward=1)))).status is Status.NOT_EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("is_on", "samples", "status", "severity"),
+    [
+        (True, 30, Status.FOUND, Severity.CRITICAL),
+        (True, 5, Status.FOUND, Severity.INFO),
+        (False, 30, Status.CLEAN, None),
+        (None, 30, Status.NOT_EVALUATED, None),
+    ],
+)
+def test_anomaly_detection(is_on, samples, status, severity):
+    stacks = samples_of(("forward", (OTHER, STACKS), samples), ("backward", (), 100 - samples))
+    setup = replace(SETUP, detects_anomaly=is_on)
+    finding = only(AnomalyDetection().evaluate(analysis_of(steps_of(forward=20), stacks=stacks, setup=setup)))
+    assert (finding.status, finding.severity, finding.locations) == (status, severity, ())
+    assert finding.saving_ns_per_step == (6 * MS if samples == 30 and is_on else None)
+
+
+class Deep(LightningModule):
+    """Many small operators, as each is written down with its stack."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch):
+        out = self.layer(torch.ones(4, 2))
+        for _ in range(100):
+            out = out * 1.0
+        return out.sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_in_a_real_fit(tmp_path, is_on):
+    callback = ModelProfCallback(
+        active=0, dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
+    )
+    trainer = make_trainer(
+        callbacks=[callback], default_root_dir=tmp_path, max_steps=60, max_epochs=-1, detect_anomaly=is_on
+    )
+    trainer.fit(Deep(), [0] * 100)
+    [finding] = [one for one in callback.report.findings if one.kind == "anomaly_detection"]
+    assert finding.status is (Status.FOUND if is_on else Status.CLEAN)
+    assert callback.run.ranks[0].setup.detects_anomaly is is_on
+
+
+def test_anomaly_detection_of_a_fit_that_was_interrupted(tmp_path):
+    """Lightning has switched it off before we can tell of the exception."""
+
+    class Interrupted(Deep):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 20:
+                raise KeyboardInterrupt
+            return super().training_step(batch)
+
+    callback = ModelProfCallback(
+        active=0,
+        dirpath=tmp_path / "run",
+        flops=False,
+        report={"terminal": False, "tensorboard": False},
+        inspect={"sampling": False},
+    )
+    trainer = make_trainer(
+        callbacks=[callback], default_root_dir=tmp_path, max_steps=60, max_epochs=-1, detect_anomaly=True
+    )
+    with pytest.raises((KeyboardInterrupt, SystemExit)):  # by Lightning's version
+        trainer.fit(Interrupted(), [0] * 100)
+    assert callback.run.ranks[0].setup.detects_anomaly is True

@@ -1,0 +1,109 @@
+"""Each injected fault: the right verdict, the right line, and a saving that is the injected cost.
+
+What is allowed is 15 % and 0.3 ms: what Lightning itself does in the same phase without the fault. What else
+the machine does is in no clock of these fits: see ``tests/support/scenarios.py``.
+"""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from lightning_modelprof.measure.steps import slow_steps
+from lightning_modelprof.report.model import Severity, Status
+from tests.support.bench import UndisturbedClock, thread_clock
+from tests.support.diagnosed import shares_by_name
+from tests.support.fits import fit_quietly, make_callback, make_trainer
+from tests.support.scenarios import FILE, SCENARIOS, Costs
+
+RELATIVE = 0.15
+SAMPLED = 0.5
+ALLOWANCE_NS = 300_000
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:torch")
+
+
+def run(scenario, folder):
+    """One fit; returns the report and the injected nanoseconds per step."""
+    costs = Costs()
+    training = scenario.make(costs, folder)
+    # A given peak, so that none is measured: that takes longer than the whole fit.
+    defaults = {"active": 0, "skip_first": 5, "flops": True, "peak_flops_per_s": 1e12, "files": False}
+    defaults["sampling"] = True
+    callback = make_callback(folder, **(defaults | training.profile))
+    callback._clock = costs.clock = UndisturbedClock() if training.waits else thread_clock()
+    trainer = make_trainer(folder, *training.before, callback, *training.after, **training.trainer)
+    # Where the clocks see no other load, nothing was waited for.
+    with patch.object(slow_steps, "_cpu_wait_ns", return_value=0):
+        fit_quietly(trainer, training.module, training.data, training.val)
+    return callback.report, costs.per_step_ns(len(callback.run.ranks[0].steps))
+
+
+def faults(scenario, report, cost_ns):
+    """What is wrong with a report."""
+    found = [one for one in report.findings if one.status is Status.FOUND]
+    loud = [one for one in found if one.severity in (Severity.WARNING, Severity.CRITICAL)]
+    if report.verdict.kind != scenario.verdict:
+        yield f"verdict {report.verdict}, findings {found}"
+    unexpected = {one.kind for one in loud} - ({scenario.finding} if scenario.severe else set())
+    if unexpected:
+        yield f"warnings of {unexpected}: {loud}"
+    for name, figures in shares_by_name(report).items():
+        if len(figures) > 1:
+            yield f"the share {name} is said to be {figures}"
+    if scenario.finding is None:
+        return
+    mine = [one for one in found if one.kind == scenario.finding]
+    if len(mine) != 1 or (scenario.severe and mine != loud[:1]):
+        yield f"{scenario.finding} is not there once, or not the most expensive one: {found}"
+        return
+    if scenario.placed:
+        yield from wrong_place(scenario, mine[0])
+    saving_ns = mine[0].saving_ns_per_step
+    if scenario.is_estimated:
+        if not saving_ns:
+            yield "no saving"
+        return
+    if not scenario.saving:
+        if saving_ns is not None:
+            yield f"a saving of {saving_ns} that nobody measured"
+        return
+    # What workers would save is less than the wait: tests/report/test_loader_advice.py has that.
+    waits_ns = [one.value for one in mine[0].evidence if one.label == "wait per step"]
+    if waits_ns:
+        if not 0 < saving_ns <= waits_ns[0]:
+            yield f"a saving of {saving_ns} ns, of {waits_ns[0]} that are waited for"
+        saving_ns = waits_ns[0]
+    relative = SAMPLED if scenario.sampled else RELATIVE
+    if saving_ns is None or abs(saving_ns - cost_ns) > relative * cost_ns + ALLOWANCE_NS:
+        yield f"a saving of {saving_ns} ns, not {cost_ns}"
+
+
+def wrong_place(scenario, finding):
+    """The finding points at the marked line: at the innermost line of the user's."""
+    if not finding.locations:
+        yield "no place"
+        return
+    first = finding.locations[0]
+    place = first.inner or first
+    if (place.file, place.line, first.is_exact) != (str(FILE), scenario.line, scenario.exact):
+        yield f"line {scenario.line} of {FILE}, not {first}"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
+def test_scenario(scenario, tmp_path):
+    report, cost_ns = run(scenario, tmp_path)
+    assert list(faults(scenario, report, cost_ns)) == []
+
+
+def test_there_are_at_least_25():
+    assert len(SCENARIOS) >= 25
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+
+
+def test_nothing_is_severe_where_too_little_is_known(tmp_path):
+    """The fault of slow_loss in a run of a few steps is found, and not judged."""
+    [scenario] = [one for one in SCENARIOS if one.name == "too_few_steps"]
+    report, _ = run(scenario, tmp_path)
+    assert all(one.severity is None for one in report.findings)
+    assert report.verdict.kind == "cannot_tell"

@@ -1,0 +1,170 @@
+"""The charts of traces alone, with figures derived by hand, and their place in the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.charts.bins import MAX_BINS
+from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
+from lightning_modelprof.show.html.chart import chart_view
+from tests.analysis.trace.test_step_breakdown import NCCL, make, step
+from tests.support.traces import FOLDER, load
+
+US = 1000
+FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
+
+
+def two_steps(first=5, second=6):
+    """Step one fetches 30 us, computes 60 and does nothing in 10; step two computes 50 and idles 50."""
+    return analyze_trace(
+        make(
+            step(first, 0, 100),
+            step(second, 100, 200),
+            ("user_annotation", FETCH, 0, 30),
+            ("cpu_op", "aten::mm", 30, 90),
+            ("cpu_op", "aten::mm", 100, 150),
+        )
+    )
+
+
+def layers_us(chart):
+    return {series.key: tuple(value / US for value in series.values) for series in chart.series}
+
+
+def test_layers_of_steps():
+    chart = trace_steps({0: two_steps()})
+    assert (chart.kind, chart.x, chart.x_label) == ("stacked", (5.0, 6.0), "step")
+    assert layers_us(chart) == {"dataloader": (30, 0), "cpu_exec": (60, 50), "rest": (10, 50)}
+
+
+def test_steps_with_a_gap_are_counted():
+    chart = trace_steps({0: two_steps(5, 9)})
+    assert (chart.x, chart.x_label) == ((1.0, 2.0), "steps of the trace, counted from 1")
+
+
+def test_many_steps_share_points():
+    """802 steps need bins of three, the last of one; all are alike, so each mean is 8 and 2 us."""
+    events = [
+        one for n in range(802) for one in (step(n, 10 * n, 10 * n + 10), ("cpu_op", "o", 10 * n, 10 * n + 8))
+    ]
+    chart = trace_steps({0: analyze_trace(make(*events))})
+    assert len(chart.x) == 268 <= MAX_BINS
+    assert chart.x[:2] == (0.0, 3.0)
+    assert {key: set(values) for key, values in layers_us(chart).items()} == {"cpu_exec": {8}, "rest": {2}}
+
+
+def test_operators_by_their_own_time_on_the_host():
+    """aten::linear takes 60 us, 40 of them in aten::addmm; six more operators take 1 to 6 us, and one 0.5."""
+    small = [("cpu_op", f"aten::op{n}", 100 + 10 * n, 100 + 10 * n + n) for n in range(1, 7)]
+    facts = analyze_trace(
+        make(
+            ("cpu_op", "aten::linear", 0, 60),
+            ("cpu_op", "aten::addmm", 10, 50),
+            *small,
+            ("cpu_op", "aten::tiny", 300, 300.5),
+        )
+    )
+    chart = operator_shares({0: facts})
+    assert layers_us(chart) == {
+        "operator aten::addmm": (40,),
+        "operator aten::linear": (20,),
+        **{f"operator aten::op{n}": (n,) for n in (6, 5, 4, 3, 2)},
+        "rest": (1.5,),
+    }
+    assert layers_us(operator_shares({0: facts, 1: facts}))["operator aten::linear"] == (40,)
+    assert "on the host" in chart.notes[0]
+
+
+def test_one_operator_is_no_chart():
+    assert operator_shares({0: analyze_trace(make(("cpu_op", "aten::mm", 0, 10)))}) is None
+    assert operator_shares({0: analyze_trace(make())}) is None
+
+
+def test_ranks_stand_side_by_side():
+    """Means over both steps: 15, 55, 30 us."""
+    facts = two_steps()
+    chart = trace_steps({2: facts, 3: facts})
+    assert (chart.x, chart.x_label) == ((2.0, 3.0), "rank")
+    assert layers_us(chart) == {"dataloader": (15, 15), "cpu_exec": (55, 55), "rest": (30, 30)}
+
+
+def test_ranks_far_apart_take_no_more_room():
+    """The rank is what a file says."""
+    facts = two_steps()
+    chart = trace_steps({0: facts, 10**12: facts})
+    assert (chart.x, chart.x_label) == ((1.0, 2.0), "ranks with steps, counted from 1")
+
+
+def test_a_rank_without_steps_has_no_point():
+    facts = two_steps()
+    lacking = replace(facts, step_breakdown=Absent("none"))
+    assert trace_steps({0: facts, 1: lacking}).x == (0.0,)
+    assert trace_steps({0: lacking}) is None
+
+
+def kernels(*named):
+    return analyze_trace(
+        make(step(0, 0, 100), *(("kernel", name, 10 * n, 10 * n + us) for n, (name, us) in enumerate(named)))
+    )
+
+
+def test_kernels_by_kind():
+    facts = kernels((GEMM, 6), ("relu", 3), (NCCL, 2), ("add", 1))
+    chart = kernel_types({0: facts})
+    assert layers_us(chart) == {"tensor_cores": (6,), "kernel": (4,), "communication": (2,)}
+    assert layers_us(kernel_types({0: facts, 1: facts})) == {
+        "tensor_cores": (12,),
+        "kernel": (8,),
+        "communication": (4,),
+    }
+
+
+@pytest.mark.parametrize("facts", [kernels(("relu", 3)), kernels(), two_steps()])
+def test_one_kind_is_no_chart(facts):
+    assert kernel_types({0: facts}) is None
+
+
+def test_traces_apart_have_charts_of_their_own():
+    report = build_trace_report([two_steps(5, 6), two_steps(7, 8)])
+    assert [chart.id for chart in report.charts] == ["step_breakdown", "step_breakdown_1"]
+    assert report.charts[1].title == "What each step of the trace waited for of trace 1"
+
+
+def test_colours_are_told_apart():
+    view = chart_view(
+        trace_steps(
+            {
+                0: analyze_trace(
+                    make(
+                        step(0, 0, 100),
+                        ("kernel", "k", 0, 10),
+                        ("gpu_memcpy", "m", 10, 20),
+                        ("gpu_memset", "s", 20, 30),
+                        ("kernel", NCCL, 30, 40),
+                        ("cuda_runtime", "cudaLaunchKernel", 40, 50),
+                        ("user_annotation", FETCH, 50, 60),
+                        ("cpu_op", "o", 60, 70),
+                    )
+                )
+            }
+        )
+    )
+    assert len(view.layers) == 8
+    assert len({layer.color for layer in view.layers}) == 8
+
+
+@pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
+)
+def test_a_real_trace_shows_its_wait():
+    """The removed plugin said that 33.4 % of this trace's steps is DataLoader."""
+    chart = trace_steps({0: analyze_trace(load("v100_resnet50_workers0"))})
+    sums = {series.key: sum(series.values) for series in chart.series}
+    assert chart.x == (5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+    assert sums["dataloader"] / sum(sums.values()) == pytest.approx(0.334, abs=0.0005)

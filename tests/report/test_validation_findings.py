@@ -1,0 +1,477 @@
+"""What is said of slow validations: the part, its line and its fix.
+
+The trainings sleep where they are slow, so that a busy machine changes nothing: whatever else runs, the
+sampler finds the training thread asleep there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers.logger import Logger
+from torch.utils.data import DataLoader, get_worker_info
+from torchmetrics import Metric
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.model import Status
+from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
+from lightning_modelprof.run.setup import CodePlace, DeviceSetup, LoaderSetup
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
+from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
+from tests.support.fits import Net, Numbers, report_of, run_fit
+
+HERE = str(Path(__file__))
+LESS_OFTEN = "to validate less often"
+SLOW_S = 0.02
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def line_of(mark: str) -> int:
+    """Number of the line that ends in ``# @mark``."""
+    lines = Path(HERE).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# @{mark}"))
+
+
+# Trainings that are slow in one part of their validations
+
+
+class SlowNumbers(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(SLOW_S)  # @dataset
+        return super().__getitem__(index)
+
+
+class SlowTransfer(Net):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.validating:
+            time.sleep(SLOW_S)  # @transfer
+        return batch
+
+
+class SlowStep(Net):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.loss(batch)
+        time.sleep(SLOW_S)  # @step
+
+
+class SlowHook(Net):
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        time.sleep(SLOW_S)  # @hook
+
+
+class SlowEnd(Net):
+    def on_validation_epoch_end(self) -> None:
+        self.summarize()  # @end
+
+    def summarize(self) -> None:
+        time.sleep(5 * SLOW_S)  # @summary
+
+
+class SlowMetric(Metric):
+    full_state_update = False
+
+    def __init__(self, update_s: float = 0.0, compute_s: float = 0.0) -> None:
+        super().__init__()
+        self.update_s, self.compute_s = update_s, compute_s
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, value: torch.Tensor) -> None:
+        time.sleep(self.update_s)  # @update
+        self.total += value
+
+    def compute(self) -> torch.Tensor:
+        time.sleep(self.compute_s)  # @compute
+        return self.total
+
+
+class Metered(Net):
+    def __init__(self, **slow: float) -> None:
+        super().__init__()
+        self.metric = SlowMetric(**slow)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.metric.update(self.loss(batch))  # @metered
+        self.log("metric", self.metric, on_step=False, on_epoch=True)
+
+
+class LogsEachBatch(Net):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), on_step=True)
+
+
+class SlowLogger(Logger):
+    name = "slow"  # type: ignore[assignment]
+    version = 0  # type: ignore[assignment]
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if any(name.startswith("val_loss") for name in metrics):
+            time.sleep(SLOW_S)  # @logger
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class SlowCallback(Callback):
+    def on_validation_batch_end(self, *args: Any) -> None:
+        time.sleep(SLOW_S)
+
+
+def slow_start(_: int) -> None:
+    assert get_worker_info() is not None
+    time.sleep(0.15)
+
+
+def validation(data: Any = None, **arguments: Any) -> DataLoader[Any]:
+    return DataLoader(data or Numbers(5), batch_size=1, **arguments)
+
+
+def fit(
+    tmp_path: Path, module: Any = None, val: Any = None, *, own_loaders: bool = False, **arguments: Any
+) -> Any:
+    trainer = {"val_check_interval": 10, "num_sanity_val_steps": 0, **arguments.pop("trainer", {})}
+    callback = run_fit(
+        tmp_path,
+        module=module or Net(),
+        data=DataLoader(Numbers(40), batch_size=1),
+        val=None if own_loaders else val or validation(),
+        trainer=trainer,
+        sampling=True,
+        active=0,
+        skip_first=2,
+        **arguments,
+    )
+    assert load_run(tmp_path).ranks[0].validation == callback.run.ranks[0].validation
+    return callback
+
+
+def finding_of(callback: Any) -> Any:
+    [finding] = [one for one in callback.report.findings if one.kind == "validation_share"]
+    return finding
+
+
+CASES = {
+    "dataset": (
+        lambda: {"val": validation(SlowNumbers(5))},
+        *("dataloader", "Dataloader", "dataset", None, "num_workers is 0 now"),
+    ),
+    "second dataset": (
+        lambda: {"module": Two(), "val": [validation(Numbers(2)), validation(SlowNumbers(5))]},
+        *("dataloader", "Dataloader", "dataset", None, "num_workers is 0 now"),
+    ),
+    "transfer": (
+        lambda: {"module": SlowTransfer()},
+        *("transfer", "Transfer", "transfer", None, "Do less in SlowTransfer.on_after_batch_transfer"),
+    ),
+    "step": (
+        lambda: {"module": SlowStep()},
+        *("forward", "Forward", "step", None, "a batch_size of more than 1 for validation"),
+    ),
+    "update of a metric": (
+        lambda: {"module": Metered(update_s=SLOW_S)},
+        *("forward", "Forward", "metered", "update", "Update fewer or cheaper metrics in each batch"),
+    ),
+    "hook": (
+        lambda: {"module": SlowHook()},
+        *("module_hooks", "Module hooks", "hook", None, "Do less in SlowHook.on_validation_batch_start"),
+    ),
+    "epoch end": (
+        lambda: {"module": SlowEnd()},
+        *("epoch_end", "Metrics and epoch end", "end", "summary", "in SlowEnd.on_validation_epoch_end"),
+    ),
+    "compute of a metric": (
+        lambda: {"module": Metered(compute_s=5 * SLOW_S)},
+        *("epoch_end", "Metrics and epoch end", "compute", None, "Compute fewer or cheaper metrics there"),
+    ),
+    "logger": (
+        lambda: {"module": LogsEachBatch(), "trainer": {"logger": SlowLogger()}},
+        *("logging", "Logging", "logger", None, "self.log(..., on_step=False)"),
+    ),
+}
+"""Arguments, the part with its label, the mark of its line and of the line below, and what helps."""
+
+
+class Two(Net):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.loss(batch)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_part_its_line_and_its_fix(tmp_path, case):
+    make, part, label, mark, inner, fix = CASES[case]
+    callback = fit(tmp_path, **make())
+    times = callback.run.ranks[0].validation
+    assert max(times.parts, key=lambda one: one.total_ns).key == part
+    finding = finding_of(callback)
+    assert finding.status is Status.FOUND
+    assert finding.title.endswith(f"most of it in {label}")
+    assert fix in finding.action
+    assert finding.action.index(fix) < finding.action.index(LESS_OFTEN)
+    place = finding.locations[0]
+    assert (place.file, place.line, place.is_exact) == (HERE, line_of(mark), True)
+    assert (place.inner.line if place.inner else None) == (line_of(inner) if inner else None)
+    # The table, the chart and the file say the same.
+    [table] = [one for one in callback.report.tables if one.id == "validation"]
+    assert max(table.rows, key=lambda row: row[2])[0] == label
+    assert sum(row[2] for row in table.rows) == times.total_ns
+    [chart] = [one for one in callback.report.charts if one.id == "validation_shares"]
+    assert sum(series.values[0] for series in chart.series) == pytest.approx(1)
+    assert {one["key"] for one in report_of(tmp_path)["validation"]["parts"]} >= {part}
+
+
+def test_workers_that_start_anew(tmp_path):
+    """Each start takes 0.15 s in the workers, which is seen as a longer wait for the first batch."""
+    loader = validation(num_workers=1, worker_init_fn=slow_start)
+    finding = finding_of(fit(tmp_path, val=loader))
+    assert finding.title.endswith("most of it in Dataloader init")
+    assert finding.action.startswith("Of the validation dataloader: persistent_workers=True, False now")
+    assert finding.locations[0].function == "slow_start"
+
+
+class SlowLoaders(Net):
+    def val_dataloader(self) -> Any:
+        time.sleep(10 * SLOW_S)  # @loaders
+        return validation()
+
+
+def test_a_dataloader_that_is_made_anew(tmp_path):
+    trainer = {
+        "val_check_interval": 1.0,
+        "max_epochs": 4,
+        "limit_train_batches": 10,
+        "reload_dataloaders_every_n_epochs": 1,
+    }
+    finding = finding_of(fit(tmp_path, SlowLoaders(), own_loaders=True, trainer=trainer))
+    assert finding.title.endswith("most of it in Dataloader init")
+    assert finding.action.startswith("Do less in SlowLoaders.val_dataloader")
+    assert (finding.locations[0].line, finding.locations[0].is_exact) == (line_of("loaders"), True)
+
+
+def test_a_slow_callback_is_no_part_of_validation(tmp_path):
+    callback = fit(tmp_path, others=[SlowCallback()])
+    [slow] = [one for one in callback.report.findings if one.kind == "slow_callback"]
+    assert slow.status is Status.FOUND
+    times = callback.run.ranks[0].validation
+    assert times.total_ns < sum(one.total_ns for one in callback.run.ranks[0].callbacks)
+    [table] = [one for one in callback.report.tables if one.id == "validation"]
+    assert any(note.startswith("Callbacks took ") for note in table.notes)
+
+
+# Made by hand
+
+
+VAL_LOADER = LoaderSetup(
+    kind="DataLoader",
+    num_workers=0,
+    persistent_workers=False,
+    pin_memory=False,
+    batch_size=4,
+    dataset=CodePlace(name="V.__getitem__", file="v.py", line=3),
+)
+HOOKS = {
+    "validation_step": CodePlace(name="Net.validation_step", file="net.py", line=60),
+    "on_validation_epoch_end": CodePlace(name="Net.on_validation_epoch_end", file="net.py", line=70),
+}
+
+
+def times_of(num_runs: int = 2, device_ms: dict[str, int] | None = None, **parts_ms: int) -> ValidationTimes:
+    """Validations of 4 batches each, with so many milliseconds in all in each part."""
+    return ValidationTimes(
+        num_runs=num_runs,
+        parts=tuple(
+            PartTime(
+                key=part.key,
+                calls=4 * num_runs,
+                total_ns=parts_ms.get(part.key, 0) * MS,
+                device_ns=None if device_ms is None else device_ms.get(part.key, 0) * MS,
+            )
+            for part in PARTS
+        ),
+    )
+
+
+def found(times: ValidationTimes | None, *, setup: Any = SETUP, stacks: Any = None, **loader: Any) -> Any:
+    """The finding on 20 steps of 10 ms beside 400 ms of validation."""
+    setup = replace(setup, val_loaders=(replace(VAL_LOADER, **loader),), module_hooks=HOOKS)
+    steps = steps_of(forward=10, validation=[0] * 18 + [200, 200])
+    return only(ValidationShare().evaluate(analysis_of(steps, setup=setup, validation=times, stacks=stacks)))
+
+
+@pytest.mark.parametrize(("fetch_ms", "is_named"), [(160, True), (159, False)])
+def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
+    rest = {"forward": 110, "epoch_end": 80, "transfer": 50}
+    rest["transfer"] += 400 - fetch_ms - sum(rest.values())
+    finding = found(times_of(dataloader=fetch_ms, **rest))
+    assert finding.title.endswith("in Dataloader") == is_named
+    assert finding.action.startswith("Of the validation dataloader:") == is_named
+    assert finding.locations[0].function == ("V.__getitem__" if is_named else "Net.validation_step")
+    assert finding.saving_ns_per_step == 20 * MS
+
+
+def test_spread_evenly_less_of_it_is_all_that_helps():
+    finding = found(times_of(dataloader=100, forward=100, epoch_end=100, logging=100))
+    assert finding.title == ValidationShare.title
+    assert finding.summary.endswith("No part of it stands out: see the table Validation.")
+    assert finding.action.startswith("Validate less often")
+
+
+def test_a_run_that_did_not_split_says_what_it_always_said():
+    finding = found(None)
+    assert finding.title == ValidationShare.title
+    assert "table" not in finding.summary
+    assert finding.locations[0].function == "Net.validation_step"
+
+
+def test_numbers_behind_it():
+    finding = found(times_of(dataloader=300, forward=100))
+    evidence = {one.label: one.value for one in finding.evidence}
+    assert evidence["Dataloader of validation"] == pytest.approx(0.75)
+    assert evidence["Dataloader per validation"] == 150 * MS
+    assert evidence["validations"] == 2
+    # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
+    assert evidence["num_workers advised"] == 3
+    assert "DataLoader(num_workers=3, persistent_workers=True)" in finding.action
+
+
+def test_what_the_first_fetches_wait_longer_is_the_workers_start():
+    """8 fetches, 2 of them the first of a validation: 100 ms each, where the others take 10."""
+    times = replace(
+        times_of(dataloader=260, forward=80, dataloader_init=60), num_first_fetches=2, first_fetch_ns=200 * MS
+    )
+    started = found(times, num_workers=2)
+    assert started.title.endswith("in Dataloader init")
+    assert {one.label: one.value for one in started.evidence}["Dataloader init per validation"] == 120 * MS
+    assert "persistent_workers=True, False now: 2 workers" in started.action
+    kept = found(times, num_workers=2, persistent_workers=True)
+    assert "persistent_workers=True," not in kept.action
+    assert found(times, num_workers=0).title.endswith("in Dataloader")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_only_workers_are_said_to_start(num_workers):
+    times = replace(times_of(dataloader=260, forward=80), num_first_fetches=2, first_fetch_ns=200 * MS)
+    setup = replace(SETUP, val_loaders=(replace(VAL_LOADER, num_workers=num_workers),))
+    [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times, setup=setup)
+    [note] = [one for one in table.notes if "longer than others" in one]
+    assert ("workers that start" in note) is (num_workers > 0)
+
+
+def test_what_the_training_thread_does_at_the_start_is_not_the_workers():
+    """Making the dataloader takes 200 ms; then its workers' start, of which 50 and 250 ms are waited for."""
+    stacks = stacks_of(("dataloader_init", "Net.val_dataloader", 20))
+    for first_ms, is_own in ((50, True), (250, False)):
+        parts = times_of(dataloader=first_ms, dataloader_init=200)
+        times = replace(parts, num_first_fetches=2, first_fetch_ns=first_ms * MS)
+        finding = found(times, stacks=stacks, num_workers=2)
+        assert finding.title.endswith("in Dataloader init")
+        assert finding.action.startswith("Do less in Net.val_dataloader") == is_own
+        assert ("persistent_workers=True" in finding.action) != is_own
+
+
+def test_on_a_device_its_own_time_says_which_part_it_is():
+    """The host waits for the device where a metric is read; the device worked for the step meanwhile."""
+    times = times_of(
+        forward=40,
+        epoch_end=300,
+        dataloader=60,
+        device_ms={"forward": 320, "epoch_end": 20, "dataloader": 60},
+    )
+    assert found(times).title.endswith("in Forward")
+    # A fetch while the device works on costs no more than the device waits for it.
+    hidden = times_of(dataloader=350, forward=50, device_ms={"dataloader": 10, "forward": 390})
+    assert found(hidden).title.endswith("in Forward")
+
+
+def test_pinning_where_it_helps():
+    times = times_of(transfer=300, forward=100)
+    on_device = replace(SETUP, cuda=DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50))
+    assert "pin_memory=True, False now" in found(times, setup=on_device).action
+    assert "pin_memory" not in found(times, setup=on_device, pin_memory=True).action
+
+
+def stacks_of(*stacks: tuple[str, str, int]) -> StackSamples:
+    """(part, function, samples of a millisecond) of stacks with one line each."""
+    names = list(dict.fromkeys(name for _, name, _ in stacks))
+    frame = {"file": "v.py", "function_line": 3, "module": "v", "is_users": True}
+    return StackSamples(
+        frames=tuple(
+            StackFrame(line=10 + number, function=name, **frame) for number, name in enumerate(names)
+        ),
+        stacks=tuple(
+            SampledStack(
+                phase="validation", part=part, frames=(names.index(name),), samples=num, time_ns=num * MS
+            )
+            for part, name, num in stacks
+        ),
+    )
+
+
+def test_the_line_is_one_of_the_part_and_not_of_another():
+    stacks = stacks_of(("forward", "step", 90), ("dataloader", "get", 10), ("dataloader", "collate", 4))
+    finding = found(times_of(dataloader=300, forward=100), stacks=stacks)
+    assert (finding.locations[0].function, finding.locations[0].is_exact) == ("get", True)
+    few = stacks_of(("forward", "step", 90), ("dataloader", "get", 2))
+    assert not found(times_of(dataloader=300, forward=100), stacks=few).locations[0].is_exact
+
+
+def test_a_device_that_was_never_read_or_no_run_at_all_is_no_error():
+    for times in (times_of(forward=400, device_ms={}), times_of(num_runs=0, forward=400)):
+        assert found(times).action
+        [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times)
+        assert table.rows
+
+
+def test_several_ranks_wait_for_each_other_where_metrics_are_put_together():
+    steps = steps_of(forward=10, validation=20)
+    for num_ranks in (1, 2):
+        analysis = analysis_of(steps, validation=times_of(epoch_end=400), world_size=num_ranks)
+        action = only(ValidationShare().evaluate(analysis)).action
+        assert ("ranks wait for each other" in action) == (num_ranks > 1)
+
+
+@pytest.mark.parametrize("part", [part.key for part in PARTS])
+def test_every_part_has_its_advice_but_the_loop(part):
+    finding = found(times_of(**{part: 400}))
+    assert (finding.title == ValidationShare.title) == (part == "other")
+    assert finding.action
+
+
+def test_what_is_known_of_validation_is_said():
+    steps = steps_of(forward=10)
+    reason = analysis_of(steps).validation
+    assert isinstance(reason, Absent)
+    assert reason.reason == "no validation ran in this fit"
+    assert tables_of(steps) == []  # it is no lack of anything
+    older = analysis_of(steps_of(forward=10, validation=3)).validation
+    assert isinstance(older, Absent)
+    assert "older version" in older.reason
+    unseen = analysis_of(steps_of(forward=10, validation=None)).validation
+    assert isinstance(unseen, Absent)
+    assert "hooks" in unseen.reason
+    [table] = tables_of(steps_of(forward=10, validation=3))
+    assert table.absent_reason == older.reason
+
+
+def tables_of(steps: Any, **info: Any) -> list[Any]:
+    return [one for one in build_report(analysis_of(steps, **info)).tables if one.id == "validation"]
+
+
+def test_shares_by_batch_and_by_validation():
+    """3 validations of 4 batches: 120 ms of fetches are 10 ms a batch, 40 ms a validation, 80 % of 150 ms."""
+    split = analysis_of(
+        steps_of(forward=10), validation=times_of(num_runs=3, dataloader=120, forward=30)
+    ).validation
+    assert not isinstance(split, Absent)
+    assert [part.key for part in split.parts] == ["dataloader", "forward"]
+    fetch = split.parts[0]
+    assert (fetch.per_batch_ns, fetch.per_run_ns, fetch.ratio) == (10 * MS, 40 * MS, pytest.approx(0.8))
+    assert (split.num_runs, split.num_batches, split.total_ns) == (3, 12, 150 * MS)

@@ -1,0 +1,338 @@
+"""The verdict on runs made by hand: each kind, its threshold, and what goes before what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
+from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
+from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.phases import SlowLogger
+from lightning_modelprof.run.archive import load_run, save_run
+from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, Window
+from lightning_modelprof.run.steps import StepTag
+from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
+
+
+def verdict(steps, **kwargs):
+    return diagnose(analysis_of(steps, **kwargs))[0]
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "kind"), [(4, "balanced"), (19.9, "balanced"), (20, "input_bound"), (90, "input_bound")]
+)
+def test_input_bound_from_a_fifth(wait_ms, kind):
+    found = verdict(steps_of(forward=100 - wait_ms, dataloader=wait_ms))
+    assert (found.kind, found.accounted_ratio) == (kind, 1.0)
+
+
+def test_the_number_is_in_the_sentence():
+    assert (
+        verdict(steps_of(forward=15, dataloader=5)).summary
+        == "25.0 % of a usual step goes to waiting for batches."
+    )
+
+
+@pytest.mark.parametrize(("logging_ms", "kind"), [(14.9, "balanced"), (15, "overhead_bound")])
+def test_overhead_bound_from_15_of_100(logging_ms, kind):
+    assert verdict(steps_of(forward=100 - logging_ms, logging=logging_ms)).kind == kind
+
+
+def test_overheads_add_up():
+    """Three times 6 %: each is a warning, together they bind."""
+    steps = steps_of(forward=82, logging=6, transfer=6, lr_scheduler=6)
+    assert verdict(steps).kind == "overhead_bound"
+
+
+def test_what_is_too_short_to_matter_binds_nothing():
+    """A tiny model, of which Lightning's own work is more than half."""
+    steps = steps_of(forward=0.2, dataloader=0.1, logging=0.1, other=0.2)
+    found = verdict(steps)
+    assert found.kind == "balanced"
+    assert found.summary.startswith("Nothing takes long enough to stand out. Forward, backward and optimizer")
+    assert found.accounted_ratio == pytest.approx(2 / 3)
+
+
+def test_callbacks_outside_of_steps_bind():
+    """20 steps of 10 ms, and 100 ms at the end of the epoch."""
+    callbacks = (CallbackTime(callback="Slow", hook="on_train_epoch_end", calls=1, total_ns=100 * MS),)
+    steps = steps_of(forward=10)
+    assert (
+        verdict(steps, callbacks=callbacks, outside_ms={"callbacks": 100}).summary
+        == "33.3 % of the loop goes to callbacks."
+    )
+
+
+def test_host_bound_by_the_step_s_own_code():
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
+    assert verdict(steps_of(forward=10), cost=cost).kind == "host_bound"
+
+
+def test_the_largest_share_wins():
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
+    assert verdict(steps_of(forward=10, dataloader=8), cost=cost).kind == "input_bound"
+    assert verdict(steps_of(forward=13, dataloader=8), cost=cost).kind == "host_bound"
+
+
+def test_a_rule_that_speaks_for_a_verdict():
+    """The time of any rule's findings counts for the verdict that it names."""
+
+    class Syncs(SlowLogger):
+        bound = "sync_bound"
+
+    found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [Syncs()])
+    assert found.summary == "50.0 % of a usual step goes to waiting for values from the device."
+
+
+# What cannot be told
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (steps_of(0), "No step ran to its end"),
+        (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "No step after the first ones"),
+        (steps_of(4, forward=5), "Only 4 steps"),
+        (steps_of(forward=5, other=1.5), "1.5 ms a step (23.1 %) are in no phase that has a name."),
+        (steps_of(forward=5, dataloader=None), "The phases were read from hooks"),
+    ],
+)
+def test_cannot_tell(steps, reason):
+    found, findings = diagnose(analysis_of(steps))
+    assert found.kind == "cannot_tell"
+    assert reason in found.summary
+    assert all(finding.severity is None for finding in findings)
+
+
+def test_no_severity_below_90_percent():
+    """Logging would be critical; it is named all the same."""
+    found, findings = diagnose(analysis_of(steps_of(forward=5, logging=5, other=2)))
+    assert (found.kind, found.accounted_ratio) == ("cannot_tell", pytest.approx(10 / 12))
+    assert [(one.kind, one.severity) for one in findings if one.status is Status.FOUND] == [
+        ("slow_logger", None)
+    ]
+
+
+def test_90_percent_is_enough():
+    assert verdict(steps_of(forward=18, other=2)).kind == "balanced"
+
+
+# A device
+
+
+class Facts:
+    """A window's trace, as far as the verdict looks at it."""
+
+    checks = ()
+    launch_count = KernelLaunchCount(launches=0, lost=0, kernels=0)
+    distributed = kernel_launches = Absent("not of interest")
+
+    def __init__(self, host_waits=NO_DEVICE, **shares):
+        parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
+        assert sum(parts) == 100
+        self.host_waits = host_waits
+        works = sum(shares.get(name, 0) for name in ("kernel", "memcpy", "memset", "communication"))
+        self.device_usage = SimpleNamespace(devices=[SimpleNamespace(busy=works)], covered_ns=100)
+        self.step_breakdown = StepBreakdown(
+            steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
+            mean_total_ns=100.0,
+            mean_parts_ns=tuple(map(float, parts)),
+            shares=tuple(part / 100 for part in parts),
+            has_device=True,
+            has_runtime=True,
+            notes=(),
+        )
+
+
+def on_device(steps, facts=None, **kwargs):
+    analysis = analysis_of(steps, device_type="cuda", **kwargs)
+    if facts is not None:
+        window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=facts)
+        analysis = replace(analysis, windows=(window,))
+    return diagnose(analysis, RULES)[0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "kind"),
+    [
+        ({"kernel": 0.85, "cpu_exec": 0.15}, "device_bound"),
+        ({"kernel": 0.80, "memcpy": 0.05, "cpu_exec": 0.15}, "device_bound"),
+        ({"kernel": 0.84, "cpu_exec": 0.16}, "balanced"),
+        ({"kernel": 0.50, "cpu_exec": 0.30, "runtime": 0.20}, "host_bound"),
+        ({"kernel": 0.51, "cpu_exec": 0.29, "runtime": 0.20}, "balanced"),
+        ({"kernel": 0.70, "communication": 0.15, "other": 0.15}, "communication_bound"),
+        ({"kernel": 0.71, "communication": 0.14, "other": 0.15}, "balanced"),
+    ],
+)
+def test_what_a_window_says_of_the_device(shares, kind):
+    assert on_device(steps_of(forward=10, backward=10), Facts(**shares)).kind == kind
+
+
+def test_a_busy_device_goes_before_what_the_host_waits_for():
+    """While the device works, nothing that the host does costs time."""
+    steps = steps_of(forward=10, logging=10)
+    assert on_device(steps, Facts(kernel=0.9, other=0.1)).kind == "device_bound"
+    assert on_device(steps, Facts(kernel=0.6, other=0.4)).kind == "overhead_bound"
+
+
+def waits_of(*waits, late=0.0, launch=None, wait_of=None):
+    """Steps of 100 ms; each wait is (phase, share at stake), and the host waits twice as long."""
+    return HostWaits(
+        covered_ns=100 * MS,
+        covered_idle_ns=100 * MS,
+        num_steps=1,
+        steps_ns=100 * MS,
+        idle_ns=100 * MS,
+        fetch_ns=0,
+        late_ns=round(late * 100 * MS),
+        launch_ns=round((late if launch is None else launch) * 100 * MS),
+        longest_launch_ns=1,
+        num_kernels=100,
+        waits=tuple(
+            HostWait(
+                place=WaitPlace(kind="device_to_host", operators=("aten::item",), phase=phase),
+                calls=1,
+                wait_ns=round((2 * share if wait_of is None else wait_of) * 100 * MS),
+                stake_ns=round(share * 100 * MS),
+            )
+            for phase, share in waits
+        ),
+    )
+
+
+def verdict_of_waits(waits, steps=None, **shares):
+    return on_device(steps_of(forward=50, backward=50) if steps is None else steps, Facts(waits, **shares))
+
+
+@pytest.mark.parametrize(
+    ("waits", "shares", "kind", "begins"),
+    [
+        (
+            waits_of(("forward", 0.3)),
+            {"kernel": 0.7, "runtime": 0.3},
+            "sync_bound",
+            "30.0 % of a step is lost: the device idles after the host waited",
+        ),
+        (
+            waits_of(late=0.6),
+            {"kernel": 0.4, "cpu_exec": 0.6},
+            "host_bound",
+            "60.0 % of a step is lost: the device waits for the host to launch",
+        ),
+        (
+            waits_of(("forward", 0.0), wait_of=0.9),
+            {"kernel": 0.95, "runtime": 0.05},
+            "device_bound",
+            "The device is busy in 95.0 %",
+        ),
+        (
+            waits_of(),
+            {"kernel": 0.6, "communication": 0.25, "cpu_exec": 0.15},
+            "communication_bound",
+            "25.0 % of a step goes to communication",
+        ),
+        (waits_of(("forward", 0.14)), {"kernel": 0.8, "runtime": 0.2}, "balanced", ""),
+        (waits_of(late=0.29), {"kernel": 0.7, "cpu_exec": 0.3}, "balanced", ""),
+        # Two of them: the larger one, and each only its own part of the idle time.
+        (waits_of(("forward", 0.35), late=0.31), {"kernel": 0.3, "runtime": 0.7}, "sync_bound", "35.0 %"),
+        (waits_of(("forward", 0.31), late=0.35), {"kernel": 0.3, "runtime": 0.7}, "host_bound", "35.0 %"),
+        # Two lines that wait add up.
+        (
+            waits_of(("forward", 0.1), ("backward", 0.1)),
+            {"kernel": 0.8, "runtime": 0.2},
+            "sync_bound",
+            "20.0 %",
+        ),
+        # Late in callbacks, say: it launches nothing, but from half of the time on that does not matter.
+        (waits_of(late=0.5, launch=0.05), {"kernel": 0.5, "cpu_exec": 0.5}, "host_bound", "50.0 %"),
+        (waits_of(late=0.49, launch=0.05), {"kernel": 0.5, "cpu_exec": 0.5}, "balanced", ""),
+        # Half of the time the host is busy while the device is idle, yet work was queued.
+        (waits_of(late=0.1), {"kernel": 0.4, "cpu_exec": 0.6}, "balanced", ""),
+    ],
+)
+def test_what_waits_and_launches_say(waits, shares, kind, begins):
+    found = verdict_of_waits(waits, **shares)
+    assert found.kind == kind
+    assert found.summary.startswith(begins)
+
+
+def test_a_logger_that_reads_values_is_no_work_of_the_logger():
+    """Logging takes 40 % of the host's time, all of it waiting; the device is idle for 20 % after that."""
+    steps = steps_of(forward=60, logging=40)
+    waits = waits_of(("logging", 0.2), wait_of=0.4)
+    found = verdict_of_waits(waits, steps, kernel=0.8, runtime=0.2)
+    assert (found.kind, found.summary[:6]) == ("sync_bound", "20.0 %")
+    # The same wait while the device is busy costs nothing, and is no overhead either.
+    free = waits_of(("logging", 0.0), wait_of=0.4)
+    assert verdict_of_waits(free, steps, kernel=0.8, runtime=0.2).kind == "balanced"
+    # With nothing to wait for it is the logger's own.
+    assert verdict_of_waits(waits_of(), steps, kernel=0.8, runtime=0.2).kind == "overhead_bound"
+
+
+def test_the_same_idle_time_seen_by_both_clocks_counts_once():
+    """The forward's own code takes 25 % by the host's clock; the device is idle for 35 % of the time."""
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 75, 0))
+    steps = steps_of(forward=100)
+    found = on_device(steps, Facts(waits_of(late=0.35), kernel=0.65, cpu_exec=0.35), cost=cost)
+    assert (found.kind, found.summary[:6]) == ("host_bound", "35.0 %")
+    # A tenth of a step of it is the wait, which is not the code's.
+    waits = waits_of(("forward", 0.1))
+    assert on_device(steps, Facts(waits, kernel=0.8, cpu_exec=0.2), cost=cost).kind == "balanced"
+    assert on_device(steps, Facts(waits_of(), kernel=0.8, cpu_exec=0.2), cost=cost).kind == "host_bound"
+
+
+def test_a_window_s_share_is_taken_of_a_step_without_profiler():
+    """Half of the recorded step of 100 ms is at stake; the others take 20 ms."""
+    analysis = analysis_of(steps_of(forward=20), device_type="cuda")
+    window = WindowFacts(
+        window=Window(index=0, first_step=0, last_step=0),
+        facts=Facts(waits_of(("forward", 0.5)), kernel=0.5, runtime=0.5),
+    )
+    found, findings = diagnose(replace(analysis, windows=(window,)), RULES)
+    assert findings[0].saving_ns_per_step == pytest.approx(10 * MS)
+    assert found.summary.startswith("50.0 %")
+
+
+def test_without_a_window_nobody_knows_the_device():
+    assert on_device(steps_of(forward=20)).kind == "cannot_tell"
+    # The wait for batches is measured on the device as well.
+    assert on_device(steps_of(forward=10, dataloader=10)).kind == "input_bound"
+
+
+def test_every_saved_setup_reads_back(tmp_path):
+    record = RankRecord(rank=0, steps=steps_of(3, forward=5), setup=SETUP)
+    save_run(Run(info=RunInfo(created="now"), ranks=(record,)), tmp_path / "run.json")
+    assert load_run(tmp_path).ranks[0].setup == SETUP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Says(Rule):
+    """Finds what it is told to find."""
+
+    kind: ClassVar[str] = "says"
+    title: ClassVar[str] = "Says"
+    severity: Severity
+    saving: float | None
+
+    def evaluate(self, analysis):
+        return (self.found("It.", "Do.", self.severity, saving_ns=self.saving),)
+
+
+def test_findings_are_ranked_by_time_then_severity_hints_last():
+    """A warning of 5 ms is above a critical one of 3 ms; without a time the critical one is first."""
+    critical, warning, hint = Severity.CRITICAL, Severity.WARNING, Severity.INFO
+    expected = [(warning, 5 * MS), (critical, 3 * MS), (warning, 3 * MS), (critical, None), (warning, None)]
+    expected += [(hint, 9 * MS), (hint, None)]
+    rules = [Says(severity=severity, saving=saving) for severity, saving in reversed(expected)]
+    _, found = diagnose(analysis_of(steps_of(forward=100)), rules)
+    assert [(one.severity, one.saving_ns_per_step) for one in found] == expected

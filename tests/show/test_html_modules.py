@@ -1,0 +1,83 @@
+"""Parts on another page, with their modules as files from a server, as the dashboard has them."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
+from lightning_modelprof.show.html.parts import chart_html, flame_html, table_html
+from tests.show.test_html_browser import about, box, names, press
+from tests.show.test_html_copying import TAKE, csv_of, group_by, groups
+from tests.show.test_html_groups import operators_of
+from tests.show.test_show_html import chart
+from tests.support.sample_flames import stacks_flame
+
+PAGE = """<!DOCTYPE html>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,"><link rel="stylesheet" href="parts.css"><main></main>
+<script type="module" src="start.js"></script>
+"""
+START = """
+import { connectParts } from "./parts.js";
+const main = document.querySelector("main");
+main.innerHTML = await (await fetch("parts.html")).text();
+connectParts(main);
+document.title = "ready";
+"""
+READY = """
+const done = arguments[0];
+const look = () => document.title === "ready" ? done() : setTimeout(look, 20);
+look();
+"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {".js": "text/javascript"}
+
+    def log_message(self, *arguments):
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(browser, tmp_path):
+    for name in SHARED_FILES:
+        (tmp_path / name).write_bytes((SHARED_FOLDER / name).read_bytes())
+    parts = (table_html(operators_of(90)), chart_html(chart()), flame_html(stacks_flame()))
+    (tmp_path / "parts.html").write_text("".join(parts))
+    (tmp_path / "start.js").write_text(START)
+    (tmp_path / "index.html").write_text(PAGE)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.get_log("browser")
+        browser.get(f"http://127.0.0.1:{server.server_port}/")
+        browser.execute_async_script(READY)
+        yield browser
+        assert browser.get_log("browser") == []
+        browser.get("about:blank")
+        server.shutdown()
+
+
+def test_everything_works_that_can_be_pressed(served):
+    group_by(served, "Namespace")
+    press(served, "[data-do=close]")
+    assert len(names(served)) == len(groups(served)) == 4
+    served.execute_script(TAKE)
+    assert len(csv_of(served)) == 5
+    box(served, "weighted_nll").click()
+    assert about(served).startswith("weighted_nll, train.py:12")
+    served.execute_script(
+        "document.querySelector('.field').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))"
+    )
+    assert served.execute_script("return document.querySelector('.point').textContent") == "step 2"
+
+
+def test_styles_come_without_the_page_of_the_report(served):
+    colour = "return getComputedStyle(document.documentElement).getPropertyValue('--c1')"
+    assert served.execute_script(colour) == "#e69f00"
+    folded = "return getComputedStyle(document.querySelector('.tools')).display"
+    assert served.execute_script(folded) == "flex"

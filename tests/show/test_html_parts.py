@@ -1,0 +1,115 @@
+"""Pieces of HTML for other pages: the same as in report.html, escaped, with ids that can differ."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.show.html import parts as html_parts
+from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER, render_html
+from tests.show.test_show_html import ATTACKS, Page, hostile_everywhere, report_of
+from tests.support.sample_reports import ALL_REPORTS, flame_report, gpu_report
+
+
+def pieces(report, prefix=""):
+    """All parts of a report, as a page would put them together."""
+    return [
+        html_parts.verdict_html(report),
+        html_parts.findings_html(report, id_prefix=prefix),
+        html_parts.figures_html(report),
+        html_parts.facts_html(report),
+        *(html_parts.chart_html(chart, id_prefix=prefix) for chart in report.charts),
+        *(html_parts.flame_html(flame, id_prefix=prefix) for flame in report.flames),
+        *(
+            html_parts.table_html(table, is_open=not table.is_detail, id_prefix=prefix)
+            for table in report.tables
+            if table.rows
+        ),
+        html_parts.absent_html(report.tables, id_prefix=prefix),
+        html_parts.notes_html(report, id_prefix=prefix),
+    ]
+
+
+def squeezed(text):
+    return re.sub(r"\s+", " ", text).strip()
+
+
+@pytest.mark.parametrize("name", ALL_REPORTS)
+def test_pieces_are_those_of_the_page(name):
+    report = ALL_REPORTS[name]()
+    page = squeezed(render_html(report).decode())
+    for piece in pieces(report):
+        assert squeezed(piece) in page
+
+
+def test_nothing_of_an_empty_report():
+    assert "".join(pieces(report_of())) == ""
+
+
+def test_hostile_names_are_text():
+    page = Page("".join(pieces(hostile_everywhere())).encode("utf-8", "backslashreplace"))
+    assert not page.all("img") + page.all("style")
+    assert {one["attributes"].get("type") for one in page.all("script")} == {"application/json"}
+    assert {key for one in page.elements for key in one["attributes"] if key.startswith("on")} == set()
+    notes = {one["text"] for one in page.all("li")}
+    assert set(ATTACKS) <= notes
+
+
+def ids(html):
+    return [one["attributes"]["id"] for one in Page(html.encode()).elements if "id" in one["attributes"]]
+
+
+def test_two_reports_fit_on_one_page():
+    """Each with a prefix of its own, no id is there twice, and each is what it was behind the prefix."""
+    report = replace(hostile_everywhere(), flames=flame_report().flames)
+    plain, before, after = ("".join(pieces(report, prefix)) for prefix in ("", "before-", "after-"))
+    assert len(ids(plain)) > 20
+    assert ids(before) == [f"before-{one}" for one in ids(plain)]
+    both = ids(before + after)
+    assert len(set(both)) == len(both)
+
+
+def test_a_table_is_open_or_folded():
+    table = gpu_report().tables[1]
+    assert Page(html_parts.table_html(table).encode()).all("details") == []
+    folded = Page(html_parts.table_html(table, is_open=False).encode())
+    assert "open" not in folded.one("details")["attributes"]
+    assert folded.rows(table.id) == Page(html_parts.table_html(table).encode()).rows(table.id)
+
+
+def test_a_table_without_rows_says_why():
+    table = Table(
+        id="t", title="<T>", columns=(Column("n", "N"),), rows=(), absent_reason="no <b>", notes=("Note.",)
+    )
+    page = Page(html_parts.table_html(table, id_prefix="x-").encode())
+    section = page.one("section", class_="table")
+    assert (section["attributes"]["id"], section["text"]) == ("x-table-t", "<T>no <b>. Note.")
+    assert page.all("b") == []
+
+
+def test_absent_tables_leave_out_those_with_rows():
+    table = Table(id="t", title="There", columns=(Column("n", "N", Unit.COUNT),), rows=((1,),))
+    assert html_parts.absent_html([table]) == ""
+    missing = replace(table, title="Missing", rows=(), absent_reason="nobody looked")
+    text = Page(html_parts.absent_html([table, missing]).encode()).one("section")["text"]
+    assert text == "Without dataMissing: nobody looked."
+
+
+def test_the_modules_that_are_shared_exist_and_import_each_other_only():
+    names = [name for name in SHARED_FILES if name.endswith(".js")]
+    assert "parts.js" in names
+    for name in names:
+        text = (SHARED_FOLDER / name).read_text()
+        imported = re.findall(r'^import .* from "(.*)";$', text, re.MULTILINE)
+        assert {one.removeprefix("./") for one in imported} <= set(names)
+        assert imported == [] or name == "parts.js"
+        assert "innerHTML" not in text
+
+
+def test_joined_modules_have_no_lines_between_files():
+    script = Page(render_html(report_of())).all("script")[-1]["text"]
+    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
+    assert script.count("class SortableTable") == script.count("class FlameGraph") == 1

@@ -1,0 +1,324 @@
+"""Twenty lines, a hundred columns and a card for runs of many kinds."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from lightning_modelprof import read_report
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.model import Status
+from lightning_modelprof.show.notebook import report_card
+from lightning_modelprof.show.terminal.terminal import print_report
+from tests.analysis.test_rank_skew import report_of as report_of_ranks
+from tests.analysis.test_rank_skew import synchronous
+from tests.report.test_rules import cpu_of, waited
+from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
+from tests.support.fits import Manual, Net, fit_quietly, loader, make_callback, make_trainer, run_fit
+from tests.support.traces import event, make_trace
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;]*m|\]8;;.*?\x1b\\)")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def found(tmp_path):
+    return build_report(analysis_of(steps_of(dataloader=23, forward=13, backward=12, other=2.8)))
+
+
+def healthy(tmp_path):
+    return build_report(analysis_of(steps_of(dataloader=0.1, forward=20, backward=20, optimizer=2)))
+
+
+def busy(tmp_path):
+    setup = replace(SETUP, num_threads=1)
+    steps = steps_of(forward=20, dataloader=10)
+    return build_report(analysis_of(steps, setup=setup, slow=waited(0.3), cpu=cpu_of(10)))
+
+
+def two_ranks(tmp_path):
+    own = np.zeros((2, 40))
+    own[1] = 20
+    return report_of_ranks(*synchronous(own))
+
+
+def validation_only(tmp_path):
+    callback = make_callback(tmp_path, active=0, files=True)
+    make_trainer(tmp_path, callback).validate(Net(), loader(64), verbose=False)
+    return callback.report
+
+
+def crash(tmp_path):
+    class Breaks(Net):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 20:
+                raise RuntimeError("on purpose")
+            return super().training_step(batch, batch_idx)
+
+    callback = make_callback(tmp_path, active=0)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit_quietly(make_trainer(tmp_path, callback), Breaks(), loader(64))
+    return callback.report
+
+
+def no_steps(tmp_path):
+    return build_report(analysis_of(steps_of(0)))
+
+
+def manual(tmp_path):
+    return run_fit(tmp_path, module=Manual(), active=0).report
+
+
+def imported_trace(tmp_path):
+    """Three steps of 100 ms; a batch comes after 60, then a kernel runs for 30."""
+    events = []
+    for step in range(3):
+        begin = step * 100_000
+        fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        events += [
+            event("user_annotation", f"ProfilerStep#{step}", begin, begin + 100_000),
+            event("user_annotation", fetch, begin, begin + 60_000),
+            event("cpu_op", "aten::addmm", begin + 60_000, begin + 99_000),
+            event("cuda_runtime", "cudaLaunchKernel", begin + 61_000, begin + 61_010, correlation=step + 1),
+            event("kernel", "gemm", begin + 62_000, begin + 92_000, pid=0, tid=7, device=0, stream=7)
+            | {"args": {"device": 0, "stream": 7, "correlation": step + 1}},
+        ]
+    return build_trace_report([analyze_trace(make_trace(events))])
+
+
+def with_window(tmp_path):
+    callback = run_fit(tmp_path, active=3, flops=True, peak_flops_per_s=1e12)
+    return read_report(callback.run and tmp_path / "modelprof")
+
+
+def many_findings(tmp_path):
+    cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
+    steps = steps_of(
+        forward=30, dataloader=10, transfer=9, logging=9, lr_scheduler=9, clip=9, zero_grad=9, optimizer=9
+    )
+    return build_report(analysis_of(steps, cost=cost, outside_ms={"checkpoint": 200, "validation": 300}))
+
+
+def by_hooks_alone(tmp_path):
+    return build_report(analysis_of(steps_of(forward=5, dataloader=None)))
+
+
+KINDS = {
+    one.__name__: one
+    for one in (
+        *(found, healthy, busy, two_ranks, validation_only, crash, no_steps, manual, imported_trace),
+        *(with_window, many_findings, by_hooks_alone),
+    )
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    return request.param, KINDS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def printed(report, monkeypatch, width=100, **environment):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM_PROGRAM", "VTE_VERSION", "WT_SESSION", "TMUX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"COLUMNS": str(width), "TERM": "xterm-256color"} | environment).items():
+        monkeypatch.setenv(name, value)
+    print_report(report, drawn := Terminal(), last_words=("page: out/report.html", "dashboard: tensorboard"))
+    return drawn.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_twenty_lines_of_a_hundred_columns(kind, width, monkeypatch):
+    name, report = kind
+    lines = ESCAPES.sub("", printed(report, monkeypatch, width)).splitlines()
+    assert len(lines) <= 20, name
+    assert max(map(cell_len, lines)) <= min(width, 100), name
+    assert lines[1].startswith(report.verdict.kind.upper().replace("_", "-").split("-")[0])
+    loud = [one for one in report.findings if one.status is Status.FOUND]
+    text = "\n".join(lines)
+    for number, _ in enumerate(loud[:2], 1):
+        assert re.search(rf"^{number} [■▲●○]", text, re.MULTILINE), text
+    assert (report.step_card is None) == ("█" not in text and "▌" not in text)
+    assert lines[-2:] == ["page: out/report.html", "dashboard: tensorboard"]
+
+
+def test_a_card(kind):
+    name, report = kind
+    html = report_card(report)
+    assert report._repr_html_() == html
+    assert len(repr(report)) < 200
+    assert ("<svg" in html) == (report.step_card is not None), name
+    assert "<details" in html
+    assert "srcdoc" in html
+
+
+def test_what_a_found_run_says(monkeypatch):
+    text = ESCAPES.sub("", printed(found(None), monkeypatch))
+    assert text.startswith("\nINPUT-BOUND  45.3 % of a usual step goes to waiting for batches.\n")
+    assert "dataloader 23" in text
+    assert "/home/me/train.py:7" in text
+    assert "DataLoader(num_workers=" in text
+    assert "steps/s" in text
+
+
+def test_a_busy_machine_is_named_in_the_verdict(monkeypatch):
+    assert "The machine was busy" in printed(busy(None), monkeypatch).replace("\n", " ")
+
+
+def test_the_bar_is_to_scale(monkeypatch):
+    """A cell is the same time in each part and in both bars; what is small is other."""
+    report = found(None)
+    lines = ESCAPES.sub("", printed(report, monkeypatch)).splitlines()
+    bar = next(line for line in lines if "dataloader" in line and "█" in line)
+    cells = {re.search("[a-z]+", words)[0]: words.count("█") for words in bar.split("│")}
+    times = {"dataloader": 23, "forward": 13, "backward": 12, "other": 2.8}
+    per_ms = cells["dataloader"] / 23
+    for name, ms in times.items():
+        assert abs(cells[name] - ms * per_ms) <= 1.5, bar
+
+
+def test_the_findings_time_is_gone_from_its_phase():
+    card = found(None).step_card
+    [finding] = [one for one in found(None).findings if one.kind == "input_bound"]
+    before = {part.key: part.ns for part in card.host}
+    after = {part.key: part.ns for part in card.better}
+    assert before["dataloader"] - after["dataloader"] == pytest.approx(finding.saving_ns_per_step)
+    assert {key: ns for key, ns in before.items() if key != "dataloader"} == pytest.approx(
+        {key: ns for key, ns in after.items() if key != "dataloader"}
+    )
+    assert card.wall_ns == pytest.approx(50.8 * MS)
+
+
+def test_what_is_said_twice_is_taken_from_a_phase_once():
+    """Findings that cost more together than their phase takes leave none of it, and no other phase less."""
+    report = found(None)
+    [finding] = [one for one in report.findings if one.kind == "input_bound"]
+    from lightning_modelprof.report.step_card import step_card  # noqa: PLC0415
+
+    large = replace(finding, saving_ns_per_step=40 * MS)
+    analysis = analysis_of(steps_of(dataloader=23, forward=13, backward=12, other=2.8))
+    card = step_card(analysis, [large, large])
+    assert card.better_ns == pytest.approx((13 + 12 + 2.8) * MS)
+
+
+def test_the_device_s_lane_of_a_trace():
+    """30 ms of 100 are busy; the rest is idle, most of it as the batch is waited for."""
+    card = imported_trace(None).step_card
+    assert card.wall_ns == pytest.approx(100 * MS)
+    lane = {part.key: part.ns / MS for part in card.device}
+    assert sum(lane.values()) == pytest.approx(100, rel=0.02)
+    assert lane["computing"] == pytest.approx(30, rel=0.02)
+    assert lane["idle_input"] == pytest.approx(60, abs=4)
+    assert {label: value for label, value, _ in card.figures}["GPU busy"] == pytest.approx(0.3, abs=0.01)
+    assert card.better_ns < 50 * MS
+
+
+def test_what_is_around_the_model_is_in_the_picture():
+    report = build_report(analysis_of(steps_of(forward=10), outside_ms={"validation": 400}))
+    parts = {part.key: part.ns for part in report.step_card.host}
+    assert parts["validation"] == pytest.approx(20 * MS)
+    assert "whole loop" in report.step_card.step
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252", "latin-1"])
+def test_a_console_of_windows_gets_what_it_can_show(encoding, kind):
+    _, report = kind
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
+    print_report(report, stream)
+    stream.flush()
+    text = raw.getvalue().decode(encoding)
+    assert "\\u" not in text
+    assert len(text.splitlines()) <= 20
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_pipe_gets_no_escape_sequences(kind):
+    print_report(kind[1], drawn := io.StringIO())
+    assert "\x1b" not in drawn.getvalue()
+    assert len(drawn.getvalue().splitlines()) <= 20
+
+
+def test_colours_and_links_only_where_they_are_known(monkeypatch):
+    report = found(None)
+    assert "\x1b" not in printed(report, monkeypatch, TERM="dumb")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", printed(report, monkeypatch, NO_COLOR="1"))
+    assert "\x1b]8;;" not in printed(report, monkeypatch)
+    assert "\x1b]8;;file:///home/me/train.py\x1b\\" in printed(report, monkeypatch, TERM_PROGRAM="iTerm.app")
+    assert "vscode://file/home/me/train.py:7" in printed(report, monkeypatch, TERM_PROGRAM="vscode")
+    assert "\x1b]8;;" not in printed(report, monkeypatch, TERM_PROGRAM="vscode", TMUX="1")
+
+
+def test_full_prints_all_tables(monkeypatch):
+    print_report(found(None), short := io.StringIO())
+    print_report(found(None), full := io.StringIO(), full=True)
+    assert "Perf Summary" in full.getvalue()
+    assert "Perf Summary" not in short.getvalue()
+
+
+# Tables and the card from Python
+
+
+def test_a_table_by_its_id():
+    report = found(None)
+    assert report.table("phases").id == "phases"
+    with pytest.raises(KeyError, match="Did you mean 'phases'"):
+        report.table("phase")
+
+
+def test_a_table_for_other_programs():
+    pandas = pytest.importorskip("pandas")
+    table = found(None).table("phases")
+    frame = table.to_dataframe()
+    assert list(frame.columns)[-len(table.columns) :] == [column.key for column in table.columns]
+    assert [
+        tuple(row[-len(table.columns) :])
+        for row in frame.astype(object).where(frame.notna(), None).values.tolist()
+    ] == list(table.rows)
+    again = pandas.read_csv(io.StringIO(table.to_csv()))
+    assert list(again.columns) == list(frame.columns)
+    assert len(again) == len(table.rows)
+    assert table.to_markdown().count("\n| ") >= len(table.rows)
+
+
+def test_the_step_card_as_a_file():
+    svg = found(None).step_card_svg()
+    assert svg.startswith("<svg")
+    assert "50.8 ms" in svg
+    assert 'xmlns="http://www.w3.org/2000/svg"' in svg
+    with pytest.raises(ValueError, match="no step was measured"):
+        no_steps(None).step_card_svg()
+
+
+def test_names_that_mean_harm_are_escaped_in_the_card():
+    report = found(None)
+    [finding] = [one for one in report.findings if one.kind == "input_bound"]
+    place = replace(finding.locations[0], function="<script>alert(1)</script>")
+    harmful = replace(finding, title="<img src=x onerror=alert(1)>", locations=(place,))
+    card = replace(report.step_card, step="<b>&")
+    html = report_card(replace(report, findings=(harmful,), step_card=card))
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert "<b>&<" not in html
+    assert "<b>&amp;" not in html
+
+
+def test_torch_prints_no_notices_of_our_windows(tmp_path):
+    from tests.support.fits import run_script  # noqa: PLC0415
+
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom tests.support.fits import *\n"
+        "run_fit(Path(sys.argv[1]), active=2)\nprint('KINETO_LOG_LEVEL' in os.environ)\n"
+    )
+    result = run_script(script, str(tmp_path), cwd=tmp_path)
+    assert "USDT" not in result.stderr
+    assert "False" in result.stdout

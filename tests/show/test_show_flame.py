@@ -1,0 +1,140 @@
+"""Flame graphs as the page writes them: widths and texts by hand, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Unit
+from lightning_modelprof.show.html.flame import MAX_BOXES, flame_view
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.tensorboard.scalars import markdown_summary
+from lightning_modelprof.show.text import render_text
+from tests.show.test_show_html import page_of, report_of
+from tests.support.sample_flames import ATTACKS, flame_of, hostile_flame, stacks_flame, wide_flame
+from tests.support.sample_reports import HOSTILE_NAMES, flame_report
+
+
+def test_boxes_by_hand():
+    view = flame_view(stacks_flame())
+    assert (view.whole, view.rows) == ("100 ms", 4)
+    assert [(b.text, float(b.left), float(b.width), b.row, b.kind) for b in view.boxes] == [
+        ("Dataloader", 0, 0.3, 0, "phase"),
+        ("Digits.__getitem__", 0, 0.3, 1, "users"),
+        ("Image.convert", 0, 0.28, 2, "installed"),
+        ("Forward", 0.3, 0.5, 0, "phase"),
+        ("Net.training_step", 0.3, 0.49, 1, "users"),
+        ("Net.forward", 0.3, 0.09, 2, "users"),
+        ("Module._call_impl", 0.3, 0.08, 3, "installed"),
+        ("weighted_nll", 0.39, 0.4, 2, "users"),
+        ("log_softmax", 0.39, 0.15, 3, "installed"),
+        ("Optimizer", 0.8, 0.2, 0, "phase"),
+        ("Adam.step", 0.8, 0.2, 1, "installed"),
+    ]
+    abouts = {box.text: box.about for box in view.boxes}
+    assert abouts["weighted_nll"] == (
+        "weighted_nll, train.py:12 (your code)\n40.0 ms, 40.00 %; itself 25.0 ms"
+    )
+    assert abouts["Adam.step"] == "Adam.step, train.py:12 (library)\n20.0 ms, 20.00 %; all of it itself"
+    assert abouts["Net.training_step"].endswith("\n49.0 ms, 49.00 %; itself 0 ns")
+
+
+def test_kinds_are_told_by_words_where_there_are_several():
+    assert flame_view(stacks_flame()).kinds == (
+        ("users", "your code"),
+        ("installed", "library"),
+        ("phase", "phase"),
+    )
+    modules = flame_view(flame_of((("Net", 1.0, None, (("head", 1.0, None, ()),)),)))
+    assert modules.kinds == ()
+    assert {box.kind for box in modules.boxes} == {"phase"}
+
+
+def test_what_joins_narrow_boxes_is_no_phase():
+    view = flame_view(flame_of((("Forward", 0.0, None, (("f", 9.0, True, ()), ("other", 1.0, None, ()))),)))
+    assert [box.kind for box in view.boxes] == ["phase", "users", "joined"]
+    assert [kind for kind, _ in view.kinds] == ["users", "phase", "joined"]
+
+
+@pytest.mark.parametrize("own", [0.0, float("nan"), float("inf"), -1.0])
+def test_without_a_width_there_is_no_graph(own):
+    assert flame_view(flame_of((("a", own, None, ()),))) is None
+    assert flame_view(flame_of(())) is None
+    page = page_of(report_of(flames=(flame_of((("a", own, None, ()),)),)))
+    assert page.all("section") + page.all("figure") == []
+
+
+def test_narrow_boxes_have_no_text():
+    """1.9 % of the width is too little, 2 % is not."""
+    view = flame_view(flame_of((("a", 96.1, None, ()), ("b", 1.9, None, ()), ("c", 2.0, None, ()))))
+    assert [box.is_narrow for box in view.boxes] == [False, True, False]
+    page = page_of(report_of(flames=(flame_of((("a", 98.1, None, ()), ("b", 1.9, None, ()))),)))
+    classes = [one["attributes"]["class"] for one in page.all("div", class_="box")]
+    assert classes == ["box phase", "box phase narrow"]
+
+
+def test_of_too_many_boxes_the_widest_stay_with_all_around_them():
+    flame = wide_flame(MAX_BOXES + 500)
+    view = flame_view(flame)
+    ranked = sorted((frame.total for frame in flame.frames), reverse=True)
+    assert len(view.boxes) == MAX_BOXES
+    assert sorted((float(box.width) * 1e9 for box in view.boxes), reverse=True) == pytest.approx(
+        ranked[:MAX_BOXES], rel=1e-6
+    )
+    assert view.notes[-1].startswith("500 boxes of at most 0.0")
+    spans = [(box.row, float(box.left), float(box.left) + float(box.width)) for box in view.boxes]
+    rows = {}
+    for row, left, right in spans:
+        rows.setdefault(row, []).append((left - 1e-8, right + 1e-8))
+    for row, left, right in spans:
+        assert row == 0 or any(a <= left and right <= b for a, b in rows[row - 1])
+
+
+def test_a_chain_of_equal_widths_is_cut_from_its_inner_end():
+    node = ("last", 1.0, None, ())
+    for place in range(600):
+        node = (f"f{place}", 0.0, None, (node,))
+    flame = flame_of((node,))
+    chains = replace(flame, frames=tuple(flame.frames) * 1)
+    view = flame_view(chains)
+    assert view.rows == 601
+    assert {box.width for box in view.boxes} == {"1"}
+
+
+def test_hostile_names_are_text():
+    page = page_of(report_of(flames=(hostile_flame(HOSTILE_NAMES),)))
+    assert page.all("img") == []
+    assert [one["attributes"] for one in page.all("script")] == [{"type": "module"}]
+    boxes = page.all("div", class_="box")
+    names = {one["attributes"]["title"].split("\n")[0] for one in boxes}
+    kinds = (" (your code)", " (library)")
+    for index, name in enumerate((*HOSTILE_NAMES, *ATTACKS)):
+        if name == ATTACKS[1]:  # its place is its name
+            continue
+        assert f"{one_line(name)}, {one_line(ATTACKS[1])}{kinds[index % 2]}" in names
+    assert all(title.replace("\n", "").isprintable() for title in names)
+    assert max(len(one["text"]) for one in boxes) <= 160  # the long one is cut in its box alone
+    assert {one["attributes"].get("style", "").count(";") for one in boxes} == {2}
+
+
+def test_graphs_without_the_script_are_complete():
+    page = page_of(flame_report())
+    texts = [one["text"] for one in page.all("bdi")]
+    assert texts[:11] == [box.text for box in flame_view(stacks_flame()).boxes]
+    assert all(one["attributes"]["title"] for one in page.all("div", class_="box"))
+    assert [one["text"] for one in page.within(page.one("nav"), "a")] == ["Flame graphs"]
+
+
+def test_other_units():
+    flame = replace(flame_of((("Net", 2.0**30, None, ()),)), unit=Unit.BYTES)
+    assert flame_view(flame).boxes[0].about == "Net\n1.00 GiB, 100.00 %; all of it itself"
+
+
+def test_outputs_that_cannot_draw_leave_it_out():
+    report = flame_report()
+    assert "weighted_nll" not in render_text(report)
+    assert "weighted_nll" not in markdown_summary(report)
+    assert "flames" not in json.loads(render_json(report))

@@ -1,0 +1,85 @@
+"""A page with one view of the dashboard: served as TensorBoard does, watched and waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from lightning_modelprof.tensorboard_plugin.plugin import static_files
+from tests.support.chromium import requested, said
+
+# What TensorBoard 2.21 sends with every page of a plugin.
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "font-src 'self' data:",
+        "frame-src 'self' https://ui.perfetto.dev",
+        "img-src 'self' data: blob:",
+        "object-src 'none'",
+        "style-src 'self' https://www.gstatic.com data: 'unsafe-inline'",
+        "connect-src 'self'",
+        "script-src 'self' 'unsafe-eval'",
+    )
+)
+
+HTML, SCRIPT, BYTES = "text/html; charset=utf-8", "text/javascript", "application/octet-stream"
+
+Files = dict[str, tuple[bytes, str]]
+"""Name → content and media type."""
+
+
+@contextmanager
+def serve(own: Files) -> Iterator[str]:
+    """Serve the dashboard's files, before them ``own``, which may change meanwhile; yields the address."""
+    files = {name: (file.content, file.media_type) for name, file in static_files().items()}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.partition("?")[0].lstrip("/")
+            content, media_type = own.get(name) or files.get(name) or (b"", "")
+            self.send_response(200 if media_type else 404)
+            self.send_header("Content-Type", media_type or "text/plain")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Content-Security-Policy", POLICY)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: the tests' output is for failures."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    # The default looks every half a second whether to end.
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def watched(browser: Any, address: str) -> Iterator[None]:
+    """In the end nothing was said in the console, and nobody else was asked for anything."""
+    requested(browser)
+    said(browser)
+    yield
+    assert said(browser) == []
+    asked = requested(browser)
+    assert asked
+    assert {url for url in asked if not url.startswith(address)} == set()
+
+
+def wait(browser: Any, script: str, *arguments: Any, seconds: float = 60) -> Any:
+    """What a script returns once it is true of the page."""
+    end = time.monotonic() + seconds
+    while not (answer := browser.execute_script(script, *arguments)):
+        assert time.monotonic() < end, said(browser)
+        time.sleep(0.02)
+    return answer

@@ -1,0 +1,66 @@
+"""Hand-made traces: Chrome-trace events through the real reader."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.model_summary import ModelSummary, summarize_model
+from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, summarize_step_breakdown
+from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.reader import parse_trace, read_trace
+
+FOLDER = Path(
+    os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+)
+"""Where the real traces are, if they are here."""
+
+
+def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
+    """A trace of these events, which are written to JSON and read back.
+
+    Args:
+        events: as in a Chrome trace: ph, cat, name, pid, tid, ts and dur in microseconds, args.
+        metadata: the file's other entries.
+    """
+    return parse_trace(json.dumps({**metadata, "traceEvents": events}).encode(), "hand-made")
+
+
+def event(
+    cat: str, name: str, begin: float, end: float, tid: int = 1, pid: int = 1, **args: Any
+) -> dict[str, Any]:
+    """One complete event; begin and end in microseconds, to the nanosecond."""
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "ts": begin,
+        "dur": round(end - begin, 3),
+        "pid": pid,
+        "tid": tid,
+        "args": args,
+    }
+
+
+def load(name: str) -> Trace:
+    """One of the real traces."""
+    return read_trace(FOLDER / f"{name}.pt.trace.json.gz")
+
+
+def reference(name: str, kind: str) -> Any:
+    """Numbers that others derived from a real trace; times in microseconds."""
+    return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
+
+
+def summarize(trace: Trace) -> ModelSummary | Absent:
+    """The Model Summary of a trace."""
+    return summarize_model(build_timeline(trace))
+
+
+def break_down(trace: Trace) -> StepBreakdown | Absent:
+    """The step time breakdown of a trace."""
+    return summarize_step_breakdown(build_timeline(trace))

@@ -1,0 +1,359 @@
+"""The whole dashboard in real Chromium, in a real TensorBoard: every view, drawn without any network."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.parse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.report.build_profile import step_columns
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.show.tensorboard.event_file import write_event_file
+from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
+from tests.support.chromium import requested, said
+from tests.support.steps_page import sample_steps
+from tests.support.tensorboard_server import tensorboard
+from tests.tensorboard_plugin.test_dashboard_damage import HOSTILE, newer, profile_of, report_of, write_raw
+from tests.tensorboard_plugin.test_dashboard_plugin import fit
+
+TRACES = Path(os.environ.get("MODELPROF_TRACES", "tests/traces"))
+VIEWS = [
+    "overview",
+    "steps",
+    "operators",
+    "kernels",
+    "modules",
+    "memory",
+    "trace",
+    "distributed",
+    "tables",
+    "compare",
+]
+OF_TENSORBOARD = ("Three.js", "WebGL", "GroupMarkerNotSet", "favicon")
+"""What TensorBoard's own page says in the console, with or without a plugin."""
+PATIENCE_S = 60
+
+
+class Page:
+    """The dashboard as a reader uses it."""
+
+    def __init__(self, browser, server):
+        self.browser = browser
+        self.server = server
+
+    def open(self, **choice):
+        """Open a link to the page of the plugin alone, without TensorBoard's own around it."""
+        self.load(f"{self.server.url}data/plugin_entry.html?name=modelprof", choice)
+        self.settle()
+        return self
+
+    def open_tab(self, *, is_dark=False, **choice):
+        """Open a link to the tab in TensorBoard's page."""
+        self.load(f"{self.server.url}?darkMode={str(is_dark).lower()}", choice)
+        self.wait("return document.querySelector('iframe') !== null")
+        self.browser.switch_to.frame(self.browser.find_element("css selector", "iframe"))
+        self.settle()
+        return self
+
+    def load(self, address, choice):
+        self.browser.switch_to.default_content()
+        self.browser.get("about:blank")  # the address alone would load nothing anew
+        parts = [f"p.modelprof.{name}={urllib.parse.quote(value, safe='')}" for name, value in choice.items()]
+        self.browser.get(f"{address}#{'&'.join(['modelprof', *parts])}")
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def wait(self, condition):
+        until = time.monotonic() + PATIENCE_S
+        while not self.run(condition):
+            assert time.monotonic() < until, (condition, self.text())
+            time.sleep(0.05)
+
+    def settle(self):
+        """Until a view has been shown whole."""
+        self.wait(
+            "const main = document.querySelector('main');"
+            "return main !== null && !main.ariaBusy && main.children.length > 0"
+        )
+
+    def press(self, text, selector="button"):
+        found = self.run(
+            "const all = [...document.querySelectorAll(arguments[1])];"
+            "const b = all.find(b => b.textContent === arguments[0]); b?.click();"
+            " return b !== undefined",
+            text,
+            selector,
+        )
+        assert found, text
+        self.settle()
+
+    def choose(self, label, value):
+        self.run(
+            "const all = [...document.querySelectorAll('.chooser')];"
+            "const list = all.find(c => c.firstChild.textContent === arguments[0]).querySelector('select');"
+            "list.value = arguments[1]; list.dispatchEvent(new Event('change'))",
+            label,
+            value,
+        )
+        self.settle()
+
+    def choosers(self):
+        pairs = self.run(
+            "return [...document.querySelectorAll('aside .chooser')].map(c =>"
+            " [c.firstChild.textContent, c.querySelector('select').value])"
+        )
+        return dict(pairs)
+
+    def text(self):
+        return self.run("return document.querySelector('main')?.innerText ?? document.body.innerText")
+
+    def titles(self):
+        """Of all views, in the order of the menu."""
+        return self.run("return [...document.querySelectorAll('aside nav button')].map(b => b.textContent)")
+
+    def title(self):
+        return self.run("return document.querySelector('main > h1')?.textContent")
+
+    def link(self):
+        pairs = self.run("return parent.location.hash").split("&")[1:]
+        return {
+            name.removeprefix("p.modelprof."): urllib.parse.unquote(value)
+            for name, _, value in (pair.partition("=") for pair in pairs)
+        }
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    """Two fits, a profile that is too new, one with hostile names, and the real traces if they are here."""
+    root = tmp_path_factory.mktemp("logs")
+    fit(root)
+    fit(root, version=1)
+    hostile = profile_of(report_of(HOSTILE, HOSTILE), HOSTILE)
+    write_event_file(root / "<b>hostile</b>", [("modelprof/<i>window</i>", hostile)])
+    blobs = pack_profile(hostile)
+    write_raw(root / "newer", "modelprof/window_0", pack_head(hostile), [newer(blobs[0])])
+    phases = replace(report_of(), tables=(replace(report_of().tables[0], id="phases"),))
+    run = Profile(
+        kind="run", loop="fit", window=None, label="x", report=phases, steps=step_columns(sample_steps(50))
+    )
+    document, steps = pack_profile(run)
+    write_raw(root / "damaged steps", "modelprof/run", pack_head(run), [document, steps[:60]])
+    head = pack_head(hostile).replace(b'version":1', b'version":99')
+    write_raw(root / "newer head", "modelprof/window_0", head, blobs)
+    for name in ("v100_resnet50_workers0", "a100_nccl"):
+        trace = TRACES / f"{name}.pt.trace.json.gz"
+        if trace.is_file():
+            assert main(["tensorboard", str(trace), "--logdir", str(root)]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(logdir):
+    with tensorboard(logdir) as running:
+        yield running.wait_for("net/version_0", "net/version_1", "newer", "<b>hostile</b>")
+
+
+@pytest.fixture
+def page(browser, server):
+    """A page; in the end nobody else was asked for anything, and nothing was said in the console."""
+    requested(browser)
+    said(browser)
+    yield Page(browser, server)
+    browser.switch_to.default_content()
+    foreign = {url for url in requested(browser) if not url.startswith(server.url)}
+    assert foreign == set()
+    assert [line for line in said(browser) if not any(word in line for word in OF_TENSORBOARD)] == []
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_every_view_of_a_run_draws(page, is_dark):
+    page.open_tab(is_dark=is_dark, run="net/version_1", view="overview")  # compared with version_0
+    theme = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (theme == "rgb(255, 255, 255)") is not is_dark
+    for view, title in zip(VIEWS, page.titles(), strict=True):
+        page.press(title, "aside nav button")
+        assert page.title() == title
+        assert page.link()["view"] == view
+        assert len(page.text()) > 40, view
+        drawn = page.run(
+            "return [...document.querySelectorAll('main canvas')].every(c => c.width > 100 && c.height > 10)"
+        )
+        assert drawn
+    assert page.run("return document.querySelectorAll('.problem').length") == 0
+
+
+@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "a100_nccl"])
+def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
+    trace = TRACES / f"{name}.pt.trace.json.gz"
+    if not trace.is_file():
+        pytest.skip("the real traces are not here; set MODELPROF_TRACES to their folder")
+    assert main(["analyze", str(trace), "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    page.server.wait_for(name)
+    seen = set()
+    page.open(run=name)
+    for view, title in list(zip(VIEWS, page.titles(), strict=True))[:-1]:
+        page.press(title, "aside nav button")
+        assert page.run("return document.querySelectorAll('.problem').length") == 0
+        shown = page.run(
+            "return Object.fromEntries([...document.querySelectorAll('section.table')].map(s =>"
+            " [s.id.slice(6), [...s.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.dataset.v)"
+            ".filter(v => v !== undefined).map(Number))]))"
+        )
+        for table, rows in shown.items():
+            columns = [c["key"] for c in report["tables"][table]["columns"][1:] if c["unit"] != "text"]
+            truth = [
+                [float(row[key]) for key in columns if isinstance(row[key], int | float)]
+                for row in report["tables"][table]["rows"]
+            ]
+            assert rows == truth, (view, table)
+        seen |= set(shown)
+    filled = {table for table, value in report["tables"].items() if value["rows"]}
+    assert seen == filled
+    assert {"operators", "kernels", "step_breakdown", "device_usage"} <= seen
+
+
+def test_a_run_can_be_chosen_and_its_window_stays_if_it_has_such_a_one(page):
+    page.open()
+    runs = page.run("return [...document.querySelector('aside select').options].map(o => o.value)")
+    assert {"net/version_0", "net/version_1", "<b>hostile</b>"} < set(runs)
+    page.open(run="net/version_1", window="modelprof/window_0")
+    page.choose("Run", "net/version_0")
+    assert page.choosers() == {
+        "Run": "net/version_0",
+        "Loop": "modelprof/run",
+        "Window": "modelprof/window_0",
+    }
+    assert page.link()["run"] == "net/version_0"
+
+
+def test_the_fit_and_its_newest_window_are_chosen_first(page):
+    page.open(run="net/version_0")
+    assert page.choosers()["Loop"] == "modelprof/run", "and not the validation after it"
+    assert page.choosers()["Window"] == "modelprof/window_1"
+
+
+def test_a_link_leads_back(page):
+    wanted = {
+        "run": "net/version_0",
+        "profile": "modelprof/run",
+        "window": "modelprof/window_0",
+        "view": "operators",
+    }
+    page.open_tab(**wanted)
+    assert page.title() == "Operators"
+    assert page.link() == wanted
+    page.press("Memory", "aside nav button")
+    page.open_tab(**page.link())
+    assert page.title() == "Memory"
+    assert page.choosers()["Window"] == "modelprof/window_0"
+
+
+def test_what_a_link_names_and_is_gone_is_replaced(page):
+    page.open(run="no such run", window="modelprof/window_99", view="nothing", rank="7")
+    assert page.title() == "Overview"
+    said = page.run("return document.querySelector('aside .problem').textContent")
+    assert said == "This link is to the run no such run, which is not here."
+    assert page.link()["run"] in page.run(
+        "return [...document.querySelectorAll('aside .chooser option')].map(o => o.value)"
+    )
+
+
+def test_a_link_that_changes_in_the_address_is_followed(page):
+    page.open(run="net/version_0", view="overview")
+    page.run("parent.location.hash = parent.location.hash.replace('view=overview', 'view=memory')")
+    page.wait("return document.querySelector('main > h1')?.textContent === 'Memory'")
+
+
+def test_digits_choose_a_view_unless_somebody_writes(page):
+    page.open(run="net/version_1", view="overview")
+    page.run("document.querySelector('main').focus()")
+    page.browser.switch_to.active_element.send_keys("3")
+    page.wait("return document.querySelector('main > h1')?.textContent === 'Operators'")
+    page.settle()
+    page.browser.find_element("css selector", "main input[type=search]").send_keys("2")
+    page.settle()
+    assert page.title() == "Operators"
+    page.run("document.querySelector('main').focus()")
+    page.browser.switch_to.active_element.send_keys("0")
+    page.wait("return document.querySelector('main > h1')?.textContent === 'Compare'")
+
+
+def test_two_runs_are_compared_and_swapped(page):
+    page.open(run="net/version_1", view="compare")
+    assert page.link()["before_run"] == "net/version_0", "the newest of those before it"
+    page.open(run="net/version_0", view="compare")
+    assert page.link()["before_run"] != "newer head", "it cannot be read"
+    page.browser.switch_to.default_content()
+    said(page.browser)  # what is here beside it can only be read in part
+    page.open(run="net/version_1", before_run="net/version_0", view="compare")
+    assert page.run("return document.getElementById('table-comparison_phases') !== null")
+    assert page.run("return document.getElementById('table-comparison_steps') !== null")
+    turned = "Before is the newer of the two"
+    assert turned not in page.run("return document.querySelector('.sides').textContent")
+    page.press("Swap", ".sides button")
+    page.wait(f"return document.querySelector('.sides')?.textContent.includes('{turned}')")
+    link = page.link()
+    assert (link["run"], link["before_run"]) == ("net/version_0", "net/version_1")
+
+
+def test_the_evaluation_loop_has_no_window(page):
+    page.open(run="net/version_0", profile="modelprof_1/validate/run", view="operators")
+    assert "Window" not in page.choosers()
+    assert "ModelProfCallback(active=10)" in page.text()
+
+
+def test_a_profile_that_is_too_new_says_so_and_breaks_nothing_else(page):
+    page.open(run="newer", view="overview")
+    assert "written by a newer lightning-modelprof" in page.run(
+        "return document.querySelector('.problem').textContent"
+    )
+    page.browser.switch_to.default_content()
+    said(page.browser)  # the browser notes an answer of 404 by itself
+    page.open(run="newer head", view="overview")
+    assert "newer lightning-modelprof" in page.run("return document.querySelector('.problem').textContent")
+    page.choose("Run", "net/version_0")
+    assert page.run("return document.querySelectorAll('.problem').length") == 0
+
+
+def test_damaged_columns_say_so_and_leave_the_rest(page):
+    page.open(run="damaged steps", view="steps")
+    told = page.run("return document.querySelector('.problem').textContent")
+    assert "its steps cannot be read: damaged bytes: cut off." in told
+    said(page.browser)  # the browser notes an answer of 404 by itself
+    assert page.run("return document.getElementById('table-phases') !== null")
+    page.press("Overview", "aside nav button")
+    assert page.run("return document.querySelectorAll('.problem').length") == 0
+
+
+def test_hostile_names_are_text(page):
+    page.open(run="<b>hostile</b>", view="tables")
+    assert page.run("return document.querySelectorAll('main img, main b b, aside b, aside i').length") == 0
+    assert "<img src=x" in page.text()
+    assert page.choosers()["Run"] == "<b>hostile</b>"
+
+
+def test_an_empty_view_says_what_to_do(page):
+    page.open(run="<b>hostile</b>", view="steps")
+    assert "ModelProfCallback" in page.run("return document.querySelector('.empty').textContent")
+
+
+def test_help_is_beside_the_figures(page):
+    page.open(run="net/version_0", view="tables")
+    page.wait("return document.querySelectorAll('button[aria-label^=\"What is\"]').length > 5")
+
+
+def test_the_theme_follows_tensorboards(page):
+    page.open_tab(run="net/version_0", view="overview")
+    read = "return getComputedStyle(document.body).backgroundColor"
+    light = page.run(read)
+    page.run("parent.document.body.classList.add('dark-mode')")
+    page.wait("return document.documentElement.dataset.theme === 'dark'")
+    assert page.run(read) != light

@@ -1,0 +1,171 @@
+"""Profiles that cannot be read, names that are hostile, and what stands beside them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboard.compat.proto import summary_pb2
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
+from lightning_modelprof.show.tensorboard.profile_blob import (
+    pack_head,
+    pack_profile,
+    unpack_head,
+    unpack_profile,
+)
+from tests.support.sample_reports import ALL_REPORTS
+from tests.support.tensorboard_server import tensorboard
+
+HOSTILE = "<img src=x onerror=alert(1)> \ud800 \x1b[31m ' \" & ${x} \u202e"
+
+
+def profile_of(report, label="steps 1 to 2", window=0, **fields):
+    return Profile(kind="window", loop="fit", window=window, label=label, report=report, **fields)
+
+
+def report_of(name="row", title="t"):
+    table = Table(
+        id="operators",
+        title=title,
+        columns=(Column("name", "Name"), Column("n", "N", Unit.COUNT)),
+        rows=((name, 3), ("other", None)),
+    )
+    return Report(title=title, facts=((name, name),), tables=(table,), notes=(name,), sections={})
+
+
+def write_raw(folder, tag, content, blobs):
+    """A summary of the plugin with any bytes in it."""
+    data = summary_pb2.SummaryMetadata.PluginData(plugin_name="modelprof", content=content)
+    metadata = summary_pb2.SummaryMetadata(plugin_data=data, data_class=summary_pb2.DATA_CLASS_BLOB_SEQUENCE)
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))])
+    tensor = TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=blobs)
+    value = summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+    writer = EventFileWriter(str(folder))
+    writer.add_event(Event(wall_time=1.0, step=0, summary=summary_pb2.Summary(value=[value])))
+    writer.close()
+
+
+def newer(packed):
+    """The same document of a version that does not exist yet."""
+    document = json.loads(zlib.decompress(packed))
+    document["head"]["schema_version"] = 99
+    document["head"]["kind"] = "galaxy"  # what it means only that version knows
+    return zlib.compress(json.dumps(document).encode())
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fast loader", "slow loader"])
+def server(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("logs")
+    good = profile_of(report_of())
+    head, blobs = pack_head(good), pack_profile(good)
+    write_event_file(root / "good", [(tag_of(good), good)])
+    write_raw(root / "no head", "modelprof/window_0", b"\xff\x00", blobs)
+    write_raw(root / "newer head", "modelprof/window_0", head.replace(b'version":1', b'version":99'), blobs)
+    write_raw(root / "newer", "modelprof/window_0", head, [newer(blobs[0])])
+    write_raw(root / "cut off", "modelprof/window_0", head, [blobs[0][:40]])
+    write_raw(root / "no json", "modelprof/window_0", head, [zlib.compress(b"hello")])
+    write_raw(root / "another document", "modelprof/window_0", head, [zlib.compress(b'{"head": 3}')])
+    write_raw(root / "nothing", "modelprof/window_0", head, [])
+    hostile = profile_of(report_of(HOSTILE, HOSTILE), HOSTILE)
+    write_event_file(root / "<b>hostile</b>", [("modelprof/<i>window</i>", hostile)])
+    with tensorboard(root, is_fast=request.param) as running:
+        yield running.wait_for("good", "no head", "newer", "<b>hostile</b>")
+
+
+def test_a_head_that_cannot_be_read_is_a_problem_of_its_own(server):
+    runs = {run["name"]: run["profiles"][0] for run in server.ask("profiles")["runs"]}
+    assert runs["good"]["problem"] == ""
+    assert "expected a profile" in runs["no head"]["problem"]
+    assert "newer lightning-modelprof" in runs["newer head"]["problem"]
+    assert "kind" not in runs["no head"]
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ("newer", "written by a newer lightning-modelprof. Update"),
+        ("cut off", "damaged bytes"),
+        ("no json", "expected a profile of lightning-modelprof, got"),
+        ("another document", "expected a profile of lightning-modelprof, got"),
+        ("nothing", "expected"),
+    ],
+)
+def test_a_damaged_profile_is_a_sentence(server, run, sentence):
+    arguments = {"run": run, "window": "modelprof/window_0", "view": "overview"}
+    assert sentence in server.problem("view", **arguments)
+
+
+def test_the_others_are_shown_all_the_same(server):
+    answer = server.ask("view", run="good", window="modelprof/window_0", view="operators")
+    assert '<th scope="row">row</th><td class="n" data-v="3' in answer["html"]
+
+
+def test_hostile_names_are_text(server):
+    place = {"run": "<b>hostile</b>", "window": "modelprof/<i>window</i>"}
+    for view in ("overview", "operators", "tables"):
+        html = server.ask("view", view=view, **place)["html"]
+        assert "<img" not in html
+        assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
+    (profile,) = (run["profiles"][0] for run in server.ask("profiles")["runs"] if run["name"] == place["run"])
+    assert "\x1b" not in profile["label"]
+
+
+@pytest.mark.parametrize("name", ALL_REPORTS)
+def test_every_report_comes_back_as_it_was(name):
+    report = ALL_REPORTS[name]()
+    stored = unpack_profile(pack_profile(profile_of(report, rank_reports={0: report, 3: report}))[0])
+    if "\\ud" in repr(asdict(report)):  # half a surrogate pair has no UTF-8, only its escape
+        return
+    for part in ("title", "facts", "tables", "notes", "verdict", "findings", "charts", "flames"):
+        assert repr(getattr(stored.report, part)) == repr(getattr(report, part)).replace("nan", "None"), part
+    assert stored.rank_reports[3] == stored.report
+    assert stored.head.ranks == (0, 3)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_refused(data):
+    for read in (unpack_head, unpack_profile, lambda raw: unpack_profile(zlib.compress(raw))):
+        with pytest.raises(ArchiveError, match=r"^expected a profile"):
+            read(data)
+
+
+def test_a_run_that_tensorboard_cannot_name_says_what_to_do(tmp_path):
+    """A bug of the fast loader, which the page can only explain."""
+    good = profile_of(report_of())
+    write_event_file(tmp_path / 'a "quoted" run', [(tag_of(good), good)])
+    arguments = {"run": 'a "quoted" run', "window": "modelprof/window_0", "view": "overview"}
+    with tensorboard(tmp_path) as running:
+        running.wait_for('a "quoted" run')
+        status, media_type, body = running.raw("plugin/modelprof/view", **arguments)
+        assert media_type == "application/json"
+        assert status == 200 or "--load_fast=false" in json.loads(body)["error"]
+    with tensorboard(tmp_path, is_fast=False) as running:
+        running.wait_for('a "quoted" run')
+        assert "html" in running.ask("view", **arguments)
+
+
+def test_a_window_is_called_by_its_loop_and_folder():
+    assert tag_of(profile_of(report_of())) == "modelprof/window_0"
+    assert tag_of(profile_of(report_of(), window=3), "modelprof_1") == "modelprof_1/window_3"
+    run = Profile(kind="run", loop="test", window=None, label="", report=report_of())
+    assert tag_of(run) == "modelprof/test/run"
+
+
+def test_nothing_to_write_writes_nothing(tmp_path):
+    write_event_file(tmp_path / "run", [])
+    assert list(Path(tmp_path).iterdir()) == []

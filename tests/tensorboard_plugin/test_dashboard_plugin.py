@@ -1,0 +1,327 @@
+"""The dashboard's routes in a real TensorBoard: what was measured is what is served, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.show.tensorboard.profile_blob import unpack_steps
+from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timeline
+from lightning_modelprof.tensorboard_plugin.views import VIEWS
+from lightning_modelprof.trace.reader import read_trace
+from tests.support.fits import Net, fit_quietly, loader, make_trainer
+from tests.support.tensorboard_server import tensorboard
+
+RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_1"}
+BEFORE = {f"before_{key}": value for key, value in RUN.items()}
+STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
+
+
+def fit(root, version=0):
+    """A fit with two windows, logged by TensorBoard's logger."""
+    from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
+    from lightning_modelprof.loop.process_loops import PROCESS_LOOPS  # noqa: PLC0415
+
+    logger = TensorBoardLogger(root, name="net", version=version)
+    callback = ModelProfCallback(
+        active=2,
+        wait=4,
+        repeat=2,
+        skip_first=4,
+        report={"terminal": False},
+        inspect={"sampling": False},
+        profile_memory=True,
+    )
+    trainer = make_trainer(root, callback, logger=logger)
+    PROCESS_LOOPS.forget()  # each loop as if it were alone in its process
+    fit_quietly(trainer, Net(), loader())
+    PROCESS_LOOPS.forget()
+    trainer.validate(trainer.model, loader(16), verbose=False)
+    return callback
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("logs")
+    fit(root)
+    fit(root, version=1)
+    return root
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fast loader", "slow loader"])
+def server(request, logdir):
+    with tensorboard(logdir, is_fast=request.param) as running:
+        yield running.wait_for("net/version_0", "net/version_1")
+
+
+class Cells(HTMLParser):
+    """The raw numbers of every table of a page: id of the table → rows of cells; ``None`` is no number."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tables = {}
+        self._rows = None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag == "section" and attributes.get("id", "").startswith("table-"):
+            self._rows = self.tables.setdefault(attributes["id"].removeprefix("table-"), [])
+        elif tag == "section":
+            self._rows = None
+        elif tag == "tr" and self._rows is not None:
+            self._rows.append([])
+        elif tag == "td" and self._rows:
+            value = attributes.get("data-v")
+            self._rows[-1].append(None if value is None else float(value))
+
+    def numbers(self, table):
+        """Rows of numbers, without the heading and without texts."""
+        rows = [[value for value in row if value is not None] for row in self.tables[table]]
+        return [row for row in rows if row]
+
+
+def numbers_of(table):
+    """The same of a table of report.json."""
+    units = {column["key"]: column["unit"] for column in table["columns"]}
+    first = table["columns"][0]["key"]
+    rows = [
+        [
+            float(value)
+            for key, value in row.items()
+            if key != first and units[key] != "text" and isinstance(value, int | float)
+        ]
+        for row in table["rows"]
+    ]
+    return [row for row in rows if row]
+
+
+def test_profiles_are_listed_with_what_they_are(server):
+    answer = server.ask("profiles")
+    assert [run["name"] for run in answer["runs"]] == ["net/version_0", "net/version_1"]
+    profiles = {profile["tag"]: profile for profile in answer["runs"][0]["profiles"]}
+    assert set(profiles) == {
+        "modelprof/window_0",
+        "modelprof/window_1",
+        "modelprof/run",
+        "modelprof_1/validate/run",
+    }
+    assert profiles["modelprof/run"]["kind"] == "run"
+    assert profiles["modelprof/run"]["label"] == "32 steps, finished"
+    assert profiles["modelprof_1/validate/run"]["loop"] == "validate"
+    window = profiles["modelprof/window_1"]
+    assert (window["kind"], window["window"], window["label"]) == ("window", 1, "steps 16 to 17")
+    assert not any(profile["problem"] for profile in profiles.values())
+    assert [view["key"] for view in answer["views"]] == [view.key for view in VIEWS]
+
+
+def test_the_tab_turns_on(server):
+    assert "modelprof" in server.active()
+
+
+def test_every_number_of_the_run_is_that_of_report_json(server, logdir):
+    report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
+    page = Cells(server.ask("view", view="tables", run=RUN["run"], profile=RUN["profile"])["html"])
+    filled = {name for name, table in report["tables"].items() if table["rows"]}
+    assert set(page.tables) == filled
+    for name in filled:
+        assert page.numbers(name) == numbers_of(report["tables"][name]), name
+    assert sum(len(page.numbers(name)) for name in filled) > 60
+
+
+def test_every_number_of_a_window_is_that_of_its_trace(server, logdir, tmp_path):
+    folder = logdir / "net/version_0/modelprof"
+    window = load_run(folder).ranks[0].windows[1]
+    assert main(["analyze", str(folder / window.trace_file), "--json", str(tmp_path / "trace.json")]) == 0
+    report = json.loads((tmp_path / "trace.json").read_text())
+    page = Cells(server.ask("view", view="tables", run=RUN["run"], window=RUN["window"])["html"])
+    filled = {name for name, table in report["tables"].items() if table["rows"]}
+    assert {"operators", "model_summary", "step_breakdown"} < filled
+    assert set(page.tables) == filled
+    for name in filled:
+        assert page.numbers(name) == numbers_of(report["tables"][name]), name
+
+
+def test_every_view_has_something_or_says_what_to_do(server):
+    for view in VIEWS:
+        answer = server.ask("view", view=view.key, **RUN)
+        assert answer["title"] == view.title
+        assert answer["html"] or answer["columns"] or view.key in ("kernels", "distributed")
+        assert len(answer["empty"]) > 20
+
+
+def test_steps_are_those_of_the_archive(server, logdir):
+    steps = load_run(logdir / "net/version_0/modelprof").ranks[0].steps
+    served = unpack_steps(server.columns(run=RUN["run"], tag="modelprof/run", kind="steps"))
+    assert served.step.tolist() == steps.step.tolist()
+    assert served.duration_ns.tolist() == steps.duration_ns.tolist()
+    assert served.phases_ns.sum(axis=1).tolist() == steps.duration_ns.tolist()
+
+
+def test_the_timeline_is_the_trace(server, logdir):
+    folder = logdir / "net/version_0/modelprof"
+    trace = read_trace(folder / load_run(folder).ranks[0].windows[1].trace_file)
+    served = unpack_timeline(server.columns(run=RUN["run"], tag=RUN["window"], kind="timeline", rank=0))
+    assert len(served) == len(trace)
+    assert np.array_equal(np.sort(served.slice_begin_ns), np.sort(trace.begin_ns))
+    names = sorted(trace.names[name] for name in trace.name)
+    assert sorted(served.names[name] for name in served.name) == names
+
+
+def test_compare_says_what_the_command_says(server, logdir, tmp_path):
+    runs = [str(logdir / "net" / f"version_{number}" / "modelprof") for number in (0, 1)]
+    main(["compare", *runs, "--json", str(tmp_path / "compare.json")])
+    said = json.loads((tmp_path / "compare.json").read_text())
+    other = RUN | {"run": "net/version_1"}
+    html = server.ask("compare", **BEFORE, **other)["html"]
+    page = Cells(html)
+    for name in ("comparison_figures", "comparison_phases"):
+        assert page.numbers(name) == numbers_of(said["tables"][name])
+    assert "comparison_steps" in page.tables, "the windows are compared, too"
+
+
+def test_two_windows_of_one_run_are_compared_alone(server):
+    sides = RUN | BEFORE | {"before_window": "modelprof/window_0"}
+    page = Cells(server.ask("compare", **sides)["html"])
+    assert "comparison_steps" in page.tables
+    assert "comparison_figures" not in page.tables
+
+
+def test_a_profile_with_itself_is_no_comparison(server):
+    answer = server.ask("compare", **RUN, **BEFORE)
+    assert answer["html"] == ""
+    assert "Choose another" in answer["empty"]
+
+
+WRONG = {
+    "no run": ("view", {"view": "overview"}, "choose one"),
+    "unknown run": ("view", RUN | {"run": "../../etc"}, "'modelprof/run' in the run '../../etc'"),
+    "unknown tag": ("view", RUN | {"profile": "loss"}, "expected a profile 'loss'"),
+    "unknown view": ("view", RUN | {"view": "secrets"}, "expected one of the views overview, steps"),
+    "a rank that is no number": ("view", RUN | {"rank": "-1"}, "expected the number of a rank, got '-1'"),
+    "no such columns": ("columns", STEPS | {"kind": "timeline"}, "got none"),
+    "an unknown kind": ("columns", STEPS | {"kind": "/etc/passwd"}, "got none"),
+    "columns of nothing": ("columns", {}, "expected a profile"),
+    "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected the number of a rank"),
+    "half a comparison": ("compare", RUN, "choose one"),
+}
+
+
+@pytest.mark.parametrize(("route", "arguments", "sentence"), WRONG.values(), ids=WRONG)
+def test_what_is_not_there_is_a_sentence(server, route, arguments, sentence):
+    assert sentence in server.problem(route, **arguments)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "static/../plugin.py",
+        "static/%2e%2e/plugin.py",
+        "static//etc/passwd",
+        "static/tsconfig.json",
+        "static/",
+        "static/vendor/uplot",
+        "static/html/report.html.j2",
+    ],
+)
+def test_only_the_files_of_the_page_are_served(server, path):
+    status, _, body = server.raw(f"plugin/modelprof/{path}")
+    assert status == 404
+    assert b"import" not in body
+
+
+def test_scripts_are_scripts(server):
+    status, media_type, body = server.raw("plugin/modelprof/static/index.js")
+    assert (status, media_type) == (200, "text/javascript; charset=utf-8")
+    assert b"export async function render" in body
+
+
+def test_without_a_profile_nothing_is_on_and_nothing_breaks(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="plain")
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.finalize("success")
+    with tensorboard(tmp_path) as server:
+        assert server.ask("profiles")["runs"] == []
+        assert "modelprof" not in server.active()
+
+
+def test_tensorboard_imports_next_to_nothing():
+    """What the plugin adds to the start of every TensorBoard: no torch, no numpy, none of our rooms."""
+    code = (
+        "import sys, tensorboard.program, tensorboard.default; before = set(sys.modules)\n"
+        "import lightning_modelprof.tensorboard_plugin.plugin\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    new = done.stdout.split()
+    assert all(name.startswith(("lightning_modelprof", "tensorboard.")) for name in new)
+    assert {name for name in new if not name.startswith("tensorboard.")} == {
+        "lightning_modelprof",
+        "lightning_modelprof.errors",
+        "lightning_modelprof.tensorboard_plugin",
+        "lightning_modelprof.tensorboard_plugin.plugin",
+    }
+
+
+def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, capsys):
+    logs = tmp_path / "imported"
+    assert main(["tensorboard", str(logdir / "net/version_0/modelprof"), "--logdir", str(logs)]) == 0
+    assert "version_0: 3 profiles" in capsys.readouterr().out
+    with tensorboard(logs) as other:
+        other.wait_for("version_0")
+        for view in VIEWS:
+            there = other.ask("view", view=view.key, **(RUN | {"run": "version_0"}))
+            here = server.ask("view", view=view.key, **RUN)
+            assert there == here, view.key
+
+
+def test_an_import_never_overwrites(logdir, tmp_path, capsys):
+    for _ in range(2):
+        assert main(["tensorboard", str(logdir / "net/version_0/modelprof"), "--logdir", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version_0", "version_0_1"]
+    assert capsys.readouterr().out.count("tensorboard --logdir") == 2
+
+
+def test_a_folder_of_runs_is_imported_whole(logdir, tmp_path):
+    assert main(["tensorboard", str(logdir), "--logdir", str(tmp_path)]) == 0
+    runs = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "net").iterdir())
+    # Two fits, each with a validation that has a folder of its own.
+    assert runs == ["net/version_0", "net/version_0_1", "net/version_1", "net/version_1_1"]
+
+
+def test_what_cannot_be_imported_says_so(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["tensorboard", str(tmp_path / "empty"), "--logdir", str(tmp_path / "logs")]) == 1
+    assert "expected a folder with trace files" in capsys.readouterr().err
+    (tmp_path / "bad.json").write_text("hello")
+    assert main(["tensorboard", str(tmp_path / "bad.json"), "--logdir", str(tmp_path / "logs")]) == 1
+    assert "bad.json" in capsys.readouterr().err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_text_of_a_link_is_never_markup(server):
+    sentence = server.problem("view", run="<script>alert(1)</script>", profile="x")
+    assert "<script>" in sentence, "JSON says it as it is; the page sets it as text"
+    assert re.search("application/json", server.raw("plugin/modelprof/view")[1])
+
+
+def test_the_page_of_definitions_is_served(server):
+    document = server.ask("definitions")
+    assert document["sections"]
+
+
+def test_files_are_all_known():
+    """A file of a kind that is not served would be missed in a browser only."""
+    static = Path(main.__code__.co_filename).parent / "tensorboard_plugin" / "static"
+    kinds = {path.suffix for path in static.rglob("*") if path.is_file()}
+    assert kinds <= {".js", ".css", ".json", ".md", ".ts", ""}

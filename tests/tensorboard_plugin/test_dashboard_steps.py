@@ -1,0 +1,774 @@
+"""The view Steps in a real browser, under TensorBoard's policy. Needs Chromium, its driver and selenium."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import product
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+from lightning_modelprof.analysis.steps.benchmark import benchmark
+from lightning_modelprof.report.build_profile import step_columns
+from lightning_modelprof.report.model import Unit
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.loops import FIT
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.show.format import format_amount, format_cell, format_duration
+from lightning_modelprof.show.tensorboard.profile_blob import pack_steps
+from tests.support.dashboard_page import serve, wait, watched
+from tests.support.fits import run_fit
+from tests.support.steps_page import page_files, sample_steps, with_profiler_time
+
+ActionChains = pytest.importorskip(
+    "selenium.webdriver.common.action_chains", reason="selenium is not installed"
+).ActionChains
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
+
+
+@pytest.fixture(autouse=True, scope="module")
+def size(browser):
+    browser.set_window_size(1300, 1000)
+
+
+@pytest.fixture(scope="module")
+def site():
+    """Address of the page, and its files."""
+    files = page_files(b"")
+    with serve(files) as address:
+        yield address, files
+
+
+@pytest.fixture
+def page(browser, site):
+    """Opens the view."""
+    address, files = site
+
+    def open_page(steps, options=None, columns=None):
+        files.update(page_files(pack_steps(step_columns(steps, FIT) if columns is None else columns)))
+        browser.get("about:blank")  # an address with another fragment alone would load nothing
+        browser.get(f"{address}#{quote(json.dumps(options or {}))}")
+        wait(browser, "return Boolean(window.view)")
+        settle(browser)
+        return browser
+
+    with watched(browser, address):
+        yield open_page
+
+
+def settle(browser):
+    """Wait until the figures are those of the range."""
+    wait(browser, "return document.querySelector('.steps-range[aria-busy=true]') === null")
+
+
+def run(browser, body):
+    """Result of JavaScript with the modules at hand and ``steps`` as the view has them."""
+    result = browser.execute_async_script(
+        "const done = arguments[0];"
+        "(async () => {"
+        "  const [data, bins, statistics, labels] = await Promise.all("
+        "    ['steps/data', 'steps/bins', 'steps/statistics', 'axis_labels']"
+        "      .map((name) => import(`/${name}.js`)));"
+        "  const steps = window.unpacked && new data.Steps(window.unpacked);"
+        f"  {body}"
+        "})().then((value) => done(JSON.stringify(value)),"
+        "  (error) => done(JSON.stringify({error: String(error)})))"
+    )
+    value = json.loads(result)
+    assert not (isinstance(value, dict) and "error" in value), value
+    return value
+
+
+def press(browser, *keys):
+    browser.execute_script("document.querySelector('.steps-field').focus({preventScroll: true})")
+    for key in keys:
+        ActionChains(browser).send_keys(key).perform()
+    settle(browser)
+
+
+def state(browser):
+    return browser.execute_script("return window.view.state()")
+
+
+def text(browser, selector):
+    return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+
+def figures(browser):
+    return dict(
+        browser.execute_script(
+            "return [...document.querySelectorAll('.steps .figures div')]"
+            ".map(d => [d.children[0].textContent, d.children[1].textContent])"
+        )
+    )
+
+
+def rows(browser, selector):
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0] + ' tbody tr')]"
+        ".map(r => [...r.cells].map(c => c.textContent))",
+        selector,
+    )
+
+
+def has_color(browser, color, canvas=0, tolerance=0):
+    """Whether a canvas has many opaque pixels of this colour."""
+    return browser.execute_script(
+        "const canvas = document.querySelectorAll('.steps canvas')[arguments[1]];"
+        "const {width, height} = canvas;"
+        "const copy = new OffscreenCanvas(width, height).getContext('2d', {willReadFrequently: true});"
+        "copy.drawImage(canvas, 0, 0);"
+        "const d = copy.getImageData(0, 0, width, height).data;"
+        "let n = 0;"
+        "for (let i = 0; i < d.length; i += 4)"
+        "  n += d[i + 3] === 255 && "
+        "arguments[0].every((v, k) => Math.abs(d[i + k] - v) <= arguments[2]);"
+        "return n > 50",
+        color,
+        canvas,
+        tolerance,
+    )
+
+
+BACKWARD, FORWARD = [0x56, 0xB4, 0xE9], [0x00, 0x72, 0xB2]
+STEPS = sample_steps(600)
+PROFILER = PHASE_INDEX["profiler"]
+IN_REST, IN_LAYER = 400_000, 5_000_000
+"""Time in the phase ``profiler`` with which it is one of the other phases, and with which it has a layer."""
+
+
+# Numbers
+
+
+def test_a_real_fit_shows_the_figures_of_its_perf_summary(page, tmp_path):
+    run_fit(tmp_path, active=3)
+    steps = load_run(tmp_path).ranks[0].steps
+    browser = page(steps)
+    expected = benchmark(steps)
+    assert expected.samples_per_s is not None
+    assert figures(browser) == {
+        "steps": str(len(steps)),
+        "clean": str(expected.num_steps),
+        "mean": format_duration(expected.batch_cost_ns.avg),
+        "p50": format_duration(expected.batch_cost_ns.p50),
+        "p99": format_duration(expected.batch_cost_ns.p99),
+        "steps/s": format_cell(expected.steps_per_s.avg, Unit.RATE),
+        "samples/s": format_cell(expected.samples_per_s.avg, Unit.RATE),
+        "Reader Ratio": format_amount(expected.reader_ratio.avg, Unit.RATIO),
+    }
+
+
+def with_unknowns(steps):
+    """Some samples were not counted, and the fetch of some steps could not be seen."""
+    steps.samples[300:310] = NOT_MEASURED
+    steps.phases_ns[400:410, PHASE_INDEX["dataloader"]] = NOT_MEASURED
+    return steps
+
+
+RANGES = ((0, 599), (3, 57), (100, 100), (101, 101), (305, 420), (405, 599), (13, 19))
+
+
+def near(value):
+    return None if value is None else pytest.approx(value, rel=1e-12)
+
+
+def test_figures_of_a_range_are_those_of_the_benchmark(page):
+    steps = with_profiler_time(with_unknowns(sample_steps(600, seed=3)), IN_LAYER)
+    steps.phases_ns[310:315, PROFILER] = NOT_MEASURED
+    browser = page(steps)
+    for first, last in RANGES:
+        got = run(
+            browser,
+            f"const f = statistics.rangeFigures(steps, {first}, {last});"
+            "return {...f, sorted: [...f.sorted]}",
+        )
+        inside = steps.select((steps.step >= first) & (steps.step <= last))
+        expected = benchmark(inside)
+        assert got["steps"] == last - first + 1
+        if expected is None:
+            assert (got["clean"], got["sorted"]) == (0, [])
+            assert {got[name] for name in ("mean", "p50", "stepsPerS", "samplesPerS", "readerRatio")} == {
+                None
+            }
+            continue
+        assert got["clean"] == expected.num_steps
+        durations = np.sort(inside.clean().duration_ns)
+        assert got["sorted"] == durations.tolist()
+        assert got["mean"] == near(durations.mean())
+        for percent in (50, 90, 99):
+            assert got[f"p{percent}"] == near(float(np.percentile(durations, percent)))
+        assert got["stepsPerS"] == near(len(durations) / (durations.sum() / 1e9))
+        samples = expected.samples_per_s
+        assert got["samplesPerS"] == near(samples and samples.avg)
+        ratio = expected.reader_ratio
+        assert got["readerRatio"] == near(ratio and ratio.avg)
+
+
+def test_points_are_means_of_equally_many_steps(page):
+    browser = page(STEPS)
+    columns = step_columns(STEPS)
+    for most, only_clean, (first, last) in product((1, 7, 50, 1_000), (False, True), RANGES):
+        got = run(
+            browser,
+            f"const p = bins.joinSteps(steps, {first}, {last}, {most}, {str(only_clean).lower()});"
+            "const list = (a) => Array.from(a, (v) => Number.isNaN(v) ? null : v);"
+            "const names = ['start', 'end', 'count', 'mean', 'longest', 'slowest', 'leftOut', 'rate'];"
+            "const columns = Object.fromEntries(names.map((name) => [name, list(p[name])]));"
+            "return {...p, ...columns, layers: p.layers.map(list), of: steps.layers}",
+        )
+        size = -(-(last - first + 1) // most)
+        assert got["size"] == size
+        starts = list(range(first, last + 1, size))
+        assert got["start"] == starts
+        assert got["end"] == [min(start + size, last + 1) for start in starts]
+        for point, start in enumerate(starts):
+            place = slice(start, min(start + size, last + 1))
+            left_out = columns.exclusion[place] != 0
+            counted = ~left_out if only_clean else np.ones_like(left_out)
+            assert got["count"][point] == counted.sum()
+            assert got["leftOut"][point] == near(left_out.mean())
+            if not counted.any():
+                assert got["mean"][point] is got["longest"][point] is got["rate"][point] is None
+                assert got["slowest"][point] == -1
+                continue
+            duration = STEPS.duration_ns[place][counted]
+            assert got["mean"][point] == near(duration.mean())
+            assert got["longest"][point] == duration.max() == STEPS.duration_ns[got["slowest"][point]]
+            assert got["rate"][point] == near(1e9 * STEPS.samples[place][counted].sum() / duration.sum())
+            layers = [
+                columns.phases_ns[place][counted][:, layer["phases"]].sum(axis=1).mean()
+                for layer in got["of"]
+            ]
+            assert [values[point] for values in got["layers"]] == [near(value) for value in layers]
+            assert sum(layers) == near(duration.mean())  # the layers stack up to the whole step
+
+
+def counted_steps(steps, only_clean, first, last):
+    """Places, times and phases of the steps that count: with the profiler's time, but clean ones without."""
+    places = [step for step in range(first, last + 1) if not (only_clean and steps.tags[step] & NOT_CLEAN)]
+    phases = steps.phases_ns[places].astype(float)
+    if only_clean:
+        phases[:, PROFILER] = 0
+    return places, phases.sum(axis=1), phases
+
+
+@pytest.mark.parametrize("profiler_ns", [IN_REST, IN_LAYER])
+@pytest.mark.parametrize("only_clean", [False, True])
+def test_clean_steps_are_without_the_profiler_and_all_steps_with_it(page, profiler_ns, only_clean):
+    steps = with_profiler_time(sample_steps(600, seed=7), profiler_ns)
+    browser = page(steps)
+    clean = str(only_clean).lower()
+    for first, last in RANGES:
+        got = run(
+            browser,
+            f"const p = bins.joinSteps(steps, {first}, {last}, 1, {clean});"
+            "const [mean, longest, slowest, rate] = [p.mean[0], p.longest[0], p.slowest[0], p.rate[0]];"
+            "const layers = Object.fromEntries(steps.layers.map((one, n) => [one.key, p.layers[n][0]]));"
+            f"const order = statistics.slowestSteps(steps, {first}, {last}, 20, {clean});"
+            "const rest = steps.layers.find((one) => one.key === 'rest').phases;"
+            "const inRest = rest.map((place) => steps.phases[place].key);"
+            "return {mean, longest, slowest, rate, layers, inRest, order}",
+        )
+        assert ("profiler" in got["inRest"]) == (profiler_ns == IN_REST)
+        places, times, phases = counted_steps(steps, only_clean, first, last)
+        if not places:
+            assert (got["mean"], got["rate"], got["order"]) == (None, None, [])
+            continue
+        assert got["mean"] == near(times.mean())
+        assert got["longest"] == times.max()
+        assert got["slowest"] == places[int(times.argmax())]
+        assert got["rate"] == near(steps.samples[places].sum() / (times.sum() / 1e9))
+        means = dict(zip((phase.key for phase in PHASES), phases.mean(axis=0), strict=True))
+        means["rest"] = sum(means[key] for key in got["inRest"])
+        assert got["layers"] == {key: near(means[key]) for key in got["layers"]}
+        assert sum(got["layers"].values()) == near(times.mean())
+        ranked = sorted(zip(-times, places, strict=True))
+        assert got["order"] == [place for _, place in ranked[:20]]
+
+
+@pytest.mark.parametrize("profiler_ns", [IN_REST, IN_LAYER])
+def test_figures_causes_and_throughput_of_clean_steps_agree(page, profiler_ns):
+    steps = with_profiler_time(sample_steps(600, seed=7), profiler_ns)
+    browser = page(steps)
+    for first, last in ((0, 599), (30, 99), (250, 420)):
+        got = run(
+            browser,
+            f"const f = statistics.rangeFigures(steps, {first}, {last});"
+            f"const p = bins.joinSteps(steps, {first}, {last}, 1, true);"
+            f"const causes = statistics.causesOfSlowness(steps, {first}, {last}, f.p90);"
+            "return {causes, mean: f.mean, samplesPerS: f.samplesPerS, p90: f.p90,"
+            "  pointMean: p.mean[0], pointRate: p.rate[0]}",
+        )
+        expected = benchmark(steps.select((steps.step >= first) & (steps.step <= last)))
+        assert got["mean"] == near(expected.batch_cost_ns.avg) == got["pointMean"]
+        assert got["samplesPerS"] == near(expected.samples_per_s.avg) == got["pointRate"]
+        assert got["p90"] == near(expected.batch_cost_ns.p90)
+        _, times, phases = counted_steps(steps, True, first, last)
+        slow = times > np.percentile(times, 90)
+        causes = got["causes"]
+        assert (causes["slow"], causes["others"]) == (slow.sum(), (~slow).sum())
+        assert (causes["step"]["slow"], causes["step"]["others"]) == near(
+            (times[slow].mean(), times[~slow].mean())
+        )
+        shown = {row["key"]: row for row in causes["phases"]}
+        assert set(shown) == {phase.key for phase in PHASES if phases[:, PHASE_INDEX[phase.key]].any()}
+        assert "profiler" not in shown
+        for key, row in shown.items():
+            column = phases[:, PHASE_INDEX[key]]
+            assert (row["slow"], row["others"]) == near((column[slow].mean(), column[~slow].mean()))
+        assert sum(row["share"] for row in shown.values()) == pytest.approx(1)
+
+
+def test_the_slowest_steps_are_found(page):
+    steps = sample_steps(600, seed=5)
+    steps.duration_ns[[40, 50, 60]] = steps.duration_ns[50] * 10  # equal ones: the earlier first
+    browser = page(steps)
+    exclusion = step_columns(steps).exclusion
+    for only_clean, (first, last) in product((False, True), RANGES):
+        got = run(
+            browser, f"return statistics.slowestSteps(steps, {first}, {last}, 20, {str(only_clean).lower()})"
+        )
+        shown = [step for step in range(first, last + 1) if not (only_clean and exclusion[step])]
+        assert got == sorted(shown, key=lambda step: (-steps.duration_ns[step], step))[:20]
+
+
+def test_causes_are_differences_of_means(page):
+    steps = sample_steps(600, seed=7)
+    browser = page(steps)
+    for first, last in ((0, 599), (30, 99), (250, 420)):
+        limit = float(np.percentile(steps.clean().duration_ns, 90))
+        got = run(browser, f"return statistics.causesOfSlowness(steps, {first}, {last}, {limit!r})")
+        inside = steps.select((steps.step >= first) & (steps.step <= last)).clean()
+        slow = inside.duration_ns > limit
+        assert (got["slow"], got["others"]) == (slow.sum(), (~slow).sum())
+        whole = inside.duration_ns[slow].mean() - inside.duration_ns[~slow].mean()
+        assert got["step"]["more"] == pytest.approx(whole)
+        for row in got["phases"]:
+            column = inside.phases_ns[:, PHASE_INDEX[row["key"]]]
+            means = column[slow].mean(), column[~slow].mean()
+            assert (row["slow"], row["others"]) == pytest.approx(means)
+            assert row["more"] == pytest.approx(means[0] - means[1])
+            assert row["share"] == pytest.approx((means[0] - means[1]) / whole)
+        assert sum(row["share"] for row in got["phases"]) == pytest.approx(1)
+        assert got["phases"][0]["key"] == "dataloader"  # that is what the sample's slow steps have in common
+        shown = {row["key"] for row in got["phases"]}
+        assert shown == {phase.key for phase in PHASES if inside.phases_ns[:, PHASE_INDEX[phase.key]].any()}
+
+
+def test_causes_need_slow_and_other_steps(page):
+    browser = page(sample_steps(50))
+    assert run(browser, "return statistics.causesOfSlowness(steps, 30, 49, 1e12)") is None
+    assert run(browser, "return statistics.causesOfSlowness(steps, 30, 49, 0)") is None
+
+
+def test_histograms_count_every_clean_step_once(page):
+    browser = page(sample_steps(30))
+    random = np.random.default_rng(1)
+    samples = {
+        "normal": random.normal(1e7, 1e6, 5_000).astype(int),
+        "tail": np.append(random.normal(1e7, 1e6, 500).astype(int), [9e7, 3e8]).astype(int),
+        "equal": np.full(40, 7_000_000),
+        "one": np.array([3]),
+    }
+    for kind, values in samples.items():
+        values.sort()
+        got = run(browser, f"return statistics.histogram(new Float64Array({values.tolist()}))")
+        tail = np.percentile(values, 99)
+        end = tail if values[-1] > 2 * tail else values[-1]
+        shown = values[values <= end]
+        assert got["beyond"] == len(values) - len(shown), kind
+        num_bars = len(got["counts"])
+        assert 1 <= num_bars <= 60, kind
+        edges = got["low"] + got["width"] * np.arange(num_bars + 1)
+        edges[-1] += 1e-3  # the last bar holds the largest, which rounding may put behind its edge
+        assert got["counts"] == np.histogram(shown, edges)[0].tolist(), kind
+        assert sum(got["counts"]) == len(shown), kind
+        if kind == "normal":  # as wide as numpy's rule, as far as 60 bars allow
+            assert num_bars == min(60, len(np.histogram_bin_edges(shown.astype(float), "auto")) - 1)
+    assert run(browser, "return statistics.histogram(new Float64Array(0))") is None
+
+
+def test_labels_of_axes_lie_about_nothing(page):
+    browser = page(sample_steps(30))
+    labels = run(
+        browser,
+        "return [labels.tickLabels([0, 2.5e6, 5e6, 7.5e6], 1e6), labels.tickLabels([1000, 2000]),"
+        " labels.tickLabels([0.25, 0.5]), labels.tickLabels([7])]",
+    )
+    assert labels == [
+        ["0.0", "2.5", "5.0", "7.5"],
+        ["1,000", "2,000"],
+        ["0.25", "0.50"],
+        ["7"],
+    ]
+
+
+def test_few_outliers_do_not_flatten_the_chart(page):
+    browser = page(sample_steps(30))
+    even, odd = [10.0] * 99, [*[10.0] * 99, 1e4]
+    assert run(browser, f"return bins.axisTop({even}, {even})") == pytest.approx(10.4)
+    assert run(browser, f"return bins.axisTop({odd}, {odd})") == 15
+    often = [60.0] * 50 + [10.0] * 50  # the slowest of the steps that a bar joins, in half of the bars
+    assert run(browser, f"return bins.axisTop({even}, {often})") == 60
+    assert run(browser, f"return bins.axisTop({even}, {[4 * one / 6 for one in often]})") == pytest.approx(44)
+    assert run(browser, "return bins.axisTop([1, 2, 900], [1, 2, 900])") == pytest.approx(936)
+    assert run(browser, "return bins.axisTop([NaN], [NaN])") == 1
+
+
+# The page
+
+
+def test_the_tables_and_the_readout_say_what_was_measured(page):
+    browser = page(STEPS)
+    table = rows(browser, ".steps-slowest")
+    order = sorted(range(600), key=lambda step: (-STEPS.duration_ns[step], step))[:20]
+    assert [row[0] for row in table] == [str(step) for step in order]
+    median = np.percentile(STEPS.clean().duration_ns, 50)
+    columns = step_columns(STEPS)
+    # The phases with the most time in these steps stand first.
+    largest = np.argsort(-columns.phases_ns[order].sum(axis=0))
+    for row, step in zip(table, order, strict=True):
+        times = columns.phases_ns[step, largest]
+        assert row[1:] == [
+            format_duration(int(STEPS.duration_ns[step])),
+            f"{STEPS.duration_ns[step] / median:.2f} ×",
+            columns.exclusions[columns.exclusion[step]],
+            *(format_duration(int(ns)) for ns in times),
+        ]
+    press(browser, Keys.HOME)
+    begin = f"step 0: {format_duration(int(STEPS.duration_ns[0]))}; "
+    assert text(browser, ".steps-chart .steps-readout").startswith(begin)
+    assert text(browser, ".steps-chart .steps-readout").endswith(
+        "left out of the benchmark: skip_first; also: first of an epoch, no optimizer step"
+    )
+    layers = dict(
+        browser.execute_script(
+            "return [...document.querySelectorAll('.legend button')]"
+            ".map(b => [b.childNodes[1].textContent, b.querySelector('b').textContent])"
+        )
+    )
+    assert layers["Forward"] == format_duration(int(STEPS.phases_ns[0, PHASE_INDEX["forward"]]))
+    assert len(layers) == 8
+
+
+def test_the_page_says_where_the_profiler_is_in_the_times(page):
+    steps = with_profiler_time(sample_steps(600, seed=7), IN_LAYER)
+    steps.tags[5] = 0  # clean, and with time in the phase
+    steps.phases_ns[5, PHASE_INDEX["forward"]] += 10**8
+    steps.duration_ns[5] += 10**8
+    time_ns, net_ns = int(steps.duration_ns[5]), int(steps.duration_ns[5]) - IN_LAYER
+    browser = page(steps, {"initial": {"range": [0, 99]}})
+    _, times, _ = counted_steps(steps, True, 0, 99)
+    median = np.percentile(times, 50)
+
+    def slowest():
+        names = browser.execute_script(
+            "return [...document.querySelectorAll('.steps-slowest thead th')].map(h => h.textContent)"
+        )
+        return dict(zip(names, rows(browser, ".steps-slowest")[0], strict=True))
+
+    def readout():
+        press(browser, Keys.HOME, *[Keys.ARROW_RIGHT] * 5)
+        return text(browser, ".steps-chart .steps-readout")
+
+    with_it = slowest()
+    assert (with_it["step"], with_it["time"]) == ("5", format_duration(time_ns))
+    assert with_it["times the median"] == f"{time_ns / median:.2f} ×"
+    assert with_it["Profiler"] == format_duration(IN_LAYER)
+    assert readout().startswith(
+        f"step 5: {format_duration(time_ns)}; {format_cell(32e9 / time_ns, Unit.RATE)} "
+    )
+    assert "with the phase Profiler" in text(browser, ".steps-chart .note")
+    assert "with the phase Profiler" in text(browser, ".steps-slowest .note")
+    assert "without the phase Profiler" in text(browser, ".steps-range > .note")
+    assert "Profiler" not in {row[0] for row in rows(browser, ".steps-causes")}
+
+    browser.find_element("css selector", ".steps .tools input").click()
+    settle(browser)
+    without = slowest()
+    assert (without["step"], without["time"]) == ("5", format_duration(net_ns))
+    assert without["times the median"] == f"{net_ns / median:.2f} ×"
+    assert "Profiler" not in without
+    assert readout().startswith(
+        f"step 5: {format_duration(net_ns)}; {format_cell(32e9 / net_ns, Unit.RATE)} "
+    )
+    for note in (".steps-chart .note", ".steps-slowest .note"):
+        assert "without the phase Profiler" in text(browser, note)
+        assert "with the phase Profiler" not in text(browser, note)
+
+
+def test_a_run_without_profiler_time_is_told_nothing_of_it(page):
+    steps = sample_steps(100)
+    steps.duration_ns -= steps.phases_ns[:, PROFILER]
+    steps.phases_ns[:, PROFILER] = 0
+    assert "Profiler" not in text(page(steps), "main")
+
+
+def test_the_keyboard_moves_zooms_pans_and_resets(page):
+    browser = page(STEPS)
+    press(browser, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.END, Keys.ARROW_LEFT)
+    assert text(browser, ".steps-chart .steps-readout").startswith("step 598: ")
+    press(browser, Keys.ESCAPE)
+    assert state(browser)["range"] is None
+    press(browser, Keys.HOME, "+")
+    assert state(browser)["range"] == [0, 299]  # the step under the cursor keeps its place
+    press(browser, "+")
+    assert state(browser)["range"] == [0, 149]
+    assert figures(browser)["steps"] == "150"
+    ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ARROW_RIGHT).key_up(Keys.SHIFT).perform()
+    settle(browser)
+    assert state(browser)["range"] == [38, 187]
+    press(browser, "-", "-", "-")
+    assert state(browser)["range"] is None
+    for _ in range(12):
+        press(browser, "+")
+    first, last = state(browser)["range"]
+    assert first == last
+    press(browser, "-")
+    assert state(browser)["range"] != [first, last]
+    press(browser, Keys.ESCAPE)
+    assert state(browser)["range"] is None
+    assert browser.execute_script("return window.states.at(-1)") == state(browser)
+
+
+def drag(browser, start, end, chart=0):
+    over = browser.find_elements("css selector", ".steps-field .u-over")[chart]
+    width = over.size["width"]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    (
+        ActionChains(browser, duration=50)
+        .move_to_element_with_offset(over, round((start - 0.5) * width), 0)
+        .click_and_hold()
+        .move_to_element_with_offset(over, round((end - 0.5) * width), 0)
+        .release()
+        .perform()
+    )
+    settle(browser)
+    return over
+
+
+@pytest.mark.parametrize("chart", [0, 1])
+def test_dragging_zooms_and_a_double_click_shows_all(page, chart):
+    browser = page(STEPS)
+    over = drag(browser, 0.25, 0.5, chart)
+    first, last = state(browser)["range"]
+    assert abs(first - 150) <= 2
+    assert abs(last - 300) <= 2
+    assert text(browser, ".tools output") == f"steps {first} to {last}"
+    drag(browser, 0.5, 0.25, chart)  # backwards, within what is seen
+    again = state(browser)["range"]
+    assert abs(again[0] - (first + 0.25 * (last - first))) <= 2
+    assert abs(again[1] - (first + 0.5 * (last - first))) <= 2
+    ActionChains(browser).double_click(over).perform()
+    settle(browser)
+    assert state(browser)["range"] is None
+    drag(browser, 0.1, 0.2, chart)
+    browser.find_element("css selector", ".steps .tools button").click()
+    assert state(browser)["range"] is None
+
+
+def test_both_charts_have_one_cursor(page):
+    browser = page(STEPS)
+    over = browser.find_elements("css selector", ".steps-field .u-over")[1]
+    ActionChains(browser).move_to_element(over).perform()
+    wait(browser, "return document.querySelector('.steps-chart .steps-readout').textContent !== ''")
+    moved = browser.execute_script(
+        "return [...document.querySelectorAll('.steps-field .u-cursor-x')].map(c => c.style.transform)"
+    )
+    places = [float(one.partition("(")[2].partition("px")[0]) for one in moved]
+    assert places[0] > 100
+    assert abs(places[0] - places[1]) < 2
+
+
+def test_a_row_zooms_to_its_step(page):
+    browser = page(STEPS)
+    slowest = int(rows(browser, ".steps-slowest")[0][0])
+    browser.execute_script("document.querySelector('.steps-slowest tbody button').click()")
+    settle(browser)
+    first, last = state(browser)["range"]
+    assert first <= slowest <= last
+    assert last - first == 30
+    assert text(browser, ".steps-chart .steps-readout").startswith(f"step {slowest}: ")
+    assert len(browser.execute_script("return window.states")) == 1
+
+
+def legend(browser, label, key=""):
+    browser.execute_script(
+        "const button = [...document.querySelectorAll('.legend button')]"
+        ".find(b => b.childNodes[1].textContent === arguments[0]);"
+        "button.dispatchEvent(new MouseEvent('click', {bubbles: true, [arguments[1] || 'x']: true}))",
+        label,
+        key,
+    )
+    settle(browser)
+    time.sleep(0.1)  # the canvas is drawn in a frame of its own
+
+
+def pressed(browser):
+    return browser.execute_script(
+        "return [...document.querySelectorAll('.legend [aria-pressed=true]')]"
+        ".map(b => b.childNodes[1].textContent)"
+    )
+
+
+def test_the_legend_hides_layers_and_stacks_the_others_anew(page):
+    browser = page(sample_steps(60))
+    everything = pressed(browser)
+    assert has_color(browser, BACKWARD)
+    assert has_color(browser, FORWARD)
+    legend(browser, "Backward")
+    assert not has_color(browser, BACKWARD)
+    assert has_color(browser, FORWARD)
+    assert state(browser)["hidden"] == ["backward"]
+    legend(browser, "Backward")
+    assert has_color(browser, BACKWARD)
+    for key in ("altKey", "shiftKey"):
+        legend(browser, "Backward", key)
+        assert pressed(browser) == ["Backward"]
+        assert not has_color(browser, FORWARD)
+        legend(browser, "Backward", key)  # alone already: all again
+        assert pressed(browser) == everything
+
+
+def test_left_out_steps_are_pale(page):
+    steps = sample_steps(40)
+    steps.tags[:] = 0
+    assert has_color(page(steps), BACKWARD)
+    steps.tags[:] = StepTag.VALIDATION
+    browser = page(steps)
+    assert not has_color(browser, BACKWARD)
+    assert has_color(browser, [(color + 255) / 2 for color in BACKWARD], tolerance=1)
+
+
+def test_clean_steps_only(page):
+    browser = page(STEPS)
+    assert "Shaded" in text(browser, ".steps-chart .note")
+    browser.find_element("css selector", ".steps .tools input").click()
+    settle(browser)
+    assert state(browser)["clean"] is True
+    assert {row[3] for row in rows(browser, ".steps-slowest")} == {""}
+    press(browser, Keys.HOME)
+    assert text(browser, ".steps-chart .steps-readout").startswith("step 0: ")
+    assert text(browser, ".legend b") == ""
+
+
+def test_a_link_brings_back_what_was_seen(page):
+    wanted = {"range": [120, 310], "clean": True, "hidden": ["forward", "rest"]}
+    browser = page(STEPS, {"initial": wanted})
+    assert state(browser) == wanted
+    assert browser.execute_script("return window.states") == []
+
+
+def test_a_mistyped_link_shows_all(page):
+    browser = page(STEPS)
+    for broken in (
+        {"range": [-5, 10**9], "hidden": ["<b>", 7]},
+        {"range": 3, "hidden": 4},
+        {"range": ["a", None]},
+        None,
+        7,
+    ):
+        browser.execute_script("window.mount({ initial: arguments[0] })", broken)
+        assert state(browser) == {"range": None, "clean": False, "hidden": []}, broken
+
+
+def test_long_runs_say_how_many_steps_a_bar_joins(page):
+    random = np.random.default_rng(0)
+    steps = sample_steps(10)
+    places = random.integers(0, 10, 100_000)
+    many = StepTimings(**{name: column[places] for name, column in steps.columns().items()})
+    many.step = np.arange(100_000)
+    many.tags = np.zeros(100_000, np.int64)
+    browser = page(many)
+    size = run(browser, "return document.querySelector('.steps canvas').width")
+    assert "One bar is the mean of " in text(browser, ".steps-chart .note")
+    assert has_color(browser, BACKWARD)
+    assert size < 1_300
+    assert figures(browser)["steps"] == "100,000"
+    assert figures(browser)["p50"] == format_duration(float(np.percentile(many.duration_ns, 50)))
+    press(browser, Keys.HOME)
+    assert text(browser, ".steps-chart .steps-readout").startswith("steps 0 to ")
+
+
+def test_the_theme_changes_the_drawings(page):
+    browser = page(STEPS)
+    dim = {"light": [0x5B, 0x64, 0x70], "dark": [0x9A, 0xA4, 0xB0]}
+    for theme, other in (("light", "dark"), ("dark", "light")):
+        browser.execute_script(
+            "document.documentElement.dataset.theme = arguments[0];"
+            "document.dispatchEvent(new CustomEvent('themechange'))",
+            theme,
+        )
+        time.sleep(0.2)
+        for canvas in range(3):
+            assert has_color(browser, dim[theme], canvas), (theme, canvas)
+            assert not has_color(browser, dim[other], canvas), (theme, canvas)
+
+
+def test_the_drawings_follow_the_width(page):
+    browser = page(STEPS)
+    assert "One bar is one step." in text(browser, ".steps-chart .note")
+    browser.execute_script("document.querySelector('main').style.width = '700px'")
+    fits = (
+        "return [...document.querySelectorAll('.steps-plot')]"
+        ".every(p => p.querySelector('.uplot').offsetWidth === p.clientWidth && p.clientWidth < 700)"
+    )
+    wait(browser, fits)
+    settle(browser)
+    assert "One bar is the mean of 2 neighbouring steps." in text(browser, ".steps-chart .note")
+
+
+def test_without_steps_it_says_why(page):
+    browser = page(StepTimings.empty())
+    assert text(browser, "main").startswith("No step ran to its end")
+    assert state(browser) == {"range": None, "clean": False, "hidden": []}
+
+
+def test_one_step_and_none_that_is_clean(page):
+    browser = page(sample_steps(1))
+    assert figures(browser)["mean"] == "–"
+    assert text(browser, ".steps-causes .note") == "No clean step in this range."
+    assert [row[2] for row in rows(browser, ".steps-slowest")] == ["–"]
+    press(browser, Keys.HOME, "+", "-", Keys.ARROW_RIGHT)
+    assert text(browser, ".steps-chart .steps-readout").startswith("step 0: ")
+
+
+def test_what_was_not_measured_is_said(page):
+    steps = with_unknowns(sample_steps(600))
+    browser = page(steps)
+    notes = browser.execute_script("return [...document.querySelectorAll('.note')].map(n => n.textContent)")
+    assert "Not measured, and in no layer: Dataloader." in notes
+    assert (figures(browser)["Reader Ratio"], figures(browser)["samples/s"]) == ("–", "–")
+    assert "Dataloader" not in pressed(browser)
+
+
+def test_hostile_names_are_text(page):
+    hostile = "<img src=x onerror=alert(1)>"
+    columns = step_columns(STEPS)
+    phases = tuple((key, hostile) for key, _ in columns.phases)
+    browser = page(STEPS, columns=replace(columns, phases=phases, exclusions=(hostile,) * 9))
+    press(browser, Keys.HOME)
+    assert browser.execute_script("return document.images.length") == 0
+    assert hostile in text(browser, ".legend")
+    assert hostile in text(browser, ".steps-slowest")
+
+
+def test_nothing_is_left_behind(page):
+    browser = page(STEPS)
+    looked = (
+        "let looks = 0;"
+        "const look = window.getComputedStyle;"
+        "window.getComputedStyle = (...what) => { looks += 1; return look(...what); };"
+        "document.dispatchEvent(new CustomEvent('themechange'));"
+        "return looks"
+    )
+    assert browser.execute_script(looked) > 0
+    browser.execute_script("window.view.destroy()")
+    assert browser.execute_script(looked) == 0
+    browser.execute_script("document.querySelector('main').style.width = '500px'")
+    time.sleep(0.2)
+    assert browser.execute_script("return document.querySelector('main').children.length") == 0

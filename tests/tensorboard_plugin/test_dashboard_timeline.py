@@ -1,0 +1,804 @@
+"""The dashboard's timeline in a real browser, against brute force. Needs Chromium, its driver, selenium."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from base64 import b64decode
+from contextlib import contextmanager
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from lightning_modelprof.report.model import Unit
+from lightning_modelprof.show.format import format_amount, format_duration
+from lightning_modelprof.trace.model import Category
+from lightning_modelprof.trace.reader import read_trace
+from tests.support.dashboard_page import serve, wait, watched
+from tests.support.sample_reports import HOSTILE_NAMES
+from tests.support.timeline_page import make_trace, packed_trace, page_files
+
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
+
+ROW_PIXELS = 18
+SHIFT, CONTROL = 8, 2
+META, COLUMNS = make_trace(num_operators=100, num_steps=4)  # several slices in a pixel
+BEGIN, DURATION = COLUMNS["begin"], COLUMNS["duration"]
+END = BEGIN + DURATION
+ROWS = np.concatenate(([0], np.cumsum([count for _, _, count in META["rows"]])))
+ROW_OF = np.repeat(np.arange(len(META["rows"])), [count for _, _, count in META["rows"]])
+NAMES = np.array(META["names"])[COLUMNS["name"]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def size(browser):
+    browser.set_window_size(1400, 1000)
+
+
+@contextmanager
+def opened(browser, meta, columns):
+    """Show a trace; in the end nothing was said in the console and nobody else was asked for anything."""
+    with serve(page_files(packed_trace(meta, columns))) as address, watched(browser, address):
+        browser.get(address)
+        wait(browser, "return window.ready === true")
+        yield
+
+
+@pytest.fixture
+def page(browser):
+    with opened(browser, META, COLUMNS):
+        yield browser
+
+
+def next_frame(browser):
+    browser.execute_async_script(
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+    )
+
+
+def state(browser):
+    return browser.execute_script("return view.state()")
+
+
+def box(browser, selector):
+    return browser.execute_script(
+        "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
+        "return {x: b.x, y: b.y, width: b.width, height: b.height}",
+        selector,
+    )
+
+
+def mouse(browser, kind, x, y, modifiers=0, **more):
+    browser.execute_cdp_cmd(
+        "Input.dispatchMouseEvent",
+        {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1, "modifiers": modifiers, **more},
+    )
+
+
+def click(browser, x, y, clicks=1):
+    for count in range(1, clicks + 1):
+        mouse(browser, "mousePressed", x, y, clickCount=count)
+        mouse(browser, "mouseReleased", x, y, clickCount=count)
+
+
+def drag(browser, start, stop, modifiers=0):
+    mouse(browser, "mousePressed", *start, modifiers)
+    for part in (0.3, 0.7, 1):
+        x, y = (a + (b - a) * part for a, b in zip(start, stop, strict=True))
+        mouse(browser, "mouseMoved", x, y, modifiers, buttons=1)
+    mouse(browser, "mouseReleased", *stop, modifiers)
+    next_frame(browser)
+
+
+def press(browser, *keys):
+    canvas = browser.find_element("css selector", ".tl-canvas")
+    browser.execute_script("arguments[0].focus()", canvas)
+    for key in keys:
+        canvas.send_keys(key)
+
+
+def zoom(browser, begin, end):
+    browser.execute_script("view.zoomTo(arguments[0], arguments[1])", int(begin), int(end))
+    next_frame(browser)
+
+
+def select(browser, index):
+    browser.execute_script("view.select(arguments[0])", int(index))
+    next_frame(browser)
+
+
+def row_middles(browser):
+    """Height of the middle of each row in the page, from the labels beside them."""
+    tops = browser.execute_script(
+        "return [...document.querySelectorAll('.tl-lane:not(.tl-group, .tl-counter)')].map("
+        "l => l.getBoundingClientRect().y)"
+    )
+    return [tops[lane] + depth * ROW_PIXELS + 8 for lane, depth, _ in META["rows"]]
+
+
+def pixel_lines(browser, heights):
+    """The colours in lines of pixels of the canvas; of a copy, because reading slows a canvas down."""
+    return browser.execute_script(
+        "const c = document.querySelector('.tl-canvas'); const copy = new OffscreenCanvas(c.width, c.height);"
+        "const context = copy.getContext('2d', { willReadFrequently: true }); context.drawImage(c, 0, 0);"
+        "const line = (y) => new Uint32Array(context.getImageData(0, y, c.width, 1).data.buffer);"
+        "return arguments[0].map(y => [...line(y)])",
+        heights,
+    )
+
+
+def lines_of_rows(browser):
+    """Where each row is in the canvas, below the names in it."""
+    top = box(browser, ".tl-canvas")["y"]
+    return [round(y - top) + 7 for y in row_middles(browser)]
+
+
+def most_in(row, begin, end):
+    """The slices of a row that take most of a stretch of time, and how much; every one is looked at."""
+    own = np.arange(ROWS[row], ROWS[row + 1])
+    overlap = np.minimum(END[own], end) - np.maximum(BEGIN[own], begin)
+    most = overlap.max()
+    return (set(own[overlap >= most - 1e-3].tolist()), most) if most > 0 else ({-1}, 0.0)
+
+
+def busy_in(row, begin, end):
+    own = np.arange(ROWS[row], ROWS[row + 1])
+    return float(np.maximum(0, np.minimum(END[own], end) - np.maximum(BEGIN[own], begin)).sum())
+
+
+def darkness(color):
+    return sum(255 - (color >> shift & 255) for shift in (0, 8, 16))
+
+
+def expected_at(row, begin, per_pixel, pixel):
+    for offset in (0, 1, -1, 2, -2):
+        start = begin + (pixel + offset) * per_pixel
+        best, _ = most_in(row, start, start + per_pixel)
+        if best != {-1}:
+            return best
+    return {-1}
+
+
+def test_a_click_selects_the_slice_that_is_drawn_there(page):
+    for share in (1, 0.1, 0.003):
+        check_clicks(page, share)
+
+
+def check_clicks(page, share):
+    random = np.random.default_rng(int(1000 * share))
+    length = META["end_ns"] - META["begin_ns"]
+    begin = META["begin_ns"] if share == 1 else BEGIN[ROWS[3] + 40] - 0.2 * share * length  # many at once
+    zoom(page, begin, begin + share * length)
+    canvas = box(page, ".tl-canvas")
+    now = state(page)
+    per_pixel = (now["end"] - now["begin"]) / canvas["width"]
+    found = []
+    for row, y in enumerate(row_middles(page)):
+        own = np.arange(ROWS[row], ROWS[row + 1])
+        seen = own[(END[own] > now["begin"]) & (BEGIN[own] < now["end"])]
+        edges = ((np.concatenate((BEGIN[seen], END[seen])) - now["begin"]) / per_pixel).astype(int)
+        edges = random.permutation(edges[(edges >= 0) & (edges < int(canvas["width"]))])[:3]
+        for pixel in [*edges.tolist(), *random.integers(0, int(canvas["width"]), 3).tolist()]:
+            click(page, canvas["x"] + pixel + 0.5, y)
+            selected = state(page)["selected"]
+            found.append(selected)
+            assert selected in expected_at(row, now["begin"], per_pixel, pixel), (row, pixel)
+    assert len(set(found)) > 6
+
+
+def test_pixels_show_what_is_busy(page):
+    for share in (1, 0.02):
+        check_pixels(page, share)
+
+
+def check_pixels(page, share):
+    length = META["end_ns"] - META["begin_ns"]
+    begin = META["begin_ns"] + (1 - share) * 0.4 * length
+    zoom(page, begin, begin + share * length)
+    canvas = box(page, ".tl-canvas")
+    now = state(page)
+    per_pixel = (now["end"] - now["begin"]) / canvas["width"]
+    pixels = pixel_lines(page, lines_of_rows(page))
+    kinds: dict[tuple[int, int], set[int]] = {}
+    partial: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    backgrounds = set()
+    for row, line in enumerate(pixels):
+        for pixel, color in enumerate(line):
+            start = now["begin"] + pixel * per_pixel
+            best, taken = most_in(row, start, start + per_pixel)
+            if best == {-1}:
+                backgrounds.add(color)
+                continue
+            index = min(best)
+            key = (int(COLUMNS["category"][index]), int(COLUMNS["name"][index]))
+            if taken < per_pixel * (1 - 1e-9):
+                if len(best) == 1:
+                    partial.setdefault(key, []).append((busy_in(row, start, start + per_pixel), color))
+            elif (
+                BEGIN[index] < start - 1.5 * per_pixel
+            ):  # the first pixel may be the edge to the slice before
+                kinds.setdefault(key, set()).add(color)
+    assert len(backgrounds) == (2 if share == 1 else 1)  # of even and odd steps
+    assert kinds
+    assert all(len(colors) == 1 for colors in kinds.values())
+    assert not backgrounds & {color for seen in partial.values() for _, color in seen}
+    assert not backgrounds & set.union(*kinds.values())
+    # The page is white: what is less busy is lighter.
+    assert partial
+    for seen in partial.values():
+        shades = [darkness(color) for _, color in sorted(seen)]
+        assert shades == sorted(shades)
+    spread = [len({color for _, color in seen}) for seen in partial.values()]
+    assert share < 1 or max(spread) > 5
+    for category in {category for category, _ in kinds}:
+        of_it = set.union(*(colors for (kind, _), colors in kinds.items() if kind == category))
+        others = set().union(*(colors for (kind, _), colors in kinds.items() if kind != category))
+        assert not of_it & others
+
+
+def panel(browser):
+    return dict(
+        browser.execute_script(
+            "return [...document.querySelectorAll('.tl-selection dl > div')].map("
+            "d => [d.children[0].textContent, d.children[1].textContent])"
+        )
+    )
+
+
+def test_what_is_known_of_a_slice(page):
+    for row in (1, 2, 4, 9):
+        check_panel(page, row)
+
+
+def check_panel(page, row):
+    index = int(ROWS[row]) + 3
+    select(page, index)
+    lane, depth, _ = META["rows"][row]
+    children = [
+        child
+        for child in range(len(BEGIN))
+        if META["rows"][ROW_OF[child]][:2] == [lane, depth + 1]
+        and BEGIN[index] <= BEGIN[child]
+        and END[child] <= END[index]
+    ]
+    steps = [number for number, begin, end in META["steps"] if begin <= BEGIN[index] < end]
+    shown = panel(page)
+    assert (
+        page.execute_script("return document.querySelector('.tl-selection h3').textContent") == NAMES[index]
+    )
+    assert shown["Category"] == META["categories"][COLUMNS["category"][index]]
+    assert shown["Lane"] == META["lanes"][lane]["label"]
+    assert shown["Begin"] == format_duration(int(BEGIN[index]) - META["begin_ns"])
+    assert shown["Duration"] == format_duration(int(DURATION[index]))
+    assert shown["Self time"] == format_duration(int(DURATION[index] - DURATION[children].sum()))
+    assert [shown["Step"]] == [str(number) for number in steps]
+    assert bool(children) == (row in (1, 2))
+    live = page.execute_script("return document.querySelector('.tl-live').textContent")
+    assert NAMES[index] in live
+    assert shown["Duration"] in live
+    detail = page.execute_script("return document.querySelector('.tl-detail')?.textContent ?? null")
+    number = COLUMNS["detail"][index]
+    assert detail == (META["details"][number] if number >= 0 else None)
+
+
+def test_from_a_kernel_to_its_launch_and_back(page):
+    kernel = int(ROWS[9]) + 20
+    launcher = int(COLUMNS["launch"][kernel])
+    zoom(page, BEGIN[kernel] - 1000, END[kernel] + 1000)
+    select(page, kernel)
+    page.execute_script("document.querySelector('.tl-link').click()")
+    now = state(page)
+    assert now["selected"] == launcher
+    assert now["begin"] <= BEGIN[launcher] <= END[launcher] <= now["end"]
+    assert panel(page)["Launches"].count(NAMES[kernel]) >= 1
+    links = page.execute_script("return document.querySelectorAll('.tl-link').length")
+    assert links == np.count_nonzero(COLUMNS["launch"] == launcher)
+    press(page, "l")
+    assert state(page)["selected"] == np.flatnonzero(COLUMNS["launch"] == launcher)[0]
+    press(page, "l")
+    assert state(page)["selected"] == launcher
+
+
+def search(browser, text):
+    field = browser.find_element("css selector", ".tl-search input")
+    browser.execute_script("arguments[0].value = arguments[1]", field, text)
+    field.send_keys(Keys.ENTER)
+
+
+def test_search_counts_and_goes_through_matches_in_order_of_time(page):
+    for text in ("gemm", "OPERATOR_1", "aten _1", "no such name"):
+        page.execute_script("window.mount()")
+        check_search(page, text)
+
+
+def check_search(page, text):
+    words = text.lower().split()
+    matches = [index for index, name in enumerate(NAMES) if all(word in name.lower() for word in words)]
+    in_order = sorted(matches, key=lambda index: (BEGIN[index], index))
+    search(page, text)
+    count = page.execute_script("return document.querySelector('.tl-count').value")
+    if not matches:
+        assert count == "0"
+        assert state(page)["selected"] == -1
+        return
+    assert count == f"1 of {len(matches):,}"
+    gone = [state(page)["selected"]]
+    for _ in range(4):
+        page.execute_script("document.querySelectorAll('.tl-found')[1].click()")
+        gone.append(state(page)["selected"])
+    assert gone == in_order[:5]
+    for _ in range(5):
+        page.execute_script("document.querySelectorAll('.tl-found')[0].click()")
+    assert state(page)["selected"] == in_order[-1]  # round
+    press(page, "n")
+    assert state(page)["selected"] == in_order[0]
+    assert page.execute_script("return document.querySelector('.tl-count').value") == f"1 of {len(matches):,}"
+
+
+def test_search_dims_the_others(page):
+    zoom(page, META["begin_ns"], META["begin_ns"] + 2_000_000)
+    lines = lines_of_rows(page)
+    background = set(pixel_lines(page, [3])[0])  # of the line that names the group
+    before = pixel_lines(page, lines)
+    page.execute_script(
+        "const field = document.querySelector('.tl-search input');"
+        "field.value = 'gemm'; field.dispatchEvent(new Event('input'))"
+    )
+    wait(page, "return view.state().search === 'gemm'")
+    next_frame(page)
+    after = pixel_lines(page, lines)
+    kernels = [row for row, (lane, _, _) in enumerate(META["rows"]) if lane in (2, 3)]
+    for row in range(len(lines)):
+        full = [pixel for pixel, color in enumerate(before[row]) if color not in background]
+        assert full
+        changed = sum(before[row][pixel] != after[row][pixel] for pixel in full)
+        is_kernel = row in kernels
+        assert (changed < 0.5 * len(full)) if is_kernel else (changed > 0.5 * len(full)), row
+
+
+def brute_sums(labels, begin, end):
+    sums: dict[str, list[float]] = {}
+    for index, label in enumerate(labels):
+        if END[index] > begin and BEGIN[index] < end:
+            one = sums.setdefault(str(label), [0, 0.0])
+            one[0] += 1
+            one[1] += min(END[index], end) - max(BEGIN[index], begin)
+    return sums
+
+
+def test_a_range_adds_up_what_is_in_it(page):
+    canvas = box(page, ".tl-canvas")
+    y = canvas["y"] + 40
+    drag(page, (canvas["x"] + 200, y), (canvas["x"] + 531, y), SHIFT)
+    begin, end = state(page)["range"]
+    now = state(page)
+    per_pixel = (now["end"] - now["begin"]) / canvas["width"]
+    assert abs(begin - (now["begin"] + 200 * per_pixel)) < per_pixel
+    assert abs(end - (now["begin"] + 531 * per_pixel)) < per_pixel
+    for what, labels in (
+        ("category", np.array(META["categories"])[COLUMNS["category"]]),
+        ("name", NAMES),
+    ):
+        sums = brute_sums(labels, begin, end)
+        rows = page.execute_script(
+            f"return [...document.querySelectorAll('.tl-by-{what} tbody tr')].map("
+            "r => [...r.cells].map(c => c.textContent))"
+        )
+        assert len(rows) == min(30, len(sums))
+        largest = sorted(sums, key=lambda label: -sums[label][1])[: len(rows)]
+        assert [label for label, _, _ in rows] == largest
+        for label, count, text in rows:
+            assert count == f"{sums[label][0]:,}"
+            # Sums of doubles in another order differ in their last digits.
+            close = {format_duration(sums[label][1] * (1 + tiny)) for tiny in (-1e-9, 0, 1e-9)}
+            assert text in close, label
+    heading = page.execute_script("return document.querySelector('.tl-range h3').textContent")
+    assert heading.startswith(format_duration(end - begin))
+    press(page, Keys.ESCAPE)
+    next_frame(page)
+    assert state(page)["range"] is None
+    assert "Drag" in page.execute_script("return document.querySelector('.tl-range').textContent")
+
+
+def test_the_axis_selects_a_range_too(page):
+    head = box(page, ".tl-head-canvas")
+    drag(page, (head["x"] + 100, head["y"] + 46), (head["x"] + 300, head["y"] + 46))
+    begin, end = state(page)["range"]
+    assert begin < end
+    press(page, "z")
+    now = state(page)
+    assert (now["begin"], now["end"]) == pytest.approx((begin, end))
+
+
+def test_keys_move_among_neighbours(page):
+    press(page, Keys.ARROW_RIGHT)
+    first = state(page)["selected"]
+    assert first == 0  # of the first row
+    press(page, Keys.ARROW_RIGHT)
+    assert state(page)["selected"] == 1
+    press(page, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert state(page)["selected"] == 0  # there is nothing before
+    press(page, Keys.ARROW_DOWN)
+    inside = state(page)["selected"]
+    assert inside == min(i for i in range(len(BEGIN)) if META["rows"][ROW_OF[i]][:2] == [0, 1])
+    press(page, Keys.ARROW_UP)
+    assert state(page)["selected"] == 0
+    press(page, Keys.ARROW_DOWN, Keys.ENTER)
+    now = state(page)
+    assert now["begin"] < BEGIN[inside] < END[inside] < now["end"]
+    assert now["end"] - now["begin"] == pytest.approx(1.2 * DURATION[inside])
+    press(page, "w")
+    assert state(page)["end"] - state(page)["begin"] == pytest.approx(1.2 * DURATION[inside] / 1.4)
+    press(page, "s", "0")
+    now = state(page)
+    assert (now["begin"], now["end"]) == pytest.approx((META["begin_ns"], META["end_ns"]))
+    press(page, "r")
+    assert state(page)["range"] == [BEGIN[inside], END[inside]]
+    press(page, Keys.ESCAPE)
+    now = state(page)
+    assert (now["selected"], now["range"]) == (-1, None)
+    press(page, "?")
+    assert page.execute_script("return document.querySelector('.tl-help').open")
+    page.execute_script("document.querySelector('.tl-help').close()")
+
+
+def test_arrows_lead_to_the_slice_of_the_next_lane_that_is_nearest_in_time(page):
+    (row,) = (row for row, (lane, _, _) in enumerate(META["rows"]) if lane == 3)
+    own = np.arange(ROWS[row], ROWS[row + 1])
+    for kernel in (ROWS[9] + place for place in (7, 50, 51, 52, 300)):
+        select(page, kernel)
+        press(page, Keys.ARROW_DOWN)
+        away = np.maximum(0, np.maximum(BEGIN[own] - BEGIN[kernel], BEGIN[kernel] - END[own]))
+        assert state(page)["selected"] in own[away == away.min()]
+        press(page, Keys.ARROW_UP, Keys.ARROW_UP)
+        assert META["rows"][ROW_OF[state(page)["selected"]]][0] == 1
+
+
+def test_the_wheel_zooms_where_the_pointer_is(page):
+    canvas = box(page, ".tl-canvas")
+    before = state(page)
+    x = 300
+    mouse(page, "mouseWheel", canvas["x"] + x, canvas["y"] + 40, CONTROL, deltaX=0, deltaY=-240)
+    wait(
+        page,
+        "return view.state().end - view.state().begin < 0.9 * arguments[0]",
+        before["end"] - before["begin"],
+    )
+    after = state(page)
+
+    def at(now):
+        return now["begin"] + x / canvas["width"] * (now["end"] - now["begin"])
+
+    assert at(after) == pytest.approx(at(before), abs=2 * (after["end"] - after["begin"]) / canvas["width"])
+    mouse(page, "mouseWheel", canvas["x"] + x, canvas["y"] + 40, deltaX=100, deltaY=0)
+    wait(page, "return view.state().begin > arguments[0]", after["begin"])
+    assert state(page)["end"] - state(page)["begin"] == pytest.approx(after["end"] - after["begin"])
+
+
+def test_dragging_pans_and_a_double_click_zooms(page):
+    zoom(page, BEGIN[10], BEGIN[10] + 1_000_000)
+    canvas = box(page, ".tl-canvas")
+    before = state(page)
+    drag(page, (canvas["x"] + 400, canvas["y"] + 100), (canvas["x"] + 300, canvas["y"] + 100))
+    after = state(page)
+    moved = (after["begin"] - before["begin"]) / (before["end"] - before["begin"]) * canvas["width"]
+    assert moved == pytest.approx(100)
+    assert after["selected"] == -1  # a drag is no click
+    index = int(ROWS[1]) + 1
+    zoom(page, BEGIN[index] - 100_000, END[index] + 100_000)
+    now = state(page)
+    middle = (BEGIN[index] + END[index]) / 2
+    x = canvas["x"] + (middle - now["begin"]) / (now["end"] - now["begin"]) * canvas["width"]
+    click(page, x, row_middles(page)[1], clicks=2)
+    now = state(page)
+    assert now["selected"] == index
+    assert now["end"] - now["begin"] == pytest.approx(1.2 * DURATION[index])
+
+
+def test_steps_and_the_overview_lead_to_a_place(page):
+    head = box(page, ".tl-head-canvas")
+    click(page, head["x"] + head["width"] * 0.4, head["y"] + 66)
+    now = state(page)
+    _, begin, end = META["steps"][1]
+    assert (now["begin"], now["end"]) == (begin, end)
+    press(page, "]")
+    assert state(page)["begin"] == META["steps"][2][1]
+    press(page, "[")
+    assert state(page)["begin"] == begin
+    click(page, head["x"] + head["width"] * 0.8, head["y"] + 15)
+    now = state(page)
+    middle = META["begin_ns"] + 0.8 * (META["end_ns"] - META["begin_ns"])
+    assert (now["begin"] + now["end"]) / 2 == pytest.approx(middle, rel=1e-3)
+
+
+def test_lanes_close_to_their_outermost_slices(page):
+    toggle = "document.querySelector('.tl-lane:not(.tl-group) .tl-toggle')"
+    heights = "return [...document.querySelectorAll('.tl-lane')].map(l => l.offsetHeight)"
+    before = page.execute_script(heights)
+    page.execute_script(f"{toggle}.focus(); {toggle}.click()")
+    assert page.execute_script(f"return {toggle}.getAttribute('aria-expanded')") == "false"
+    assert page.execute_script(f"return document.activeElement === {toggle}")
+    after = page.execute_script(heights)
+    rows = sum(lane == 0 for lane, _, _ in META["rows"])
+    assert before[1] - after[1] == (rows - 1) * ROW_PIXELS
+    select(page, int(ROWS[2]))  # in the closed lane: it opens
+    assert page.execute_script(heights) == before
+    group = "document.querySelector('.tl-group .tl-toggle')"
+    page.execute_script(f"{group}.click()")
+    assert len(page.execute_script(heights)) == len(before) - 2
+
+
+def test_counters_say_their_value_at_the_pointer(page):
+    canvas = box(page, ".tl-canvas")
+    mouse(page, "mouseMoved", canvas["x"] + 700.5, canvas["y"] + 60, button="none")
+    next_frame(page)
+    now = state(page)
+    at = now["begin"] + 700.5 / canvas["width"] * (now["end"] - now["begin"])
+    last = np.flatnonzero(COLUMNS["counter_0_time"] <= at)[-1]
+    expected = format_amount(float(COLUMNS["counter_0_value"][last]), Unit.BYTES)
+    assert page.execute_script("return document.querySelector('.tl-value').textContent") == expected
+    tooltip = page.execute_script(
+        "const t = document.querySelector('.tl-tooltip'); return t.hidden ? '' : t.textContent"
+    )
+    assert "operator" in tooltip or "Launch" in tooltip or "ProfilerStep" in tooltip
+
+
+def read_back(browser, tmp_path, function="chromeTrace"):
+    text = browser.execute_async_script(
+        """
+        const [name, done] = arguments;
+        (async () => {
+          const { Slices } = await import("/timeline/slices.js");
+          const trace = await import("/timeline/chrome_trace.js");
+          const bytes = new Uint8Array(await (await trace[name](new Slices(unpacked))).arrayBuffer());
+          let text = "";
+          for (let at = 0; at < bytes.length; at += 30000) {
+            text += String.fromCharCode(...bytes.subarray(at, at + 30000));
+          }
+          done(btoa(text));
+        })().catch((error) => done(String(error)));
+        """,
+        function,
+    )
+    path = tmp_path / "trace.json"
+    path.write_bytes(b64decode(text))
+    return path
+
+
+def test_the_chrome_trace_holds_everything(page, tmp_path):
+    path = read_back(page, tmp_path)
+    trace = read_trace(path)
+    assert trace.damage == ()
+    lanes = [META["rows"][row][0] for row in ROW_OF]
+    ours = sorted(
+        (META["lanes"][lane]["label"], int(BEGIN[i]), int(DURATION[i]), str(NAMES[i]))
+        for i, lane in enumerate(lanes)
+    )
+    theirs = sorted(
+        (trace.thread_names[int(track)], int(begin) + trace.base_ns, int(end - begin), trace.names[name])
+        for track, begin, end, name in zip(trace.track, trace.begin_ns, trace.end_ns, trace.name, strict=True)
+    )
+    assert theirs == ours
+    events = json.loads(path.read_text())["traceEvents"]
+    # What torch's readers look for: who launched what, by flows and by correlation ids.
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    stops = {e["id"]: e for e in events if e["ph"] == "f"}
+    launched = np.flatnonzero(COLUMNS["launch"] >= 0)
+    assert len(starts) == len(stops) == len(launched)
+
+    def ns(number):
+        return int(Decimal(str(number)) * 1000)
+
+    pairs = sorted((ns(starts[key]["ts"]), ns(stops[key]["ts"])) for key in starts)
+    assert pairs == sorted((int(BEGIN[COLUMNS["launch"][i]]), int(BEGIN[i])) for i in launched)
+    events_of = list(zip(trace.correlation.tolist(), (trace.begin_ns + trace.base_ns).tolist(), strict=True))
+    calls = {events_of[row] for row in np.flatnonzero(trace.category == Category.RUNTIME)}
+    launched_at = {number: begin for number, begin in calls if number > 0}
+    work = [events_of[row] for row in trace.device.event]
+    assert sorted((launched_at[number], begin) for number, begin in work) == pairs
+    counted = [(ns(e["ts"]), *e["args"].values()) for e in events if e["ph"] == "C"]
+    assert counted == list(
+        zip(COLUMNS["counter_0_time"].tolist(), COLUMNS["counter_0_value"].tolist(), strict=True)
+    )
+
+
+def test_the_download_is_the_same_compressed(page, tmp_path):
+    plain = read_back(page, tmp_path).read_bytes()
+    assert gzip.decompress(read_back(page, tmp_path, "gzippedTrace").read_bytes()) == plain
+
+
+STUB = """
+window.sent = [];
+window.tab = { postMessage: (data, origin) => window.sent.push([data, origin]) };
+window.open = (url) => { window.asked = url; return arguments[0] ? window.tab : null; };
+window.answer = (data, origin, source) => {
+  const event = new MessageEvent("message", { data, origin });
+  Object.defineProperty(event, "source", { value: source });
+  window.dispatchEvent(event);
+};
+[...document.querySelectorAll(".tl-buttons button")].find(b => b.textContent.includes("Perfetto")).click();
+"""
+MESSAGE = "return document.querySelector('.tl-message').textContent"
+
+
+def test_perfetto_gets_the_trace_once_it_answers(page):
+    page.execute_script(STUB, True)
+    assert page.execute_script("return window.asked") == "https://ui.perfetto.dev"
+    wait(page, "return window.sent.length > 1")
+    assert page.execute_script(
+        "return window.sent.every(([d, o]) => d === 'PING' && o === 'https://ui.perfetto.dev')"
+    )
+    page.execute_script(
+        "answer('PONG', 'https://evil.example', tab); answer('PONG', 'https://ui.perfetto.dev', window)"
+    )
+    page.execute_script("answer('PING', 'https://ui.perfetto.dev', tab)")
+    time.sleep(0.5)
+    assert page.execute_script("return window.sent.every(([d]) => d === 'PING')")  # nobody else is handed it
+    page.execute_script(
+        "answer('PONG', 'https://ui.perfetto.dev', tab); answer('PONG', 'https://ui.perfetto.dev', tab)"
+    )
+    wait(page, "return window.sent.some(([d]) => d.perfetto)")
+    count = page.execute_script("return window.sent.length")
+    time.sleep(0.4)
+    assert page.execute_script("return window.sent.length") == count  # once, and no more asking
+    got = page.execute_script(
+        "const [d, o] = window.sent.at(-1); return [o, d.perfetto.title,"
+        "JSON.parse(new TextDecoder().decode(d.perfetto.buffer))"
+        ".traceEvents.filter(e => e.ph === 'X').length]"
+    )
+    assert got == ["https://ui.perfetto.dev", "test", len(BEGIN)]
+    assert "handed" in page.execute_script(MESSAGE)
+
+
+def test_perfetto_may_not_open_or_not_answer(page):
+    page.execute_script(STUB, False)
+    assert "pop-ups" in page.execute_script(MESSAGE)
+    said = page.execute_async_script(
+        "const done = arguments[0]; window.open = () => ({ postMessage: () => {} });"
+        "import('/timeline/perfetto.js').then(({ openInPerfetto }) =>"
+        " openInPerfetto(async () => new Blob([]), 't',"
+        " (text) => text.includes('did not') && done(text), 300))"
+    )
+    assert "Download" in said
+
+
+def test_hostile_names_stay_text(browser):
+    meta, columns = make_trace(num_operators=3, num_steps=2)
+    hostile = [*HOSTILE_NAMES, "<img src=x onerror='window.ran=1'>", "__proto__", "\u202eevil", "a" * 5_000]
+    meta = json.loads(json.dumps(meta))
+    meta["names"] = [hostile[place % len(hostile)] for place in range(len(meta["names"]))]
+    meta["details"] = ["<script>window.ran = 1</script>"]
+    meta["categories"] = ["<b>step</b>", "__proto__", "constructor", "kernel", "memcpy"]
+    meta["lanes"][0]["label"] = meta["lanes"][0]["group"] = "<img src=x onerror='window.ran=1'>"
+    meta["counters"][0]["unit"] = "<i>x</i>"
+    with opened(browser, meta, columns):
+        for index in range(0, len(columns["begin"]), 7):
+            browser.execute_script("view.select(arguments[0])", index)
+            shown = "document.querySelector('.tl-selection h3').textContent"
+            name = int(columns["name"][index])  # compared there: half a surrogate pair does not travel
+            assert browser.execute_script(f"return {shown} === unpacked.meta.names[{name}]")
+        press(browser, "r")
+        next_frame(browser)
+        time.sleep(0.2)
+        assert browser.execute_script("return window.ran === undefined && document.images.length === 0")
+
+
+def test_hostile_names_survive_the_chrome_trace(browser, tmp_path):
+    meta, columns = make_trace(num_operators=3, num_steps=2)
+    names = ['"', "\\", "\n", "\u2028", "</script>", "é", "\U0001f600", ""]
+    meta["names"] = [names[place % len(names)] for place in range(len(meta["names"]))]
+    with opened(browser, meta, columns):
+        trace = read_trace(read_back(browser, tmp_path))
+    expected = sorted(np.array(meta["names"], dtype=object)[columns["name"]])
+    assert sorted(trace.names[name] for name in trace.name) == expected
+
+
+def test_nothing_to_show(browser):
+    meta, columns = make_trace(num_operators=1, num_steps=1)
+    empty = {name: values[:0] for name, values in columns.items()}
+    with opened(browser, meta | {"rows": [], "steps": []}, empty):
+        assert "no slices" in browser.execute_script("return document.getElementById('place').textContent")
+        assert state(browser)["selected"] == -1
+
+
+def test_links_lead_back_to_the_same_view(page):
+    zoom(page, BEGIN[20], BEGIN[20] + 3_000_000)
+    select(page, 20)
+    wait(page, "return window.changes.length && window.changes.at(-1).selected === 20")
+    kept = page.execute_script("return JSON.parse(JSON.stringify(window.changes.at(-1)))")
+    page.execute_script(
+        "view.zoomTo(0, 1e12); view.select(-1); window.mount({ initial: arguments[0] })", kept
+    )
+    assert state(page) == kept
+    nonsense = {"begin": "x", "end": None, "selected": 10**9, "range": [3], "search": 5}
+    page.execute_script("window.mount({ initial: arguments[0] })", nonsense)
+    now = state(page)
+    assert (now["begin"], now["end"]) == (META["begin_ns"], META["end_ns"])
+    assert (now["selected"], now["range"], now["search"]) == (-1, None, "")
+    page.execute_script("window.mount({ initial: null })")
+
+
+def test_the_theme_changes_the_picture_and_the_end_is_clean(page):
+    light = pixel_lines(page, [2])[0][5]
+    page.execute_script(
+        "document.documentElement.dataset.theme = 'dark';"
+        "document.dispatchEvent(new CustomEvent('themechange'))"
+    )
+    next_frame(page)
+    dark = pixel_lines(page, [2])[0][5]
+    assert (light, dark) == (0xFFFFFFFF, 0xFF1C1815)
+    page.execute_script("view.destroy(); document.dispatchEvent(new CustomEvent('themechange'))")
+    next_frame(page)
+    assert page.execute_script("return document.getElementById('place').children.length") == 0
+
+
+def test_sharp_screens_get_all_their_pixels(page):
+    metrics = {"width": 1200, "height": 900, "deviceScaleFactor": 2, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        size = (
+            "const c = document.querySelector('.tl-canvas'); return c.width / c.getBoundingClientRect().width"
+        )
+        wait(page, f"return (() => {{ {size} }})() === 2")
+        canvas = box(page, ".tl-canvas")
+        now = state(page)
+        y = row_middles(page)[1]
+        click(page, canvas["x"] + 300.25, y)
+        half = (now["end"] - now["begin"]) / canvas["width"] / 2
+        assert state(page)["selected"] in expected_at(1, now["begin"], half, 600)
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_numbers_are_written_as_python_writes_them(page):
+    random = np.random.default_rng(0)
+    whole = [int(value) for power in range(16) for value in random.integers(0, 10**power + 1, 60)]
+    whole += [10**power + shift for power in range(16) for shift in (-1, 0, 1)]
+    halves = [125, 1_125, 12_345, 99_950, 999_500, 9_995_000, 7_200 * 10**9 - 1, 120 * 10**9, 119_999_999_999]
+    parts = [float(value) for power in range(-9, 22) for value in random.random(30) * 10.0**power]
+    values = [*whole, *halves, *parts, *(-value for value in parts[:200]), 0.5, 2.5, 0.125, 1e300, 5e-324]
+    for name, unit in (
+        ("formatDuration", Unit.DURATION_NS), ("formatBytes", Unit.BYTES), ("formatCount", Unit.COUNT),
+        ("formatRatio", Unit.RATIO), ("formatRate", Unit.RATE),
+    ):  # fmt: skip
+        script = f"return arguments[0].map((value) => format.{name}(value))"
+        written = page.execute_script(script, values)
+        for value, text in zip(values, written, strict=True):
+            assert text == format_amount(value, unit), (name, value)
+        odd = page.execute_script(f"return [null, NaN, Infinity, -Infinity].map(format.{name})")
+        assert odd == [format_amount(v, unit) for v in (None, float("nan"), float("inf"), float("-inf"))]
+
+
+def test_the_largest_of_neighbours_is_found_without_looking_at_all(page):
+    random = np.random.default_rng(3)
+    for size in (1, 16, 17, 255, 257, 5_000):
+        values = random.integers(0, max(2, size // 4), size)
+        ranges = np.sort(random.integers(0, size + 1, (200, 2)), axis=1).tolist()
+        limits = random.integers(-1, size // 4 + 2, 200).tolist()
+        script = """
+            const [values, ranges, limits, done] = arguments;
+            const modules = ["/timeline/range_max.js", "/sorted.js"].map((name) => import(name));
+            Promise.all(modules).then(([{ RangeMax }, { firstAbove, firstFrom }]) => {
+              const tree = new RangeMax(values);
+              const sorted = Float64Array.from(values).sort();
+              done([
+                ranges.map(([from, to]) => tree.largest(from, to)),
+                ranges.map(([from, to], i) => firstAbove(sorted, from, to, limits[i])),
+                ranges.map(([from, to], i) => firstFrom(sorted, from, to, limits[i])),
+              ]);
+            });
+        """
+        largest, above, least = page.execute_async_script(script, values.tolist(), ranges, limits)
+        ascending = np.sort(values)
+        for (start, stop), limit, place, first, at_least in zip(
+            ranges, limits, largest, above, least, strict=True
+        ):
+            assert (place == -1) == (start == stop)
+            if start < stop:
+                assert start <= place < stop
+                assert values[place] == values[start:stop].max()
+            own = ascending[start:stop]
+            assert first == start + np.count_nonzero(own <= limit)
+            assert at_least == start + np.count_nonzero(own < limit)
