@@ -4,10 +4,10 @@
     python benchmarks/verdict_peers.py --only slow_loss slow_logger --tools traceml ours
     python benchmarks/verdict_peers.py --every 5 --tools ours traceml gpuprof_first
 
-The trainings are those of ``tests/support/scenarios.py``, each for 200 steps instead of 40 (100 where its data
-is fixed, as many times more epochs where it has several, and still 8 where too few steps are the point), because
-TraceML needs 20 steps for a critical verdict. Each is run once per tool, in processes of its own, with the
-tool's defaults:
+The trainings are those of ``tests/support/scenarios.py``, each for 200 steps instead of 40 (100 where its
+data is fixed, as many times more epochs where it has several, and still 8 where too few steps are the
+point), because TraceML needs 20 steps for a critical verdict. Each is run once per tool, in processes of its
+own, with the tool's defaults:
 
 - TraceML as its documentation says for Lightning: ``traceml run train.py``, which attaches its own callback.
 - gpuprof by its ``LightningCallback``, read with ``gpuprof insights``. Its documentation does not say where

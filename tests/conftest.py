@@ -26,6 +26,23 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="the slow tests, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Plain ``pytest`` is over in three minutes; a file that is asked for by its path runs in any case."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+    asked = {str(config.rootpath / path) for path in config.args}
+    is_plain = asked <= {str(config.rootpath / path) for path in config.getini("testpaths")}
+    if is_plain and not (config.option.all or config.option.markexpr or config.option.keyword):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
 @pytest.fixture(autouse=True)
 def _warnings_are_errors(request, caplog):
     """A warning of ours that is an error becomes a line in the log, so that training goes on; not here."""

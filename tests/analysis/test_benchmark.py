@@ -27,6 +27,8 @@ from tests.support.fits import (
     steps_of,
 )
 
+pytestmark = pytest.mark.slow
+
 DATALOADER = PHASE_INDEX["dataloader"]
 SKIP = 10  # steps that Paddle's benchmark leaves out
 

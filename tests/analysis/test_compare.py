@@ -49,6 +49,8 @@ from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpa
 from lightning_modelprof.show.text import render_text
 from tests.support.fits import loader, run_fit
 
+pytestmark = pytest.mark.slow
+
 MS = 1_000_000
 READER, FORWARD, OTHER = (PHASE_INDEX[key] for key in ("dataloader", "forward", "other"))
 

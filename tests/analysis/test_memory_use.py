@@ -44,6 +44,8 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from tests.support.diagnosed import SETUP, only, steps_of
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 
+pytestmark = pytest.mark.slow
+
 MIB, GIB = 2**20, 2**30
 CPU = torch.device("cpu")
 

@@ -37,6 +37,8 @@ from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from tests.support import warm
 
+pytestmark = pytest.mark.slow
+
 MS = 1_000_000
 
 

@@ -16,6 +16,8 @@ from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.json import render_json
 from tests.support.fits import Net, report_of, run_fit
 
+pytestmark = pytest.mark.slow
+
 
 def export_as(text):
     return lambda self, path: Path(path).write_text(text)

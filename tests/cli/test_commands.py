@@ -21,6 +21,8 @@ from lightning_modelprof.cli.main import main, make_parser
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from tests.support.fits import ROOT, run_fit
 
+pytestmark = pytest.mark.slow
+
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 3, "pid": 1, "tid": 1}
 TRACE = json.dumps({"traceEvents": [EVENT]})
 

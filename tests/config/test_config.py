@@ -38,6 +38,8 @@ from tests.support.fits import (
     steps_of,
 )
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.name != "lightning_cli.yaml")
 NUMBERS = ("active", "wait", "warmup", "repeat", "skip_first", "log_every_n_steps")
 FIELDS = [field.name for field in fields(ProfileConfig)]

@@ -21,6 +21,8 @@ from lightning_modelprof import ModelProfCallback
 from tests.support import warm
 from tests.support.fits import run_script
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 LIGHTNING_CLI = ROOT / "configs" / "lightning_cli.yaml"

@@ -23,6 +23,8 @@ from lightning_modelprof.cli.compare import compared_paths
 from lightning_modelprof.cli.main import make_parser
 from tests.support.fits import ROOT, run_script
 
+pytestmark = pytest.mark.slow
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [*sorted((ROOT / "docs" / "guides").glob("*.md")), ROOT / "docs" / "faq.md"]
 PROGRAM = "lightning-modelprof"

@@ -27,7 +27,7 @@ RELATIVE = 0.05
 ALLOWANCE_NS = 1_000_000
 """Beside 5 %: what comes after a nap runs on a cold core. The smallest cost is twice as much."""
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
 
 
 class Spent:

@@ -26,6 +26,8 @@ from torch import nn
 from tests.lightning.test_bit_identity import assert_same
 from tests.support.fits import fit_quietly, loader, make_callback, make_trainer, our_warnings
 
+pytestmark = pytest.mark.slow
+
 MEASURING = {"active": 2, "flops": True, "inspect": {"sampling": True}}
 """A window, an inspection and samples: all of it in so short a fit."""
 TIMES = ("DeviceStatsMonitor", "time", "per_sec")

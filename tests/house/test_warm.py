@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.fits import run_script
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import atexit, os, signal, sys
 atexit.register(print, "at exit")

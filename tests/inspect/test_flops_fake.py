@@ -22,6 +22,8 @@ from lightning_modelprof.inspect.flops.count import count_flops, summarize
 from tests.inspect.test_flops_untouched import assert_same, state_of
 from tests.support.flop_models import CASES, SMALL, SMALL_BACKWARD, Batch, Small, total
 
+pytestmark = pytest.mark.slow
+
 # What asks for values: the sizes of a loop, and which rows are chosen.
 NEEDS_VALUES = {"control flow"}
 

@@ -16,6 +16,8 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.flops.count import count_flops
 from tests.support.flop_models import CASES, SMALL, SMALL_BACKWARD, Small, Wrapped, total
 
+pytestmark = pytest.mark.slow
+
 
 def state_of(model):
     return {

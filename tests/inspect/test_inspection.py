@@ -26,6 +26,8 @@ from tests.support import fits
 from tests.support.bench import MS, FakeClock
 from tests.support.fits import Manual, Net, fit_quietly, loader, make_trainer, steps_of
 
+pytestmark = pytest.mark.slow
+
 make_callback = partial(fits.make_callback, flops=True)
 run_fit = partial(fits.run_fit, flops=True)
 

@@ -29,6 +29,8 @@ from tests.lightning.test_bit_identity import assert_same
 from tests.support import fits
 from tests.support.fits import Manual, Net, fit_quietly, loader, make_trainer, run_script
 
+pytestmark = pytest.mark.slow
+
 make_callback = partial(fits.make_callback, active=0, skip_first=10, flops=True)
 COUNTED = 6
 INSPECTED = (6, 7, 8, 9)

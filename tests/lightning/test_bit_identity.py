@@ -24,6 +24,8 @@ from tests.support.fits import (
     windows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Noisy(Net):
     """Draws from every random generator in every step, so that a draw of ours would shift its loss."""

@@ -33,6 +33,8 @@ from tests.support.fits import (
     run_script,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Copying(Callback):
     """Makes a copy of another callback after the sixth batch."""

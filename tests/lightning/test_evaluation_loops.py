@@ -72,6 +72,7 @@ from tests.support.fits import (
 from tests.support.fits import make_trainer as make_real_trainer
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning"),
     pytest.mark.filterwarnings("ignore:.*predict returned None"),
 ]

@@ -63,6 +63,8 @@ from tests.support.fits import (
     our_warnings,
 )
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 10
 WINDOW = (5, 7)
 """Before it step 1 is counted and modules are timed in 2, 3 and 4."""

@@ -17,6 +17,8 @@ from lightning_modelprof.lightning.meeting import Meeting
 from lightning_modelprof.run.archive import load_run
 from tests.support.fits import run_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(monkeypatch):

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_modelprof import ConfigError, ModelProfCallback
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings, steps_of
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 8
 
 

@@ -55,9 +55,10 @@ from tests.support.bench import (
 )
 
 # Lightning's advice (workers, loggers, ...) is not the subject.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning"),
+]
 
 
 @pytest.fixture

@@ -55,7 +55,10 @@ from tests.support.fits import (
     windows_of,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX"),
+]
 
 # Ends by signals and kills, each in a process of its own, forked from one that has imported torch once
 

@@ -19,6 +19,8 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 from lightning_modelprof import ModelProfCallback
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_script
 
+pytestmark = pytest.mark.slow
+
 SAVED = ModelProfCallback(active=3, dirpath="out", rules={"slow_steps": False})
 
 

@@ -24,7 +24,7 @@ from lightning_modelprof.run.steps import StepTag
 from tests.support.bench import make_trainer
 from tests.support.fits import grouped
 
-pytestmark = pytest.mark.short
+pytestmark = [pytest.mark.slow, pytest.mark.short]
 
 S = 1_000_000_000
 

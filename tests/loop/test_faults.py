@@ -36,6 +36,8 @@ from tests.support.fits import (
     windows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Fault(Exception):
     """What is thrown into the package."""

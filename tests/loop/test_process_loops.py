@@ -26,7 +26,7 @@ from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
 from tests.support.bench import make_trainer
 from tests.support.fits import grouped, run_script
 
-pytestmark = pytest.mark.short
+pytestmark = [pytest.mark.slow, pytest.mark.short]
 
 
 class Small(LightningModule):

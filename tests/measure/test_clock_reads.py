@@ -18,7 +18,7 @@ from tests.support.bench import FakeClock, HookedModel, ManualModel, PlainModel,
 
 NUM_STEPS = 8
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
 
 
 class CountingProfiler(Profiler):

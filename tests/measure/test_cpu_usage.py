@@ -30,6 +30,8 @@ from lightning_modelprof.measure.resources.cpu import (
 from lightning_modelprof.measure.window import capture
 from tests.support.fits import Numbers, run_fit, windows_of
 
+pytestmark = pytest.mark.slow
+
 KEYS = ["elapsed_ns", "process_ns", "workers_ns", "system_busy_ns", "system_total_ns", "num_cpus"]
 TICK_NS = 10_000_000
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux accounts for ended children")

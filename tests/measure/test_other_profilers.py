@@ -10,6 +10,8 @@ from lightning_modelprof.measure.window import other_profilers
 from lightning_modelprof.measure.window.other_profilers import ProfilerWatch
 from tests.support.fits import run_script
 
+pytestmark = pytest.mark.slow
+
 # torch can take the process with it when two profilers meet, so each case is a process of its own, forked
 # from one that has the imports done.
 CASES = """

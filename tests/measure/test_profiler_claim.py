@@ -27,6 +27,8 @@ from tests.support.fits import (
     windows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Holder:
     """Somebody who records."""

@@ -19,6 +19,8 @@ from lightning_modelprof.run.batches import RepeatedSamples
 from tests.support.diagnosed import analysis_of, only, steps_of, with_loader
 from tests.support.fits import Net, Numbers, fit_quietly, host_of, make_callback, make_trainer
 
+pytestmark = pytest.mark.slow
+
 
 class Calls(Numbers):
     """Keeps account of who asked for what."""

@@ -38,7 +38,7 @@ from tests.support.fits import (
     run_script,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
 
 HERE = __file__
 NAME = "modelprof-sampler"

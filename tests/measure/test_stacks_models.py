@@ -27,6 +27,7 @@ from tests.support.fits import (
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)"),
 ]
 

@@ -24,6 +24,8 @@ from lightning_modelprof.run.steps import StepTag
 from tests.support import fits
 from tests.support.fits import fit_quietly, make_trainer, table_of
 
+pytestmark = pytest.mark.slow
+
 make_callback = partial(fits.make_callback, flops=True, active=0)
 WIDTH = 4
 

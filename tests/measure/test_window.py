@@ -46,6 +46,8 @@ from tests.support.fits import (
 )
 from tests.support.traces import summarize
 
+pytestmark = pytest.mark.slow
+
 CORE = ("dataloader", "forward", "backward", "optimizer")
 
 

@@ -23,6 +23,8 @@ from tests.support.fits import (
     windows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 PLACES = {
     "stop": (torch.profiler.profile, "stop_trace"),
     "export": (torch.profiler.profile, "export_chrome_trace"),

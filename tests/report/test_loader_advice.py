@@ -29,6 +29,8 @@ from tests.support.bench import make_trainer
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
 from tests.support.fits import host_of
 
+pytestmark = pytest.mark.slow
+
 
 def advice(wait_ms, rest_ms, *, workers=0, cpus=8, cpu=None):
     """Of a loader with so many workers."""

@@ -15,7 +15,7 @@ from lightning_modelprof.report.compare.tables import changed_tables
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
-from tests.support.traces import FOLDER
+from tests.support.traces import FOLDER, real_file
 
 OPERATOR_COLUMNS = (
     Column("name", "Name"),
@@ -394,6 +394,6 @@ def test_every_table_of_a_trace_has_its_figure():
 )
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution"])
 def test_nothing_changed_against_itself(name):
-    one = analyze_files([FOLDER / f"{name}.pt.trace.json.gz"])
+    one = analyze_files([real_file(name)])
     assert changed_rows(one, one) == ()
     assert changed_tables(one, one).rows == ()

@@ -20,7 +20,10 @@ from tests.support.scenarios import FILE, SCENARIOS, Costs
 RELATIVE = 0.15
 SAMPLED = 0.5
 ALLOWANCE_NS = 300_000
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:torch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:torch"),
+]
 
 
 def run(scenario, folder):

@@ -36,6 +36,8 @@ from tests.support.traces import FOLDER, event, load, make_trace
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from generate_trace import generate_trace
 
+pytestmark = pytest.mark.slow
+
 STATIC = Path(lightning_modelprof.__file__).parent / "tensorboard_plugin" / "static"
 REAL = sorted(path.name.removesuffix(".pt.trace.json.gz") for path in FOLDER.glob("*.pt.trace.json.gz"))
 needs_real_traces = pytest.mark.skipif(

@@ -33,7 +33,7 @@ HERE = str(Path(__file__))
 LESS_OFTEN = "to validate less often"
 SLOW_S = 0.02
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 def line_of(mark: str) -> int:

@@ -16,7 +16,7 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
-from tests.support.traces import FOLDER, reference
+from tests.support.traces import FOLDER, real_file, reference
 
 real = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
@@ -204,7 +204,7 @@ def test_differences_sum_to_that_of_the_step(first, second):
 @pytest.fixture(scope="module")
 def resnets():
     workers = (f"v100_resnet50_workers{number}" for number in (0, 4))
-    return [analyze_files([FOLDER / f"{name}.pt.trace.json.gz"]) for name in workers]
+    return [analyze_files([real_file(name)]) for name in workers]
 
 
 @real
@@ -252,7 +252,7 @@ def test_the_tables_of_workers(resnets):
 @real
 def test_ranks_of_a_job_beside_one_of_them():
     """Sums over two ranks are divided by the steps of both: the same job per step, about."""
-    files = [FOLDER / f"sampled_2rank_rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    files = [real_file(f"sampled_2rank_rank{rank}") for rank in (0, 1)]
     pooled, alone = analyze_files(files), analyze_files(files[:1])
     report = compare_windows(pooled, alone, ("both", "rank 0"))
     assert "Different numbers of traces: 2 before, 1 after." in report.notes
@@ -273,14 +273,14 @@ def test_ranks_of_a_job_beside_one_of_them():
 @real
 def test_traces_of_different_devices():
     names = ("v100_resnet50_workers0", "a100_nccl")
-    report = compare_windows(*(analyze_files([FOLDER / f"{name}.pt.trace.json.gz"]) for name in names), names)
+    report = compare_windows(*(analyze_files([real_file(name)]) for name in names), names)
     assert any(note.startswith("Different devices: Tesla V100") for note in report.notes)
 
 
 @real
 def test_a_trace_without_steps_says_what_its_step_is(resnets):
     """Its operators from the first to the last count as one step, as in all tables of traces."""
-    whole = analyze_files([FOLDER / "a100_alexnet.pt.trace.json.gz"])
+    whole = analyze_files([real_file("a100_alexnet")])
     report = compare_windows(resnets[0], whole, NAMES)
     assert dict(report.facts)["After"] == "new (1 step)"
     notes = table(report, "comparison_steps").notes

@@ -33,6 +33,8 @@ from lightning_modelprof.run.records import (
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from tests.support.fits import report_of, run_fit, run_script
 
+pytestmark = pytest.mark.slow
+
 NS = st.integers(-1, 2**62)
 COUNT = st.integers(0, 10**9)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

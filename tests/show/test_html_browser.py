@@ -14,6 +14,8 @@ from tests.show.test_show_html import hostile_everywhere
 from tests.support.sample_flames import flame_of, hostile_flame, stacks_flame, wide_flame
 from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES
 
+pytestmark = pytest.mark.slow
+
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 

@@ -15,6 +15,8 @@ from tests.show.test_html_browser import names, press, report_of, search, show
 from tests.show.test_html_groups import COLUMNS, key_of, operators_of
 from tests.support.sample_reports import HOSTILE_NAMES, gpu_report
 
+pytestmark = pytest.mark.slow
+
 FORMULAS = (
     "=1+1",
     "+1",

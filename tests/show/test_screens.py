@@ -19,6 +19,8 @@ from nbclient import NotebookClient
 
 from tests.support.fits import ROOT
 
+pytestmark = pytest.mark.slow
+
 ROWS = 40
 
 # One process for all bars and widths: it makes its own terminal as wide as it wants it.

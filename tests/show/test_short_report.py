@@ -24,6 +24,8 @@ from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
 from tests.support.fits import Manual, Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 from tests.support.traces import event, make_trace
 
+pytestmark = pytest.mark.slow
+
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;]*m|\]8;;.*?\x1b\\)")
 
 

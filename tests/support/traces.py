@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary, summarize_model
@@ -14,10 +16,24 @@ from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, sum
 from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 
-FOLDER = Path(
+HERE = Path(__file__).resolve().parents[1] / "data" / "traces"
+"""The two real traces that everybody has."""
+_MORE = Path(
     os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[2].parent / "shared" / "traces"
 )
-"""Where the real traces are, if they are here."""
+FOLDER = _MORE if _MORE.is_dir() else HERE
+"""Where the real traces are."""
+
+
+def real_file(name: str) -> Path:
+    """The file of a real trace; the test is skipped where it is not here."""
+    return _there(FOLDER / f"{name}.pt.trace.json.gz")
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not here; set MODELPROF_TRACES to its folder")
+    return path
 
 
 def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
@@ -48,12 +64,12 @@ def event(
 
 def load(name: str) -> Trace:
     """One of the real traces."""
-    return read_trace(FOLDER / f"{name}.pt.trace.json.gz")
+    return read_trace(real_file(name))
 
 
 def reference(name: str, kind: str) -> Any:
     """Numbers that others derived from a real trace; times in microseconds."""
-    return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
+    return json.loads(_there(FOLDER / "reference" / f"{name}.{kind}.json").read_text())
 
 
 def summarize(trace: Trace) -> ModelSummary | Absent:

@@ -22,6 +22,8 @@ from tests.support.tensorboard_server import tensorboard
 from tests.tensorboard_plugin.test_dashboard_damage import HOSTILE, newer, profile_of, report_of, write_raw
 from tests.tensorboard_plugin.test_dashboard_plugin import fit
 
+pytestmark = pytest.mark.slow
+
 TRACES = Path(os.environ.get("MODELPROF_TRACES", "tests/traces"))
 VIEWS = [
     "overview",

@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_modelprof.loop import outputs, windows
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings
 
+pytestmark = pytest.mark.slow
+
 Usage = namedtuple("Usage", "total used free")
 
 

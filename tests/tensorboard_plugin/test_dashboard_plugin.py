@@ -22,6 +22,8 @@ from lightning_modelprof.trace.reader import read_trace
 from tests.support.fits import Net, fit_quietly, loader, make_trainer
 from tests.support.tensorboard_server import tensorboard
 
+pytestmark = pytest.mark.slow
+
 RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_1"}
 BEFORE = {f"before_{key}": value for key, value in RUN.items()}
 STEPS = {"run": RUN["run"], "tag": "modelprof/run"}

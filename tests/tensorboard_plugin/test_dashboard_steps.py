@@ -24,6 +24,8 @@ from tests.support.dashboard_page import serve, wait, watched
 from tests.support.fits import run_fit
 from tests.support.steps_page import page_files, sample_steps, with_profiler_time
 
+pytestmark = pytest.mark.slow
+
 ActionChains = pytest.importorskip(
     "selenium.webdriver.common.action_chains", reason="selenium is not installed"
 ).ActionChains

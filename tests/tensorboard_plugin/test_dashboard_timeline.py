@@ -20,6 +20,8 @@ from tests.support.dashboard_page import serve, wait, watched
 from tests.support.sample_reports import HOSTILE_NAMES
 from tests.support.timeline_page import make_trace, packed_trace, page_files
 
+pytestmark = pytest.mark.slow
+
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 ROW_PIXELS = 18

@@ -23,6 +23,8 @@ from lightning_modelprof.trace.reader import read_trace
 from tests.support.fits import run_fit
 from tests.support.hostile_runs import as_text, mutated
 
+pytestmark = pytest.mark.slow
+
 NUM_MUTATIONS = 100
 
 

@@ -26,6 +26,8 @@ from lightning_modelprof.trace.json import begins_ns, durations_ns, integers, po
 from lightning_modelprof.trace.model import Category, Collective, InputShapes
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 
+pytestmark = pytest.mark.slow
+
 
 def event(ts="1", dur="1", name="op", cat="cpu_op", more=""):
     return (

@@ -18,6 +18,8 @@ from lightning_modelprof.trace.model import Category
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 from tests.support.fuzz_traces import base_traces, damaged_trace, read_all
 
+pytestmark = pytest.mark.slow
+
 
 def timed(number, **args):
     return {

@@ -17,6 +17,8 @@ from lightning_modelprof.errors import ModelProfError, one_line, quoted, told, w
 from lightning_modelprof.loop.run_folder import check_writeable
 from tests.support.fits import grouped, make_callback, make_trainer, run_fit
 
+pytestmark = pytest.mark.slow
+
 LONGEST = 4_100
 MEGABYTES = 10_000_000
 

@@ -31,6 +31,8 @@ from tests.support.fits import (
 )
 from tests.support.sample_reports import gpu_report
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 8
 
 

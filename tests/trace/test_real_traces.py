@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.trace.model_summary import NO_RANGES
 from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.trace.model import DEVICE_WORK, Category
-from tests.support.traces import FOLDER, load, reference, summarize
+from tests.support.traces import FOLDER, load, real_file, reference, summarize
 
 pytestmark = pytest.mark.skipif(
     not FOLDER.is_dir(),
@@ -114,7 +114,7 @@ def test_more_workers_shrink_the_dataloader():
 @pytest.mark.parametrize("name", ["v100_ns_resolution", "a100_nccl", "sampled_2rank_rank0"])
 def test_every_stamp_is_what_the_file_says(name):
     trace = load(name)
-    raw = gzip.decompress((FOLDER / f"{name}.pt.trace.json.gz").read_bytes())
+    raw = gzip.decompress(real_file(name).read_bytes())
     written = json.loads(raw, parse_float=Decimal)
     base = written.get("baseTimeNanoseconds", 0)
     truth = sorted(
@@ -133,7 +133,7 @@ def test_trace_without_steps():
 def test_two_ranks_of_a_job_are_pooled():
     """Sums over both ranks' files, and a row per rank where a sum would say nothing."""
     names = ("sampled_2rank_rank0", "sampled_2rank_rank1")
-    files = [FOLDER / f"{name}.pt.trace.json.gz" for name in names]
+    files = [real_file(name) for name in names]
     pooled = {table.id: table for table in analyze_files(files).tables}
     alone = [{table.id: table for table in analyze_files([file]).tables} for file in files]
     assert pooled.keys() == alone[0].keys() == alone[1].keys()  # one set of tables

@@ -39,6 +39,8 @@ from tests.support.fits import (
     windows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 WARMUP, PROFILED, STOP = StepTag.PROFILER_WARMUP, StepTag.PROFILED, StepTag.PROFILER_STOP
 NONE = StepTag(0)
 MB = 1_000_000

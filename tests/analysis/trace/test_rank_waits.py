@@ -23,7 +23,7 @@ from lightning_modelprof.report.charts.ranks import rank_shares
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
 from lightning_modelprof.show.html.chart import chart_view
-from tests.support.traces import FOLDER, event, load, make_trace
+from tests.support.traces import FOLDER, event, load, make_trace, real_file
 
 US = 1000
 STEP = 1000
@@ -532,7 +532,7 @@ def sampled():
 
 def kernels_of_step(rank, number):
     """(collective of the range around the launch, us) of a step's NCCL kernels, straight from the JSON."""
-    with gzip.open(FOLDER / f"sampled_2rank_rank{rank}.pt.trace.json.gz") as file:
+    with gzip.open(real_file(f"sampled_2rank_rank{rank}")) as file:
         events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
     (bounds,) = [one for one in events if one["name"] == f"ProfilerStep#{number}"]
     launches = {one["args"].get("correlation"): one for one in events if one["cat"] == "cuda_runtime"}

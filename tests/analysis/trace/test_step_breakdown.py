@@ -19,6 +19,8 @@ from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import DEVICE_WORK, Category
 from tests.support.traces import FOLDER, break_down, load, make_trace, reference
 
+pytestmark = pytest.mark.slow
+
 US = 1000
 OPTIONS = TableOptions()
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

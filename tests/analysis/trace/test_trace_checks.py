@@ -10,7 +10,7 @@ import pytest
 
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_checks import check_trace
-from tests.support.traces import FOLDER, load, make_trace
+from tests.support.traces import FOLDER, load, make_trace, real_file
 
 STEP = 1_000  # microseconds
 
@@ -259,7 +259,7 @@ def test_traces_without_steps_are_checked_for_the_device_only():
 def test_nothing_speaks_against_the_real_traces(name):
     """Rightly so: straight from the JSON, no device event lacks its launch or begins before it."""
     assert check_trace(build_timeline(load(name))) == ()
-    raw = gzip.decompress((FOLDER / f"{name}.pt.trace.json.gz").read_bytes())
+    raw = gzip.decompress(real_file(name).read_bytes())
     document = json.loads(raw, parse_float=Decimal)
     begins, device, kernels = {}, [], set()
     for event in document["traceEvents"]:

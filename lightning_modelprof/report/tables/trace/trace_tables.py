@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
@@ -25,41 +25,47 @@ from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
 from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
 from lightning_modelprof.report.tables.trace.user_ranges import user_ranges_table
 
+_Fact = TypeVar("_Fact")
+
 
 @dataclass(frozen=True, slots=True)
-class TraceTable:
+class TraceTable(Generic[_Fact]):
     """One table of a trace.
 
     Attributes:
         view: the name by which a reader asks for it.
-        fact: attribute of :class:`TraceFacts` that it shows.
+        fact: what of a trace's facts it shows.
         build: makes it of that fact of every rank.
     """
 
     view: View
-    fact: str
-    build: Callable[[Mapping[int, Any], TableOptions], Table]
+    fact: Callable[[TraceFacts], _Fact]
+    build: Callable[[Mapping[int, _Fact], TableOptions], Table]
+
+    def of(self, by_rank: Mapping[int, TraceFacts], options: TableOptions) -> Table:
+        """The table of the facts of each rank."""
+        return self.build({rank: self.fact(facts) for rank, facts in by_rank.items()}, options)
 
 
-TRACE_TABLES: Final[tuple[TraceTable, ...]] = (
-    TraceTable("device", "device_usage", device_usage_table),
-    TraceTable("overview", "overview", overview_table),
-    TraceTable("model", "model_summary", model_summary_table),
-    TraceTable("distributed", "distributed", distributed_table),
-    TraceTable("distributed", "distributed", collectives_table),
-    TraceTable("distributed", "communication_calls", rank_waits_table),
-    TraceTable("operator", "operators", operators_table),
-    TraceTable("operator", "operators", operator_by_shape_table),
-    TraceTable("kernel", "kernels", kernels_table),
-    TraceTable("memory_manipulation", "copies", copies_table),
-    TraceTable("userdefined", "user_ranges", user_ranges_table),
-    TraceTable("memory", "memory", memory_table),
-    TraceTable("step_breakdown", "step_breakdown", step_breakdown_table),
-    TraceTable("idle", "idle", idle_table),
-    TraceTable("launch", "host_waits", host_waits_table),
-    TraceTable("launch", "kernel_launches", launches_table),
-    TraceTable("launch", "runtime_calls", runtime_calls_table),
-    TraceTable("dataloader", "dataloader", dataloader_table),
+TRACE_TABLES: Final[tuple[TraceTable[Any], ...]] = (
+    TraceTable("device", lambda facts: facts.device_usage, device_usage_table),
+    TraceTable("overview", lambda facts: facts.overview, overview_table),
+    TraceTable("model", lambda facts: facts.model_summary, model_summary_table),
+    TraceTable("distributed", lambda facts: facts.distributed, distributed_table),
+    TraceTable("distributed", lambda facts: facts.distributed, collectives_table),
+    TraceTable("distributed", lambda facts: facts.communication_calls, rank_waits_table),
+    TraceTable("operator", lambda facts: facts.operators, operators_table),
+    TraceTable("operator", lambda facts: facts.operators, operator_by_shape_table),
+    TraceTable("kernel", lambda facts: facts.kernels, kernels_table),
+    TraceTable("memory_manipulation", lambda facts: facts.copies, copies_table),
+    TraceTable("userdefined", lambda facts: facts.user_ranges, user_ranges_table),
+    TraceTable("memory", lambda facts: facts.memory, memory_table),
+    TraceTable("step_breakdown", lambda facts: facts.step_breakdown, step_breakdown_table),
+    TraceTable("idle", lambda facts: facts.idle, idle_table),
+    TraceTable("launch", lambda facts: facts.host_waits, host_waits_table),
+    TraceTable("launch", lambda facts: facts.kernel_launches, launches_table),
+    TraceTable("launch", lambda facts: facts.runtime_calls, runtime_calls_table),
+    TraceTable("dataloader", lambda facts: facts.dataloader, dataloader_table),
 )
 
 
@@ -84,7 +90,6 @@ def trace_tables(
     for kind in TRACE_TABLES:
         if kind.view in without or (options.views is not None and kind.view not in options.views):
             continue
-        facts = {rank: getattr(facts, kind.fact) for rank, facts in by_rank.items()}
-        table = apply_options(kind.build(facts, options), options)
+        table = apply_options(kind.of(by_rank, options), options)
         tables.append(replace(table, id=table.id + id_suffix, title=table.title + title_suffix))
     return tuple(tables)
