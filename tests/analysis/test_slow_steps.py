@@ -21,13 +21,14 @@ from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
 from lightning_modelprof.measure.steps.slow_steps import MAX_KEPT, CollectorWatch, Counts, SlowStepWatch
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
+from lightning_modelprof.report.rules.steps import _period
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, SlowStep, SlowSteps, StepTag, StepTimings
-from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer
+from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 
 MS = 1_000_000
 MACHINE_WORDS = "the machine: the training thread waited for a CPU"
@@ -549,3 +550,30 @@ def test_a_pause_in_one_step_is_the_worst_step(tmp_path):
     assert finding.status is Status.FOUND
     share = next(one.value for one in finding.evidence if one.unit.name == "RATIO")
     assert 0 < share < 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "number", "num_steps", "every"),
+    [
+        ([10, 20, 30, 40, 90], 9, 95, 10),
+        ([10, 20, 31, 40, 90], 9, 95, None),  # one that is not
+        ([10, 20, 30, 40], 4, 400, None),  # most of those that the rule would have are not slow
+        ([10, 20, 30], 3, 30, None),
+        ([3, 4, 5, 6], 4, 4, None),
+    ],
+)
+def test_steps_that_are_slow_by_a_rule(steps, number, num_steps, every):
+    assert _period(steps, number, num_steps) == every
+
+
+def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path):
+    """A fit of 1 ms a step, of which every tenth takes 30 ms more."""
+
+    def every_ten(batch_idx):
+        time.sleep(0.031 if batch_idx % 10 == 9 else 0.001)
+
+    callback = run_fit(tmp_path, module=Net(every_ten), data=loader(200), active=0, flops=False)
+    [found] = [one for one in callback.report.findings if one.kind == "slow_steps"]
+    assert found.title == "Every 10 steps one takes long in the forward"
+    assert found.saving_ns_per_step == pytest.approx(3 * MS, rel=0.4)
+    assert found.locations

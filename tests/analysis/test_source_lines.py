@@ -351,10 +351,13 @@ def with_loop(calls=300, *, samples=40, module="cell", sites=(), module_line=11,
     place = CodePlace(name="Cell.forward", file=NET, line=module_line)
     modules = tuple(replace(one, forward=place) if one.path == "cell" else one for one in cost.modules)
     line = line_of(NET, 13, "forward", 11, calls=calls, views=0, module=module)
-    at = frame(NET, 13, "Cell.forward", 11)
-    stacks = samples_of(("forward", (STEP_33, CALL, at), samples), ("backward", (STEP_33,), 100 - samples))
     cost = replace(cost, modules=modules, sites=sites_of([line], sites))
-    return analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
+    return analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=analysis_stacks(samples))
+
+
+def analysis_stacks(samples):
+    at = frame(NET, 13, "Cell.forward", 11)
+    return samples_of(("forward", (STEP_33, CALL, at), samples), ("backward", (STEP_33,), 100 - samples))
 
 
 def test_a_loop_in_a_layer_is_found():
@@ -366,6 +369,20 @@ def test_a_loop_in_a_layer_is_found():
         Location(file=NET, line=13, function="Cell.forward", module="cell", is_exact=True),
     )
     assert "runs 300 operators" in found.summary
+
+
+def test_a_loop_s_backward_counts_too():
+    """All 600 operators of backward are the line's: of 8 ms the 3 that they need at least."""
+    analysis = with_loop()
+    sites = analysis.cost.sites
+    backward = line_of(NET, 13, "forward", 11, "backward", calls=600, views=0, module="cell")
+    cost = replace(analysis.cost, sites=replace(sites, lines=(*sites.lines, backward)))
+    stacks = analysis_stacks(40)
+    found = only(
+        SlowLineInModule().evaluate(analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks))
+    )
+    assert found.saving_ns_per_step == pytest.approx(11 * MS)
+    assert "Backward runs for them about 3 ms more" in found.summary
 
 
 def test_a_tensor_made_in_a_layer_is_found():

@@ -38,6 +38,8 @@ _MANY_TIMES: Final = 16
 A stack of layers calls each of them once."""
 
 
+_LEAST_OPERATOR_NS: Final = 5_000
+"""What the host needs for the backward of any operator."""
 _SMALL_NS: Final = 100_000.0
 """What an operator takes at most that is mostly overhead.
 
@@ -82,13 +84,14 @@ class SlowLineInModule(ShareRule):
     Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
-        The time at stake is that of the host at these lines; what they compute has to be computed still.
+        The time at stake is that of the host at these lines, and of a loop at least what backward takes for
+        it; what they compute has to be computed still.
         The share less two standard errors must be worth a finding.
     """
 
     kind: ClassVar[str] = "slow_line_in_module"
     title: ClassVar[str] = "A line in a module's forward takes long"
-    phases: ClassVar[tuple[str, ...]] = ("forward",)
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
     takes_time_there: ClassVar[bool] = False
 
@@ -117,18 +120,25 @@ class SlowLineInModule(ShareRule):
             candidates = [_Loop(_path_at(one, paths) or "", [one], 0, False) for one in makers]
             loop = _loop(analysis, [one for one in of_it if one not in makers], paths)
             candidates += [] if loop is None else [loop]
-            found += [one for one in (self._judge(one, costs, hot) for one in candidates) if one is not None]
+            judged = (
+                self._judge(one, costs, hot, _backward_ns(one, lines, costs) if one.operators else 0.0)
+                for one in candidates
+            )
+            found += [one for one in judged if one is not None]
         return tuple(found) or self.clean("No line of a module's forward stands out.")
 
-    def _judge(self, loop: _Loop, costs: StepCosts, hot: HotLines) -> Finding | None:
+    def _judge(
+        self, loop: _Loop, costs: StepCosts, hot: HotLines, backward_ns: float = 0.0
+    ) -> Finding | None:
         samples = sum((one.samples or 0) - one.logging_samples for one in loop.lines)
         share = sum((one.share or 0.0) - one.logging_share for one in loop.lines)
         whole = None if loop.operators else _with_calls(loop.lines[0], hot)
         if whole is not None and whole.samples > samples:
             samples, share = whole.samples, whole.time_ns / hot.time_ns
         least = share - 2 * math.sqrt(max(0.0, share * (1 - share)) / hot.num_samples)
-        took_ns = share * costs.loop.wall_ns
-        if samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
+        took_ns, wall_ns = share * costs.loop.wall_ns, costs.loop.wall_ns
+        least_ns = least * wall_ns + backward_ns
+        if samples < self.least_samples or not self.is_found(least_ns / wall_ns, least_ns):
             return None
         if loop.operators and took_ns > _SMALL_NS * loop.operators:
             return None
@@ -146,14 +156,15 @@ class SlowLineInModule(ShareRule):
         sequences = " A recurrent cell has a layer for whole sequences: nn.LSTM, nn.GRU, nn.RNN."
         return self.found(
             f"{where} of {first.function} in {loop.module or 'the model'} {does}, and {percent(share)} of the"
-            f" samples are there: {milliseconds(took_ns)} a step.",
+            f" samples are there: {milliseconds(took_ns)} a step."
+            + (f" Backward runs for them about {milliseconds(backward_ns)} more." if backward_ns else ""),
             "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
             f" are mostly overhead.{sequences if loop.calls_modules else ''}"
             if loop.operators
-            else "Make such tensors once, in __init__ with register_buffer, or on the device (torch.arange,"
-            " torch.full).",
-            self.severity(share),
-            saving_ns=took_ns,
+            else "If they are always the same, make them once, in __init__ with register_buffer, or on the"
+            " device (torch.arange, torch.full); if not, keep what they are made of in tensors.",
+            self.severity((took_ns + backward_ns) / wall_ns),
+            saving_ns=took_ns + backward_ns,
             places=[
                 Location(
                     file=one.file,
@@ -171,6 +182,19 @@ class SlowLineInModule(ShareRule):
                 count("operators", sum(one.own_operators for one in loop.lines)),
             ],
         )
+
+
+def _backward_ns(loop: _Loop, lines: Iterable[SourceLine], costs: StepCosts) -> float:
+    """At least what backward takes for the operators of a loop, if most of its operators are for them.
+
+    Its part of all operators in Backward, but no more than the host needs for so many of the smallest.
+    """
+    own = sum(one.backward_operators or 0 for one in loop.lines)
+    most = sum(one.backward_operators or 0 for one in lines)
+    backward_ns = costs.loop.phases_ns.get("backward")
+    if not backward_ns or not own or own < 0.5 * most:
+        return 0.0
+    return min(own / most * backward_ns, own * _LEAST_OPERATOR_NS)
 
 
 def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:

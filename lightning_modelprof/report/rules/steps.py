@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -41,11 +44,25 @@ _ADVICE: Final = {
 _USUAL_ADVICE: Final = "Table Slow steps says where each one's time went."
 
 
+def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:
+    """Every how many steps one is slow; ``None`` where there is no such rule.
+
+    Args:
+        steps: numbers of slow steps, which may not be all.
+        number: of all slow steps.
+        num_steps: of all steps.
+    """
+    every = math.gcd(*(later - earlier for earlier, later in itertools.pairwise(sorted(steps))))
+    is_regular = len(steps) >= 4 and every > 1 and 0.75 <= number * every / num_steps <= 1.33
+    return every if is_regular else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlowStepsCost(ShareRule):
     """What clean steps of more than three times the median take beyond the median, by step of all clean ones.
 
-    A hint without time at stake, unless it is mostly the garbage collector, of which no other rule knows.
+    A hint without time at stake, unless it is mostly the garbage collector, of which no other rule knows, or
+    one step of so many takes long in Forward: what is done there every ten steps, say.
     """
 
     kind: ClassVar[str] = "slow_steps"
@@ -80,6 +97,22 @@ class SlowStepsCost(ShareRule):
         # What other phases take is the business of other rules, which have the same time at stake, and a busy
         # machine is nobody's fault.
         is_ours_alone = cause == COLLECTOR
+        every = _period([one.slow.step for one in clean], record.count, costs.num_steps)
+        hook = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
+        if cause == "forward" and every is not None and hook is not None:
+            return (
+                self.found(
+                    f"Every {every} steps one takes more than {record.factor:g} times the median:"
+                    f" {milliseconds(cost_ns)} by step ({percent(share)} of a clean step), in Forward; the"
+                    f" worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
+                    "Look for what is done in every so many steps only, under an if, and do it less often.",
+                    self.severity(share or 0.0),
+                    title=f"Every {every} steps one takes long in the forward",
+                    saving_ns=cost_ns,
+                    places=[hook],
+                    evidence=evidence,
+                ),
+            )
         return (
             self.found(
                 f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
