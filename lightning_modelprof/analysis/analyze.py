@@ -19,6 +19,7 @@ from lightning_modelprof.analysis.steps.batches import batch_cpu, batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.steps.memory import memory_use
 from lightning_modelprof.analysis.steps.phase_times import own_cost, phase_times
+from lightning_modelprof.analysis.steps.slowdown import slowdown
 from lightning_modelprof.analysis.steps.step_costs import slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import validation_split
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -104,6 +105,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         memory=memory_use(record.memory, _epoch_starts(steps, len(totals))),
         rank_skew=rank_skew(run.rank_steps, run.info.world_size),
         slow=slow_facts(record.slow, costs),
+        slowdown=slowdown(steps),
         batch_cpu=batch_cpu(
             record.cpu,
             num_workers=_num_workers(record.setup),

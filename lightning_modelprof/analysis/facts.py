@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
     from lightning_modelprof.analysis.steps.memory import MemoryUse
     from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
+    from lightning_modelprof.analysis.steps.slowdown import Slowdown
     from lightning_modelprof.analysis.steps.step_costs import SlowFacts, StepCosts
     from lightning_modelprof.analysis.steps.validation import ValidationSplit
     from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -73,6 +74,7 @@ class Analysis:
         memory: over the loop, and in one step.
         rank_skew: the ranks of the job side by side.
         slow: steps that took much longer than usual, and why.
+        slowdown: whether steps take longer and longer.
         batch_cpu: what batches and steps take of the CPUs.
         batch_scaling: how the time of a step depends on the size of its batch.
         repeated: whether samples are the same in each epoch; ``None`` where nobody looked.
@@ -112,6 +114,7 @@ class Analysis:
     memory: MemoryUse | Absent
     rank_skew: RankSkew | Absent
     slow: SlowFacts | Absent
+    slowdown: Slowdown | Absent
     batch_cpu: BatchCpu | Absent
     batch_scaling: BatchScaling | Absent
     repeated: RepeatedSamples | None

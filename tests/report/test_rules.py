@@ -27,6 +27,7 @@ from lightning_modelprof.report.rules.memory import MemoryNearCapacity
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
 from lightning_modelprof.report.rules.phases import CheckpointShare, SlowLogger, SlowModuleHook, ZeroGradCost
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
+from lightning_modelprof.report.rules.steps import GrowingSteps
 from lightning_modelprof.report.rules.validation import ValidationShare
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
@@ -770,3 +771,33 @@ def test_memory_near_capacity(reserved, severity):
         only(MemoryNearCapacity().evaluate(analysis_of(steps_of(forward=1), setup=setup))).severity
         == severity
     )
+
+
+RAMP = np.arange(200) / 20
+
+
+@pytest.mark.parametrize(
+    ("phases_ms", "status"),
+    [
+        ({"forward": 4 + RAMP, "backward": 5}, Status.FOUND),
+        ({"forward": 4, "backward": 5}, Status.CLEAN),
+        ({"forward": 4 + RAMP, "backward": 5 + RAMP}, Status.CLEAN),  # the machine, or larger batches
+        ({"forward": 4 + np.minimum(RAMP, 2), "backward": 5}, Status.CLEAN),  # it levels off
+        ({"forward": 4 + RAMP % 1 * 3, "backward": 5}, Status.CLEAN),  # it begins anew
+        ({"forward": 14 - RAMP, "backward": 5}, Status.CLEAN),
+        ({"forward": 4 + RAMP / 20, "backward": 5}, Status.CLEAN),
+    ],
+)
+def test_steps_that_get_slower_and_slower(phases_ms, status):
+    """Forward grows by 10 ms over the loop: from 5.25 ms in the first quarter to 9 ms in the mean."""
+    found = only(GrowingSteps().evaluate(analysis_of(steps_of(200, **phases_ms))))
+    assert found.status is status
+    if status is Status.FOUND:
+        assert found.saving_ns_per_step == pytest.approx(3.75 * MS, rel=0.02)
+        assert found.severity is Severity.CRITICAL  # 3.75 of 14
+        assert found.phases == ("forward",)
+
+
+def test_a_short_loop_says_nothing_of_slower_steps():
+    found = only(GrowingSteps().evaluate(analysis_of(steps_of(40, forward=4 + RAMP[:40]))))
+    assert found.status is Status.NOT_EVALUATED

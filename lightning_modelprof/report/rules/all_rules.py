@@ -49,7 +49,7 @@ from lightning_modelprof.report.rules.phases import (
 )
 from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
 from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerRank
-from lightning_modelprof.report.rules.steps import SlowStepsCost, SmallBatches
+from lightning_modelprof.report.rules.steps import GrowingSteps, SlowStepsCost, SmallBatches
 from lightning_modelprof.report.rules.validation import SlowEpochTurns, ValidationShare
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
@@ -101,6 +101,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),
     SlowStepsCost(),
+    GrowingSteps(),
     BusyCpus(),
     CpuThreadsOversubscribed(),
     SingleCpuThread(),

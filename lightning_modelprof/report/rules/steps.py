@@ -6,19 +6,22 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.batches import BatchScaling, fixed_by_work
-from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
-from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, StepCosts
+from lightning_modelprof.report.advice.lines import location_at
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NOT_A_FIT,
+    THE_LOOP,
     Rule,
     ShareRule,
+    Whole,
     count,
     duration,
     lines_that_call,
@@ -27,6 +30,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.report.words import cause_words, milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL
 
 _ADVICE: Final = {
@@ -266,3 +270,87 @@ def _evidence(found: BatchScaling) -> list[Evidence]:
         count("smallest batch", smallest),
         count("largest batch", largest),
     ]
+
+
+_LEAST_GROWTH: Final = 0.15
+"""Of an early step."""
+_OF_THE_REST: Final = 0.25
+"""Other phases grow by no more than so much of what the phase does, or it is the machine or the batches."""
+_STEADY: Final = 0.25
+"""The second half grows by at least so much of what the first does: what levels off is warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingSteps(ShareRule):
+    """One phase takes longer and longer, by the slope over the whole loop, and the others do not.
+
+    The time at stake is what the phase takes in the mean beyond its median in the first quarter.
+
+    Caveats:
+        Batches that become larger in the loader alone, as for a curriculum, look the same.
+    """
+
+    kind: ClassVar[str] = "growing_steps"
+    title: ClassVar[str] = "Steps get slower and slower"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.05
+    critical: float = 0.20
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where the loop is short."""
+        costs, seen = analysis.step_costs, analysis.slowdown
+        if not loop_of(analysis.info.loop).is_fit:
+            return self.not_evaluated(NOT_A_FIT)
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(seen, Absent):
+            return self.not_evaluated(seen.reason)
+        wall_ns, first, second = costs.loop.wall_ns, *seen.halves_ns
+        share = seen.excess_ns / wall_ns if wall_ns else 0.0
+        label = PHASES[PHASE_INDEX[seen.phase]].label
+        is_growth = (
+            seen.least_ns >= _LEAST_GROWTH * seen.step_ns
+            and seen.rest_ns <= _OF_THE_REST * seen.least_ns
+            and first > 0
+            and second >= _STEADY * first
+        )
+        if not is_growth or not self.is_found(share, seen.excess_ns):
+            return self.clean("Steps do not take longer and longer.")
+        return (
+            replace(
+                self.found(
+                    f"{label} takes {milliseconds(seen.early_ns)} in the first quarter of the steps and"
+                    f" {milliseconds(seen.late_ns)} in the last, and other phases stay as they are:"
+                    f" {milliseconds(seen.excess_ns)} a step ({percent(share)} of {THE_LOOP}) so far.",
+                    "Look for a list, history or cache that becomes longer in each step and is gone through"
+                    " each time: keep a running sum, or the last few values.",
+                    self.severity(share),
+                    saving_ns=seen.excess_ns,
+                    places=_growing_line(analysis, seen.phase),
+                    evidence=[
+                        duration(f"{label.lower()}, first quarter", seen.early_ns),
+                        duration(f"{label.lower()}, last quarter", seen.late_ns),
+                        duration("by step beyond the first quarter", seen.excess_ns),
+                        ratio(f"share of {THE_LOOP}", share),
+                    ],
+                ),
+                phases=(seen.phase,),
+            ),
+        )
+
+
+def _growing_line(analysis: Analysis, phase: str) -> list[Location]:
+    """The line of the user's that takes most of the phase; in Forward, outside of the model's modules."""
+    hot, setup = analysis.hot_lines, analysis.setup
+    if isinstance(hot, Absent):
+        return []
+    step = None if setup is None else setup.module_hooks.get("training_step")
+    if phase == "forward" and step is not None and step.file is not None and step.line is not None:
+        found = hot.inside(step.file, step.line, outside_modules=True)
+        return [] if found is None else [location_at(found)]
+    return [location_at(line) for line in hot.statements_in((phase,), ())[:1]]

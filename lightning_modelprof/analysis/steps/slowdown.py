@@ -1,0 +1,93 @@
+"""Whether steps take longer and longer as the loop goes on, and which phase of them does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, StepTimings
+
+LEAST_STEPS: Final = 60
+_GROUPS: Final = 20
+_PARTS: Final = 4
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """How the clean steps of a loop change with their number.
+
+    Attributes:
+        phase: key of the phase that grows most.
+        early_ns, late_ns: median of that phase in the first and in the last quarter.
+        excess_ns: what the phase takes in the mean beyond its median in the first quarter.
+        least_ns: the lower end of the 95 % interval of how much it grows over the loop.
+        halves_ns: by how much it grows in the first half and in the second.
+        rest_ns: by how much all other phases together grow.
+        step_ns: median of a step in the first quarter.
+    """
+
+    phase: str
+    early_ns: float
+    late_ns: float
+    excess_ns: float
+    least_ns: float
+    halves_ns: tuple[float, float]
+    rest_ns: float
+    step_ns: float
+
+
+def slowdown(steps: StepTimings) -> Slowdown | Absent:
+    """Derive it: slopes of medians of neighbouring steps (Theil-Sen), by phase.
+
+    Args:
+        steps: of the loop, of a long one those that were kept.
+    """
+    clean = steps.clean()
+    if len(clean) < LEAST_STEPS:
+        return Absent(f"fewer than {LEAST_STEPS} steps are clean")
+    number = clean.step.astype(float)
+    found = None
+    for index, phase in enumerate(PHASES):
+        column = clean.phases_ns[:, index].astype(float)
+        if index == PROFILER or (column == NOT_MEASURED).any() or not column.any():
+            continue
+        x, y = _medians(number, column)
+        slope, low, _ = theil_sen(x, y)
+        if found is None or slope > found[0]:
+            found = slope, low, phase.key, column, x, y
+    if found is None:
+        return Absent("no phase was measured")
+    slope, low, key, column, x, y = found
+    span, middle = x[-1] - x[0], len(x) // 2
+    wall = clean.duration_ns.astype(float) - np.maximum(clean.phases_ns[:, PROFILER], 0)
+    quarter = max(1, len(column) // _PARTS)
+    early = float(np.median(column[:quarter]))
+    rest = theil_sen(*_medians(number, wall - column))[0] * span
+    return Slowdown(
+        phase=key,
+        early_ns=early,
+        late_ns=float(np.median(column[-quarter:])),
+        excess_ns=float(np.mean(y)) - early,
+        least_ns=low * span,
+        halves_ns=tuple(
+            theil_sen(x[part], y[part])[0] * (x[part][-1] - x[part][0])
+            for part in (slice(None, middle), slice(middle, None))
+        ),
+        rest_ns=rest,
+        step_ns=float(np.median(wall[:quarter])),
+    )
+
+
+def _medians(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
+    """Medians of groups of neighbours."""
+    groups = zip(np.array_split(x, _GROUPS), np.array_split(y, _GROUPS), strict=True)
+    medians = np.array([(np.median(one), np.median(other)) for one, other in groups])
+    return medians[:, 0], medians[:, 1]
