@@ -1051,7 +1051,14 @@ SCENARIOS = (
     ),
     Scenario("own_optimizer", own_optimizer, "optimizer_bound", "slow_optimizer", sampled=True),
     Scenario("slow_layer_hooks", slow_layer_hooks, "host_bound", "slow_layer_hooks", sampled=True),
-    Scenario("stepped_by_hand", stepped_by_hand, "host_bound", "slow_line_in_module", sampled=True),
+    Scenario(
+        "stepped_by_hand",
+        stepped_by_hand,
+        "host_bound",
+        "slow_line_in_module",
+        sampled=True,
+        is_estimated=True,  # of its backward
+    ),
     Scenario("table_made_by_python", table_made_by_python, "host_bound", "slow_line_in_module", sampled=True),
     Scenario("called_twice", called_twice, "balanced", "repeated_forward", is_estimated=True),
     Scenario(
