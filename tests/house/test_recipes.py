@@ -1,0 +1,272 @@
+"""The recipes of CONTRIBUTING.md, followed to the letter in a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.fits import ROOT
+
+pytestmark = pytest.mark.slow
+
+PACKAGE = "lightning_modelprof"
+
+
+class Copy:
+    """A copy of the project, in which steps of a recipe are done."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in (PACKAGE, "tests", "configs", "docs", "examples"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+            shutil.copy(ROOT / name, folder)
+
+    def write(self, name, text):
+        """A new file."""
+        path = self.folder / PACKAGE / name
+        assert not path.exists()
+        path.write_text(textwrap.dedent(text).lstrip())
+
+    def line(self, name, before, new):
+        """A line, or an import, in front of the first place that reads so."""
+        path = self.folder / PACKAGE / name
+        text = path.read_text()
+        assert before in text, name
+        indent = before[: len(before) - len(before.lstrip())]
+        put = textwrap.indent(textwrap.dedent(new).strip(), indent)
+        path.write_text(text.replace(before, f"{put}\n{before}", 1))
+
+    def run(self, *arguments):
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+        return result.stdout
+
+    def keeps_the_laws(self):
+        """The architecture's tests pass."""
+        self.run("-m", "pytest", "-q", "tests/house/test_layering.py", "tests/house/test_house.py")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return Copy(tmp_path)
+
+
+REPORT = """
+from tests.support.diagnosed import analysis_of, steps_of
+from lightning_modelprof.report.build import build_report
+report = build_report(analysis_of(steps_of(forward=9, dataloader=1)))
+"""
+
+
+def test_a_table_of_a_run(copy):
+    copy.write(
+        "report/tables/run/oracle.py",
+        '''
+        """Oracle: how many steps there were."""
+
+        from __future__ import annotations
+
+        from lightning_modelprof.analysis.facts import Analysis
+        from lightning_modelprof.report.model import Column, Table, Unit
+        from lightning_modelprof.report.options import TableOptions
+
+
+        def oracle(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
+            """How many steps there were."""
+            columns = (Column("name", "Name"), Column("steps", "Steps", Unit.COUNT))
+            return (Table(id="oracle", title="Oracle", columns=columns, rows=(("all", analysis.num_steps),)),)
+        ''',
+    )
+    home = "report/tables/run/all_tables.py"
+    copy.line(
+        home,
+        f"from {PACKAGE}.report.tables.run.call",
+        f"from {PACKAGE}.report.tables.run.oracle import oracle",
+    )
+    copy.line(home, "    callback_times,\n", "    oracle,".strip())
+    copy.keeps_the_laws()
+    assert copy.run("-c", REPORT + "print(report.table('oracle').rows)").strip() == "(('all', 20),)"
+
+
+def test_a_table_of_traces(copy):
+    copy.write(
+        "analysis/trace/oracle.py",
+        '''
+        """How many events a trace has."""
+
+        from __future__ import annotations
+
+        from dataclasses import dataclass
+
+        from lightning_modelprof.analysis.absent import Absent
+        from lightning_modelprof.analysis.timeline.timeline import Timeline
+
+
+        @dataclass(frozen=True, slots=True, kw_only=True)
+        class Oracle:
+            """The number."""
+
+            events: int
+
+
+        def summarize_oracle(timeline: Timeline) -> Oracle | Absent:
+            """Count them."""
+            number = len(timeline.trace)
+            return Oracle(events=number) if number else Absent("there are no events")
+        ''',
+    )
+    copy.write(
+        "report/tables/trace/oracle.py",
+        '''
+        """Oracle: how many events each rank has."""
+
+        from __future__ import annotations
+
+        from collections.abc import Mapping
+
+        from lightning_modelprof.analysis.absent import Absent
+        from lightning_modelprof.analysis.trace.oracle import Oracle
+        from lightning_modelprof.report.model import Column, Table, Unit
+        from lightning_modelprof.report.options import TableOptions
+
+
+        def oracle_table(by_rank: Mapping[int, Oracle | Absent], options: TableOptions) -> Table:
+            """How many events each rank has."""
+            known = {rank: one for rank, one in by_rank.items() if not isinstance(one, Absent)}
+            return Table(
+                id="oracle",
+                title="Oracle",
+                columns=(Column("rank", "Rank"), Column("events", "Events", Unit.COUNT)),
+                rows=tuple((str(rank), one.events) for rank, one in known.items()),
+                absent_reason=None if known else "there are no events",
+            )
+        ''',
+    )
+    facts = "analysis/trace/trace_facts.py"
+    copy.line(
+        facts,
+        f"from {PACKAGE}.analysis.trace.copies",
+        f"from {PACKAGE}.analysis.trace.oracle import Oracle, summarize_oracle",
+    )
+    copy.line(facts, "    device_usage: DeviceUsage | Absent\n", "    oracle: Oracle | Absent")
+    copy.line(facts, "        device_usage=summarize", "        oracle=summarize_oracle(timeline),")
+    home = "report/tables/trace/trace_tables.py"
+    copy.line(
+        home,
+        f"from {PACKAGE}.report.tables.trace.copies",
+        f"from {PACKAGE}.report.tables.trace.oracle import oracle_table",
+    )
+    copy.line(
+        home,
+        '    TraceTable("overview"',
+        'TraceTable("overview", lambda facts: facts.oracle, oracle_table),',
+    )
+    copy.keeps_the_laws()
+    show = """
+    import glob
+    from lightning_modelprof import analyze
+    report = analyze(*glob.glob("tests/data/traces/*_rank0*.gz"))
+    print(report.table("oracle").rows[0][1] > 1000)
+    """
+    assert copy.run("-c", textwrap.dedent(show)).strip() == "True"
+
+
+def test_a_rule(copy):
+    copy.line(
+        "report/rules/steps.py",
+        "_LEAST_GROWTH: Final",
+        '''
+        @dataclass(frozen=True, kw_only=True)
+        class Answer(Rule):
+            """Always."""
+
+            kind: ClassVar[str] = "answer"
+            title: ClassVar[str] = "There is an answer"
+
+            def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+                """Found."""
+                return (self.found("It is 42.", "Ask.", Severity.INFO),)
+
+
+        ''',
+    )
+    home = "report/rules/all_rules.py"
+    copy.line(
+        home, f"from {PACKAGE}.report.rules.validation", f"from {PACKAGE}.report.rules.steps import Answer"
+    )
+    copy.line(home, "    AnomalyDetection(),\n", "Answer(),")
+    copy.keeps_the_laws()
+    show = REPORT + "print([one.summary for one in report.findings if one.kind == 'answer'])"
+    assert copy.run("-c", show).strip() == "['It is 42.']"
+
+
+def test_a_chart(copy):
+    copy.line(
+        "report/charts/model.py",
+        "def memory_curve(",
+        '''
+        def no_answer(analysis: Analysis) -> Chart | None:
+            """Nothing to draw."""
+            return None
+
+
+        ''',
+    )
+    home = "report/charts/all_charts.py"
+    copy.line(
+        home, f"from {PACKAGE}.report.charts.ranks", f"from {PACKAGE}.report.charts.model import no_answer"
+    )
+    copy.line(home, "    flops_by_phase,\n    memory", "no_answer,")
+    copy.keeps_the_laws()
+    assert copy.run("-c", REPORT + "print(bool(report.charts))").strip() == "True"
+
+
+def test_a_phase(copy):
+    copy.line("run/phases.py", '    Phase("user_profiler"', 'Phase("answer", "Answer", "asking", "own"),')
+    copy.keeps_the_laws()
+    show = """
+    from lightning_modelprof import LoopProfiler
+    with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
+        for _ in profiler.fetch(range(30)):
+            with profiler.phase("answer"):
+                sum(range(20000))
+    print(profiler.report.table("phases") is not None)
+    from lightning_modelprof.run.phases import PHASE_INDEX
+    print(bool((profiler.run.ranks[0].steps.phases_ns[:, PHASE_INDEX["answer"]] > 0).all()))
+    """
+    assert copy.run("-c", textwrap.dedent(show)).split() == ["True", "True"]
+
+
+def test_the_recipes_are_those_of_the_guide():
+    """Who adds a recipe to the page adds it here."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [
+        "A table of a run",
+        "A table of traces",
+        "A rule",
+        "A command",
+        "A chart",
+        "A view of the dashboard",
+        "A library that sits on Lightning",
+        "A FLOP formula",
+        "A device's peak",
+        "An output",
+        "A phase",
+        "A configuration argument",
+    ]
+    assert Path(ROOT, "tests", "house").is_dir()
