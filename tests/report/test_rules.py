@@ -33,6 +33,7 @@ from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
     FrozenForward,
     FrozenLayersComputed,
+    ManyCalls,
 )
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
@@ -635,6 +636,28 @@ def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
         assert finding.saving_ns_per_step == pytest.approx(5 * MS)
         assert finding.severity is Severity.WARNING  # 5 of 20
         assert "Run teacher over the data set once" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind", "status"),
+    [
+        ({"": 1, "enc": 40, "enc.conv": 40, "head": 1}, "Linear", Status.FOUND),
+        ({"": 1, "enc": 15, "enc.conv": 15, "head": 1}, "Linear", Status.CLEAN),
+        ({"": 1, "enc": 1, "enc.conv": 1, "head": 40}, "Linear", Status.CLEAN),  # it takes 1 of 20 ms
+        ({"": 1, "enc": 40, "enc.conv": 40, "head": 1}, "GRUCell", Status.CLEAN),
+    ],
+)
+def test_a_module_that_is_called_for_each_sample(calls, kind, status):
+    cost = cost_of(("", 0, 0, 0), ("enc", 10, 1, 1), ("enc.conv", 10, 5, 6), ("head", 10, 0.5, 0.5))
+    modules = tuple(replace(one, type_name=kind if one.path == "enc" else "Linear") for one in cost.modules)
+    times = tuple(replace(one, calls=calls[one.path]) for one in cost.times.times)
+    cost = replace(cost, modules=modules, times=replace(cost.times, times=times))
+    found = only(ManyCalls().evaluate(analysis_of(steps_of(forward=10, backward=10), cost=cost)))
+    assert found.status is status
+    if status is Status.FOUND:  # the outermost, with all that is in it: 13 of 20 ms
+        assert found.title == "enc is called 40 times in a step"
+        assert "takes 13 ms (65.0 % of a clean step)" in found.summary
+        assert found.saving_ns_per_step is None
 
 
 def test_convolution_bias():

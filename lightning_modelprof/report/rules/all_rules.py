@@ -56,6 +56,7 @@ from lightning_modelprof.report.rules.waste import (
     DenseEmbeddings,
     FrozenForward,
     FrozenLayersComputed,
+    ManyCalls,
     RepeatedForward,
     UnusedGradientsRule,
 )
@@ -98,6 +99,7 @@ RULES: Final[tuple[Rule, ...]] = (
     SmallBatches(),
     FrozenLayersComputed(),
     FrozenForward(),
+    ManyCalls(),
     ConvolutionBiasBeforeBatchNorm(),
     CompileRecompiles(),
     SlowStepsCost(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -342,6 +343,89 @@ class FrozenForward(ShareRule):
                 ],
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyCalls(ShareRule):
+    """Modules that a step calls again and again, as one call for each sample, and what they take.
+
+    The outermost that are called so often; a recurrent cell is the business of ``slow_line_in_module``. What
+    one call with all inputs would save is not known.
+
+    Caveats:
+        Calls of which each needs the result of the one before, as of a decoder that writes word by word,
+        cannot be put together.
+
+    Attributes:
+        least_calls: in a step.
+    """
+
+    kind: ClassVar[str] = "many_calls"
+    title: ClassVar[str] = "A module is called again and again in a step"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.20
+    critical: float = 0.50
+    least_calls: int = 16
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where modules were not timed."""
+        costs, modules = analysis.step_costs, analysis.modules
+        times = None if analysis.cost is None else analysis.cost.times
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(modules, Absent) or times is None:
+            return self.not_evaluated("modules were not timed (flops=True does)")
+        calls = {one.path: one.calls / max(times.steps, 1) for one in times.times}
+        often = [
+            one
+            for one in modules.modules
+            if one.path
+            and one.parameters
+            and not one.type_name.endswith("Cell")
+            and calls.get(one.path, 0.0) >= self.least_calls
+            and calls.get(one.path.rpartition(".")[0], 1.0) < self.least_calls
+        ]
+        worst = max(often, key=lambda one: (one.forward_ns or 0) + (one.backward_ns or 0), default=None)
+        taken_ns = 0 if worst is None else (worst.forward_ns or 0) + (worst.backward_ns or 0)
+        share = taken_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        if worst is None or share is None or not self.is_found(share, taken_ns):
+            return self.clean("No module that a step calls many times takes much of it.")
+        number = round(calls[worst.path])
+        return (
+            self.found(
+                f"A step calls {worst.path} {number:,} times, which takes {milliseconds(taken_ns)}"
+                f" ({percent(share)} of a clean step).",
+                f"If the calls do not need each other's results, put their inputs into one batch and call"
+                f" {worst.path} once (torch.cat or torch.stack before, split after).",
+                Severity.WARNING,
+                title=f"{worst.path} is called {number:,} times in a step",
+                places=_calling_line(analysis, worst.path),
+                evidence=[
+                    count("calls in a step", number),
+                    duration("they take per step", taken_ns),
+                    ratio("share of a clean step", share),
+                ],
+            ),
+        )
+
+
+def _calling_line(analysis: Analysis, path: str) -> list[Location]:
+    """The line that takes most of the forward in which a module is called."""
+    hot, cost, setup = analysis.hot_lines, analysis.cost, analysis.setup
+    if isinstance(hot, Absent) or cost is None:
+        return []
+    forwards = {one.path: one.forward for one in cost.modules}
+    around = [path.rpartition(".")[0], ""]
+    places = [forwards.get(one) for one in around]
+    places += [None if setup is None else setup.module_hooks.get("training_step")]
+    for place in places:
+        if place is not None and place.file is not None and place.line is not None:
+            found = hot.inside(place.file, place.line)
+            if found is not None:
+                return [replace(location_at(found), inner=None, module=path)]
+    return []
 
 
 def _frozen(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
