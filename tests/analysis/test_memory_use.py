@@ -423,6 +423,14 @@ def test_too_little_growth_is_no_leak():
     assert only(evaluate(sizes(0.02 * MIB, noise=0, level=100 * MIB))).status is Status.CLEAN
 
 
+def test_a_short_look_at_the_process_s_memory_is_not_critical():
+    """The same growth of 1 MiB a step of 100 ms: in 100 steps, and in 1,000."""
+    for number, severity in ((200, Severity.WARNING), (1000, Severity.CRITICAL)):
+        found = only(evaluate(sizes(MIB, noise=0, num=number), host_total_bytes=80 * GIB))
+        assert found.severity is severity
+        assert ("may still be warm-up" in found.summary) == (severity is Severity.WARNING)
+
+
 def test_a_leak_on_the_device_and_when_it_is_full():
     """1 MiB a step of 100 ms: 36,000 MiB an hour. From 0.7 GiB to 80 GiB takes 2.25 hours."""
     found = only(evaluate(sizes(MIB, noise=0), "allocated_bytes", total_bytes=80 * GIB))

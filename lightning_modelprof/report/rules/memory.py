@@ -54,6 +54,7 @@ class MemoryCreep(Rule):
         steadiness: share of the third quarter's slope that the last quarter's must have: what levels off is
             no creep.
         critical_hours: it is critical if the memory is full in so many hours.
+        sure_s: seconds that the process's own memory must have been looked at for that.
         epoch_bytes: growth within an epoch, gone after it, from which on that is found. The share of the
             level and the steadiness hold for it too.
 
@@ -71,6 +72,7 @@ class MemoryCreep(Rule):
     seen_bytes: float = 4 * 2**20
     steadiness: float = 0.5
     critical_hours: float = 24.0
+    sure_s: float = 30.0
     epoch_bytes: float = 16 * 2**20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -144,7 +146,12 @@ class MemoryCreep(Rule):
         evidence = list(_evidence(growth))
         if full_ns is not None:
             evidence.append(duration("full in", full_ns))
-        is_critical = full_ns is not None and full_ns <= self.critical_hours * _HOUR_NS
+        seen_ns = (step_ns or 0.0) * (growth.last_step - growth.first_step)
+        # An allocator of the process's memory levels off late; a device's is torch's own and counts exactly.
+        is_sure = growth.kind == "allocated" or seen_ns >= self.sure_s * 1e9
+        if not is_sure:
+            summary += f"; {seen_ns / 1e9:.2g} s were looked at, in which it may still be warm-up"
+        is_critical = is_sure and full_ns is not None and full_ns <= self.critical_hours * _HOUR_NS
         return self.found(
             f"{summary}.",
             _ACTION,
