@@ -147,8 +147,11 @@ def test_twenty_lines_of_a_hundred_columns(kind, width, monkeypatch):
     assert lines[1].startswith(report.verdict.kind.upper().replace("_", "-").split("-")[0])
     loud = [one for one in report.findings if one.status is Status.FOUND]
     text = "\n".join(lines)
-    for number, _ in enumerate(loud[:2], 1):
-        assert re.search(rf"^{number} [■▲●○]", text, re.MULTILINE), text
+    shown = len(re.findall(r"^\d [■▲●○]", text, re.MULTILINE))
+    assert shown >= min(1, len(loud)), text
+    # How many there is room for depends on their words, which a busy machine makes longer.
+    more = re.search(r"(\d+) more findings? in the full report", text)
+    assert shown + (int(more[1]) if more else 0) == len(loud), text
     assert (report.step_card is None) == ("█" not in text and "▌" not in text)
     assert lines[-2:] == ["page: out/report.html", "dashboard: tensorboard"]
 
