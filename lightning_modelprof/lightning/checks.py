@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from typing import Any
 
-import torch
-
-from lightning_modelprof.config.options import SWITCH, ProfileConfig
+from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, nearest, quoted
-from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.inspect.modules.modules import plain_path
 
 
@@ -44,26 +38,6 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
     return ours[0]
 
 
-def check_machine(config: ProfileConfig) -> None:
-    """Refuse what cannot work on this machine.
-
-    Raises:
-        ConfigError: on an activity the machine lacks, or a formula for an operator that torch does not know.
-    """
-    for activity in config.activities or ():
-        if activity != "cpu" and not getattr(torch, activity).is_available():
-            raise ConfigError(
-                f"ModelProfCallback: activities: {activity!r} needs a device that torch can use, got none."
-                " Remove it, or leave activities out to record what there is."
-            )
-    try:
-        own_formulas(config.inspect.flop_formulas)
-    except KeyError as error:
-        raise ConfigError(
-            f"ModelProfCallback: inspect: flop_{error.args[0]}. Import the library that has it first."
-        ) from None
-
-
 def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
     """Refuse names in ``ignore_modules`` that are no class and no path of a module.
 
@@ -83,15 +57,3 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
                 "ModelProfCallback: inspect: ignore_modules: expected names of classes or paths of modules of"
                 f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)} Correct it."
             )
-
-
-_HAS_SAID_OFF = False
-
-
-def say_off() -> None:
-    """Say once in this process that the environment switches the callback off."""
-    global _HAS_SAID_OFF  # noqa: PLW0603  # of the process, as the environment is
-    if not _HAS_SAID_OFF:
-        _HAS_SAID_OFF = True
-        with contextlib.suppress(Exception):
-            print(f"ModelProfCallback is off: {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)

@@ -6,9 +6,10 @@ from typing import Any
 
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError, warn
-from lightning_modelprof.lightning.checks import check_ignored, check_machine, measuring_callback, say_off
+from lightning_modelprof.lightning.checks import check_ignored, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
+from lightning_modelprof.loop.host import check_machine, say_off
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import end_status
 from lightning_modelprof.run.loops import FIT, LOOPS

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
 
-from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.config.options import SWITCH, ProfileConfig
+from lightning_modelprof.errors import ConfigError, ModelProfError
+from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.measure.setup.training_setup import Live
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
@@ -188,3 +193,35 @@ def next_is_ready(host: Host) -> bool | None:
 def _has_batch(iterator: Any) -> bool:
     """Whether a batch waits in the queue, or was taken from it before its turn."""
     return len(iterator._task_info.get(iterator._rcvd_idx, ())) > 1 or not iterator._data_queue.empty()
+
+
+_HAS_SAID_OFF = False
+
+
+def say_off(who: str = "ModelProfCallback") -> None:
+    """Say once in this process that the environment switches the callback off."""
+    global _HAS_SAID_OFF  # noqa: PLW0603  # of the process, as the environment is
+    if not _HAS_SAID_OFF:
+        _HAS_SAID_OFF = True
+        with contextlib.suppress(Exception):
+            print(f"{who} is off: {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
+
+
+def check_machine(config: ProfileConfig, who: str = "ModelProfCallback") -> None:
+    """Refuse what cannot work on this machine.
+
+    Raises:
+        ConfigError: on an activity the machine lacks, or a formula for an operator that torch does not know.
+    """
+    for activity in config.activities or ():
+        if activity != "cpu" and not getattr(torch, activity).is_available():
+            raise ConfigError(
+                f"{who}: activities: {activity!r} needs a device that torch can use, got none."
+                " Remove it, or leave activities out to record what there is."
+            )
+    try:
+        own_formulas(config.inspect.flop_formulas)
+    except KeyError as error:
+        raise ConfigError(
+            f"{who}: inspect: flop_{error.args[0]}. Import the library that has it first."
+        ) from None

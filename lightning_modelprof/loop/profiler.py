@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 from torch import nn
 
 from lightning_modelprof.config.checks import make_config
+from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError, nearest, quoted, told, traceback_text, warn
-from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.host import Host, check_machine, say_off
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, end_with_process, is_worker
 from lightning_modelprof.loop.run_folder import check_writeable
 from lightning_modelprof.loop.session import LoopSession, end_status
@@ -26,7 +27,7 @@ from lightning_modelprof.measure.steps.actions import (
     PhaseAction,
     TracedAction,
 )
-from lightning_modelprof.measure.steps.batch_sizes import SampleCounter, make_counter
+from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.measure.steps.ledger import DATALOADER, PhaseLedger
 from lightning_modelprof.measure.window.schedule import fit_schedule
 from lightning_modelprof.report.model import Report
@@ -249,6 +250,10 @@ class LoopProfiler:
         if self._session is not None:
             raise ConfigError(f"{_WHO}.start: expected a loop that is over, got one that runs. Call stop().")
         config = self.config
+        if is_switched_off():
+            say_off(_WHO)
+            return
+        check_machine(config, _WHO)
         folder = None
         if config.report.files:
             folder = Path(config.dirpath or DEFAULT_FOLDER).expanduser()
@@ -350,7 +355,14 @@ class LoopProfiler:
         if self._session is None:
             return
         ledger = self._session.ledger
-        ledger.samples = self._count(batch)
+        try:
+            ledger.samples = self._count(batch)
+        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+            reason = (
+                f"{'samples_fn' if self.config.samples_fn else 'the size of a batch'} raised {told(error)}"
+            )
+            self._count = NothingCounted(reason)
+            _warn(f"{reason}; {self.config.unit}/s will not be known")
         if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
             self._session.meet_size(ledger.sizes(batch))
         if ledger.repeated is not None:

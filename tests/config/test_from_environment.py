@@ -16,7 +16,6 @@ from torch import nn
 from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.sources import SWITCH, is_switched_off
-from lightning_modelprof.lightning import checks as warn
 from lightning_modelprof.run.archive import load_run
 from tests.support.fits import Net, fit_quietly, flat, loader
 
@@ -142,7 +141,7 @@ def test_what_cannot_be_meant_is_refused_when_the_trainer_is_made(monkeypatch, v
 @pytest.mark.parametrize("word", ["0", "off", "No"])
 def test_off_speaks_once_and_only_where_a_callback_stood(monkeypatch, capsys, word):
     monkeypatch.setenv("LIGHTNING_MODELPROF", word)
-    monkeypatch.setattr(warn, "_HAS_SAID_OFF", False)
+    monkeypatch.setattr("lightning_modelprof.loop.host._HAS_SAID_OFF", False)
     trainer = lightning.pytorch.Trainer(**QUIET)
     assert ours(trainer) == []
     fit_quietly(trainer, Net(), loader())

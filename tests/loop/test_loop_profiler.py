@@ -220,7 +220,7 @@ def test_a_loop_that_is_left_early_and_one_that_fails():
 
 def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
     model, optimizer, batches = small()
-    monkeypatch.setattr("lightning_modelprof.loop.profiler.SampleCounter.__call__", lambda *_: 1 / 0)
+    monkeypatch.setattr("lightning_modelprof.loop.profiler.LoopProfiler._end_step", lambda _: 1 / 0)
     with (
         pytest.warns(RuntimeWarning, match="LoopProfiler: an internal error .* the loop goes on") as warned,
         LoopProfiler(model, **quiet()) as profiler,
@@ -228,6 +228,25 @@ def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
         train(profiler, model, optimizer, batches)
     assert len(warned) == 1
     assert profiler.run.info.status == "aborted"
+
+
+def test_a_samples_fn_that_fails_costs_the_samples_alone():
+    model, optimizer, batches = small()
+    with (
+        pytest.warns(RuntimeWarning, match="LoopProfiler: samples_fn raised ZeroDivisionError.*not be known"),
+        LoopProfiler(model, samples_fn=lambda _: 1 // 0, **quiet()) as profiler,
+    ):
+        train(profiler, model, optimizer, batches)
+    assert profiler.run.info.status == "finished"
+    assert profiler.run.ranks[0].num_steps == 40
+
+
+def test_the_environment_switches_it_off(monkeypatch):
+    model, optimizer, batches = small()
+    monkeypatch.setenv("LIGHTNING_MODELPROF", "0")
+    with LoopProfiler(model, **quiet()) as profiler:
+        train(profiler, model, optimizer, batches)
+    assert profiler.run is None
 
 
 def test_what_on_trace_ready_raises_is_told(tmp_path):
