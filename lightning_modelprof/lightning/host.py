@@ -252,6 +252,7 @@ class LiveTrainer(Live):
             "val_check_interval": interval if isinstance(interval, int | float) else None,
             "check_every_n_epochs": self._trainer.check_val_every_n_epoch,
             "num_val_batches": sum(batches) if is_known else None,
+            "num_sanity_batches": int(sum(self._trainer.num_sanity_val_batches)) if is_known else None,
             "gradient_clip_val": self._trainer.gradient_clip_val,
             "profiler": _users_profiler(self._trainer.profiler),
         }

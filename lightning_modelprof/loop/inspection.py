@@ -189,7 +189,7 @@ class Inspection:
         """The counted step begins: watch its lines, unless it is a copy that will be counted."""
         self._copy_reason = self._why_a_copy()
         if not self._copy_reason:
-            self._watch = SiteWatch((type(self._module),), loop_codes())
+            self._watch = SiteWatch((type(self._module),), loop_codes(), self._module)
             self._watch.begin()
             self._look_around(BATCH_START)
 

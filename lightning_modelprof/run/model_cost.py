@@ -301,6 +301,28 @@ class UnusedGradients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedOutput:
+    """How much of what one module computed the loss does not depend on: its gradient was 0, or none came.
+
+    Attributes:
+        path: of the module, which has trainable parameters, be it in its children.
+        rows: that it computed: vectors of features for a linear layer and others that compute one for each
+            place, samples for a convolution; 0 for what is neither, of which only the lines are known.
+        unused: of them, those whose gradient was 0 in each number.
+        samples: slices along the first dimension.
+        unused_samples: of them, those all of whose rows are unused.
+        lines: of the user's that called it.
+    """
+
+    path: str
+    rows: Count
+    unused: Count
+    samples: Count
+    unused_samples: Count
+    lines: tuple[CodePlace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepWaste:
     """What the counted step did in vain.
 
@@ -308,10 +330,13 @@ class StepWaste:
         repeated: modules that computed the same again; those inside of one are listed as well.
         tables: embeddings with dense gradients.
         unused: gradients that nobody used; empty where one optimizer has all parameters.
+        outputs: of modules, by how much of them is in the loss; empty where no backward pass was seen, and in
+            runs of older versions.
         notes: what could not be seen, a sentence each.
     """
 
     repeated: tuple[RepeatedCall, ...] = ()
     tables: tuple[DenseTable, ...] = ()
     unused: tuple[UnusedGradients, ...] = ()
+    outputs: tuple[UnusedOutput, ...] = ()
     notes: tuple[str, ...] = ()

@@ -211,6 +211,8 @@ class TrainingSetup:
         loggers: their ``log_metrics``.
         val_check_interval, check_every_n_epochs: when the Trainer validates.
         num_val_batches: of one validation, all dataloaders together; ``None`` if unknown.
+        num_sanity_batches: of the sanity check before training; ``None`` if unknown, and in runs of older
+            versions.
         gradient_clip_val: ``None`` if the Trainer does not clip.
         profiler: class of the Trainer's own profiler; ``""`` without, and in runs of older versions.
         detects_anomaly: whether autograd's anomaly detection was on when the loop began.
@@ -246,6 +248,7 @@ class TrainingSetup:
     val_check_interval: Real | None = None
     check_every_n_epochs: Whole | None = None
     num_val_batches: Whole | None = None
+    num_sanity_batches: Whole | None = None
     gradient_clip_val: Real | None = None
     detects_anomaly: bool | None = None
     profiler: str = ""

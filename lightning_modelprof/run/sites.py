@@ -117,6 +117,8 @@ class LineCount:
         elements: in the results of all calls but views.
         num_bytes: of the operands and the results of all calls but views, as if none were in a cache.
         logging: calls but views that ``self.log`` or a metric of torchmetrics ran for the line.
+        constant: calls but views that depend on nothing but sizes and tensors that modules hold and that did
+            not change in the step, so that they compute the same in every step; 0 where that is not sure.
         unsized: calls that are missing in ``elements`` and ``num_bytes``: of sparse and other tensors that do
             not say how large they are.
     """
@@ -134,6 +136,7 @@ class LineCount:
     num_bytes: Whole
     unsized: Whole = 0
     logging: Count = 0
+    constant: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

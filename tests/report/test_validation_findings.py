@@ -21,7 +21,7 @@ from torchmetrics import Metric
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.report.rules.validation import LongSanityCheck, ValidationShare
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
 from lightning_modelprof.run.setup import CodePlace, DeviceSetup, LoaderSetup
@@ -475,3 +475,19 @@ def test_shares_by_batch_and_by_validation():
     fetch = split.parts[0]
     assert (fetch.per_batch_ns, fetch.per_run_ns, fetch.ratio) == (10 * MS, 40 * MS, pytest.approx(0.8))
     assert (split.num_runs, split.num_batches, split.total_ns) == (3, 12, 150 * MS)
+
+
+@pytest.mark.parametrize(
+    ("batches", "status"), [(8, Status.FOUND), (2, Status.CLEAN), (None, Status.NOT_EVALUATED)]
+)
+def test_a_sanity_check_over_all_of_it(batches, status):
+    """A batch takes 400 / 8 ms, and 20 steps 600 ms: 8 of them are 400 ms."""
+    steps = steps_of(forward=10, validation=[0] * 18 + [200, 200])
+    setup = replace(SETUP, num_sanity_batches=batches)
+    finding = only(
+        LongSanityCheck().evaluate(analysis_of(steps, setup=setup, validation=times_of(forward=400)))
+    )
+    assert finding.status is status
+    if status is Status.FOUND:
+        assert "about 400 ms, 66.7 % of the time" in finding.summary
+        assert finding.saving_ns_per_step is None

@@ -44,6 +44,7 @@ class SourceLine:
         logging_share, logging_samples: those of its share and samples in which it was logging, or a metric
             of torchmetrics was at work for it.
         logging_operators, logging_tensors: those of its operators, and of its copies and host tensors.
+        constant_operators: those of its operators that compute the same in every step.
     """
 
     file: str
@@ -65,6 +66,7 @@ class SourceLine:
     logging_samples: int = 0
     logging_operators: int = 0
     logging_tensors: int = 0
+    constant_operators: int = 0
 
     @property
     def own_operators(self) -> int:
@@ -92,6 +94,7 @@ class _LineSums:
     num_bytes: int | None = 0
     logging_operators: int = 0
     logging_tensors: int = 0
+    constant_operators: int = 0
 
 
 def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[SourceLine, ...] | Absent:
@@ -129,6 +132,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
                 logging_samples=sample.logging_samples if sample else 0,
                 logging_operators=one.logging_operators,
                 logging_tensors=one.logging_tensors,
+                constant_operators=one.constant_operators,
             )
         )
     return tuple(sorted(lines, key=_rank))
@@ -148,6 +152,7 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _LineSums]:
         else:
             one.operators += count.calls - count.views
             one.logging_operators += count.logging
+            one.constant_operators += count.constant
             one.by_module[count.module] += count.calls - count.views - count.logging
             one.phases.add(count.phase)
     for site in sites.sites:

@@ -52,16 +52,18 @@ class _Line(NamedTuple):
 class _Tally:
     """Sums of one place."""
 
-    __slots__ = ("calls", "elements", "logging", "num_bytes", "operators", "unsized", "views")
+    __slots__ = ("calls", "constant", "elements", "logging", "num_bytes", "operators", "unsized", "views")
 
     def __init__(self) -> None:
         self.calls = self.views = self.logging = self.elements = self.num_bytes = self.unsized = 0
+        self.constant = 0
         self.operators: set[str] = set()
 
     def add(self, other: _Tally) -> None:
         self.calls += other.calls
         self.views += other.views
         self.logging += other.logging
+        self.constant += other.constant
         self.elements += other.elements
         self.num_bytes += other.num_bytes
         self.unsized += other.unsized
@@ -89,6 +91,7 @@ class SiteSums:
         *,
         is_view: bool,
         is_logging: bool = False,
+        is_constant: bool = False,
     ) -> None:
         """An operator ran at a place, perhaps for a metric."""
         tally = self._tallies.get(place)
@@ -103,6 +106,7 @@ class SiteSums:
             tally.views += 1
             return
         tally.logging += is_logging
+        tally.constant += is_constant
         results = result if isinstance(result, (list, tuple)) else (result,)
         try:
             tally.num_bytes += _num_bytes(operands) + _num_bytes(results)
@@ -124,7 +128,7 @@ class SiteSums:
         sums[1] += num_bytes or 0
         sums[2] += num_bytes is None
 
-    def line_counts(self, lines: UserLines) -> list[LineCount]:
+    def line_counts(self, lines: UserLines, *, constants_are_sure: bool = False) -> list[LineCount]:
         """The places by line, most operators first: several instructions of one line are one."""
         merged: dict[tuple[_Line, str, str], _Tally] = {}
         for (spot, phase, module), tally in self._tallies.items():
@@ -141,6 +145,7 @@ class SiteSums:
                 num_bytes=tally.num_bytes,
                 unsized=tally.unsized,
                 logging=tally.logging,
+                constant=tally.constant if constants_are_sure else 0,
             )
             for (line, phase, module), tally in merged.items()
         ]

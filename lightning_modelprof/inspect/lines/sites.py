@@ -14,12 +14,14 @@ from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from lightning_modelprof.errors import told
 from lightning_modelprof.inspect.core.place import SequenceMarks
 from lightning_modelprof.inspect.core.untouched import SameGradients, enter_mode, leave_mode
 from lightning_modelprof.inspect.flops.formulas import name_of
+from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Look, Place, Sighting, SiteSums, look_of
 from lightning_modelprof.measure.user_code import UserCode
@@ -56,14 +58,21 @@ class SiteWatch:
     Args:
         owners: classes of the user.
         outside: code that the step runs in (see ``user_code.loop_codes``).
+        root: the model, whose tensors may stay the same from step to step; ``None`` if there is none.
 
     Attributes:
         where: phase and module of what runs.
         errors: what went wrong in here, with the number of times.
     """
 
-    def __init__(self, owners: Iterable[type] = (), outside: Iterable[CodeType] = ()) -> None:
+    def __init__(
+        self,
+        owners: Iterable[type] = (),
+        outside: Iterable[CodeType] = (),
+        root: nn.Module | None = None,
+    ) -> None:
         self.where: Where = _in_forward
+        self._constants = ConstantWatch(root)
         self.errors: Counter[str] = Counter()
         self._lines = UserLines(UserCode(owners), outside)
         self._known: dict[int, _KnownCode] = {}
@@ -115,6 +124,7 @@ class SiteWatch:
                 operands,
                 result,
                 is_view=known.is_view,
+                is_constant=self._is_constant(func, args, kwargs, result, known.is_view),
                 is_logging=self._lines.is_logging,
             )
             if known.look is not None:
@@ -123,6 +133,12 @@ class SiteWatch:
                     self._note(sighting, place, known.name)
         except Exception as error:  # whatever it is, the step must not end for it
             self.note_error(error)
+
+    def _is_constant(self, func: Any, args: Any, kwargs: Any, result: Any, is_view: bool) -> bool:
+        try:
+            return self._constants(func, args, kwargs, result, is_view=is_view)
+        except Exception:  # a tensor without a storage, or a higher-order operator without a schema
+            return False
 
     def note_error(self, error: Exception) -> None:
         """Count what went wrong."""
@@ -171,7 +187,7 @@ class SiteWatch:
             step: number of the step in its loop.
             device: type of the device that the model is on.
         """
-        lines = self._sums.line_counts(self._lines)
+        lines = self._sums.line_counts(self._lines, constants_are_sure=self._constants.is_sure())
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         if self._sums.dropped:
             dropped.append(f"{self._sums.dropped} calls came from more places than are told apart")

@@ -1,6 +1,7 @@
 """Watches the counted step for work that it does in vain: see ``run.step_waste``.
 
-Hooks are on the model in that step alone. Nothing is read from a tensor but its shape and version.
+Hooks are on the model in that step alone. Of tensors shape and version are read, and of the gradients of
+outputs whether they are 0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightning_modelprof.inspect.core.place import ModuleHook
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.inspect.modules.unused_outputs import OutputWatch
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.model_cost import DenseTable, RepeatedCall, StepWaste, UnusedGradients
 from lightning_modelprof.run.setup import CodePlace
@@ -96,6 +98,7 @@ class WasteWatch:
         self._used: set[tuple[int, int]] = set()  # pass, parameter
         self._path_of: dict[int, str] = {}
         self._errors: Counter[str] = Counter()
+        self._outputs = OutputWatch(root, self._note, lambda: self._lines.innermost(_OUR_FRAMES))
         self._cleanup: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -107,6 +110,7 @@ class WasteWatch:
                 self._cleanup.append(
                     module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True).remove
                 )
+        self._cleanup += self._outputs.begin()
         if self._num_optimizers > 1:
             self._follow_gradients()
 
@@ -211,6 +215,7 @@ class WasteWatch:
                 for (path, rows, columns), used in self._tables.items()
             ),
             unused=tuple(self._unused()),
+            outputs=self._outputs.result(self._places) if self._passes else (),
             notes=tuple(f"{message} ({number} times)" for message, number in self._errors.items()),
         )
 

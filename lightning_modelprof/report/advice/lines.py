@@ -27,8 +27,9 @@ MANY_OPERATORS: Final = 64
 
 
 IN_GENERAL: Final = (
-    "Look for loops over rows, tensors made on the host, values that are read (.item(), assert) and calls of"
-    " self.log in {where}; write operations on whole tensors, read and log less often."
+    "Look for loops over rows, Python lists of numbers (.tolist(), torch.tensor(list)), values that are read"
+    " (.item(), assert), what is computed anew over all steps so far, and calls of self.log in {where}; write"
+    " operations on whole tensors, keep running sums, read and log less often."
 )
 
 

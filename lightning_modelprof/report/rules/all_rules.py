@@ -31,7 +31,12 @@ from lightning_modelprof.report.rules.input import (
     SynchronousLoader,
     WorkerStartup,
 )
-from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowForwardOutsideModel, SlowLineInModule
+from lightning_modelprof.report.rules.lines import (
+    ConstantWork,
+    SlowCustomModule,
+    SlowForwardOutsideModel,
+    SlowLineInModule,
+)
 from lightning_modelprof.report.rules.memory import (
     MemoryCreep,
     MemoryFragmentation,
@@ -50,7 +55,7 @@ from lightning_modelprof.report.rules.phases import (
 from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
 from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerRank
 from lightning_modelprof.report.rules.steps import GrowingSteps, SlowStepsCost, SmallBatches
-from lightning_modelprof.report.rules.validation import SlowEpochTurns, ValidationShare
+from lightning_modelprof.report.rules.validation import LongSanityCheck, SlowEpochTurns, ValidationShare
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
     DenseEmbeddings,
@@ -59,6 +64,7 @@ from lightning_modelprof.report.rules.waste import (
     ManyCalls,
     RepeatedForward,
     UnusedGradientsRule,
+    UnusedOutputs,
 )
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -75,9 +81,11 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowForwardOutsideModel(),
     SlowCustomModule(),
     SlowLineInModule(),
+    ConstantWork(),
     SlowLayerHooks(),
     RepeatedForward(),
     UnusedGradientsRule(),
+    UnusedOutputs(),
     DoublePrecision(),
     CompetingThread(),
     AnomalyDetection(),
@@ -87,6 +95,7 @@ RULES: Final[tuple[Rule, ...]] = (
     SlowLogger(),
     SlowLoggingCalls(),
     ValidationShare(),
+    LongSanityCheck(),
     CheckpointShare(),
     SlowEpochTurns(),
     SlowTransfer(),

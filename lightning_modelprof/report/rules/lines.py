@@ -280,6 +280,84 @@ def _owner(path: str, paths: list[str]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConstantWork(ShareRule):
+    """Lines all of whose operators compute the same in every step, by their share of the samples.
+
+    They depend on nothing but sizes and tensors that modules hold, of which none changed in the inspected
+    step: a graph of fixed positions, a mask, a table of sines. Lines of one function count together.
+
+    Caveats:
+        What changes by a way that torch does not see, such as a write to ``.data`` or to a NumPy array, or in
+        other steps than the inspected one, counts as the same. So do sizes and numbers of Python's.
+
+    Attributes:
+        least_samples: on the lines.
+    """
+
+    kind: ClassVar[str] = "constant_work"
+    title: ClassVar[str] = "A line computes the same in every step"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "hooks")
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.05
+    critical: float = 0.20
+    least_samples: int = 10
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop, as samples are of all of it."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """One finding for the function that takes most, clean, or not evaluated without samples or a step."""
+        costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(hot, Absent):
+            return self.not_evaluated(hot.reason)
+        if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
+            note = "" if analysis.cost is None else analysis.cost.sites_note
+            return self.not_evaluated(note or "no step was inspected (flops=True does)")
+        by_function: dict[tuple[str, int | None], list[SourceLine]] = {}
+        for one in lines:
+            if one.constant_operators and one.constant_operators == one.operators:
+                by_function.setdefault((one.file, one.function_line), []).append(one)
+        found = max(by_function.values(), key=lambda some: sum(one.share or 0.0 for one in some), default=[])
+        share, samples = sum(one.share or 0.0 for one in found), sum(one.samples or 0 for one in found)
+        least = share - 2 * math.sqrt(max(0.0, share * (1 - share)) / hot.num_samples)
+        took_ns, wall_ns = share * costs.loop.wall_ns, costs.loop.wall_ns
+        if samples < self.least_samples or not self.is_found(share, took_ns, least * wall_ns):
+            return self.clean("No line that takes long computes the same in every step.")
+        found.sort(key=lambda one: -(one.share or 0.0))
+        return (
+            self.found(
+                f"What {found[0].function} computes here does not depend on the batch or on trainable"
+                f" parameters: {milliseconds(took_ns)} a step ({percent(share)} of the samples).",
+                "Compute it once, in __init__ or on_fit_start, and keep it (register_buffer); where it"
+                " depends on a size, keep it for each size.",
+                self.severity(share),
+                title=f"{found[0].function} computes the same in every step",
+                saving_ns=took_ns,
+                places=[
+                    Location(
+                        file=one.file,
+                        line=one.line,
+                        function=one.function,
+                        module=one.module or None,
+                        is_exact=True,
+                    )
+                    for one in found[:_MOST_LINES]
+                ],
+                evidence=[
+                    duration("at the lines per step", took_ns),
+                    ratio("share of the samples", share),
+                    count("samples", samples),
+                    count("operators", sum(one.constant_operators for one in found)),
+                ],
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowCustomModule(ShareRule):
     """Forward latency of modules that the user wrote, and that are no layers.
 

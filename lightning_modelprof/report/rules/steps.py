@@ -145,6 +145,8 @@ class SmallBatches(Rule):
 
     Attributes:
         least_share: of a step, that the fixed part is at least.
+        least_accumulated: the same where gradients are accumulated over several batches, so that batches of
+            twice the size are the same training.
         floor_ns: a fixed part below which nothing is found.
     """
 
@@ -152,6 +154,7 @@ class SmallBatches(Rule):
     title: ClassVar[str] = "Most of a step does not depend on its batch"
 
     least_share: float = 0.5
+    least_accumulated: float = 0.15
     floor_ns: float = FLOOR_NS
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -178,7 +181,7 @@ class SmallBatches(Rule):
             " the median step) would be the same with any batch"
         )
         evidence = _evidence(found)
-        if least < self.least_share or found.least_fixed_ns < self.floor_ns:
+        if least < self._least(analysis) or found.least_fixed_ns < self.floor_ns:
             return self.clean(f"{said}; at least {milliseconds(found.least_fixed_ns)}.", evidence)
         low, high = found.with_twice(found.most_fixed_ns), found.with_twice(found.least_fixed_ns)
         return (
@@ -187,9 +190,13 @@ class SmallBatches(Rule):
                 f" {found.with_twice(found.fixed_ns):.2f} of their time ({low:.2f} to {high:.2f}).",
                 _action(found, analysis),
                 Severity.INFO,
+                places=lines_that_call(analysis.setup, "DataLoader"),
                 evidence=evidence,
             ),
         )
+
+    def _least(self, analysis: Analysis) -> float:
+        return self.least_accumulated if analysis.info.accumulate_grad_batches > 1 else self.least_share
 
     def _judge_work(self, found: BatchScaling, analysis: Analysis) -> tuple[Finding, ...]:
         """Where all batches are of one size: of calling operators, which does not depend on it."""
@@ -202,7 +209,7 @@ class SmallBatches(Rule):
             " batch"
         )
         evidence = _evidence(found)
-        if share < self.least_share or found.fixed_ns < self.floor_ns:
+        if share < self._least(analysis) or found.fixed_ns < self.floor_ns:
             return self.clean(f"{said}.", evidence)
         return (
             self.found(

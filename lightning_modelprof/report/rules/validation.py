@@ -10,7 +10,16 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
 from lightning_modelprof.report.model import Evidence, Finding, Status
-from lightning_modelprof.report.rules.base import NO_SETUP, THE_LOOP, ShareRule, Whole, count, duration, ratio
+from lightning_modelprof.report.rules.base import (
+    NO_SETUP,
+    THE_LOOP,
+    ShareRule,
+    Whole,
+    count,
+    duration,
+    lines_that_call,
+    ratio,
+)
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
 from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
@@ -79,6 +88,64 @@ def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
         locations=advice.locations or finding.locations,
         evidence=(*finding.evidence, *advice.evidence),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongSanityCheck(ShareRule):
+    """The validation batches before training, by the time of those inside of it, over the whole loop.
+
+    The sanity check itself is not measured. It has the same batches, so each is taken to last as long as the
+    mean one of the fit.
+
+    Attributes:
+        usual: batches that are nothing to speak of: what Lightning runs by default.
+    """
+
+    kind: ClassVar[str] = "long_sanity_check"
+    title: ClassVar[str] = "The sanity check before training takes long"
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.10
+    critical: float = 0.30
+    usual: int = 2
+
+    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
+        """Of the whole loop, as it is before all steps."""
+        return Whole(costs.loop.wall_ns, THE_LOOP)
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where no validation ran in the fit."""
+        costs, setup, split = analysis.step_costs, analysis.setup, analysis.validation
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(split, Absent):
+            return self.not_evaluated(split.reason)
+        if setup is None or setup.num_sanity_batches is None:
+            return self.not_evaluated("the number of its batches is not known")
+        if not split.num_batches or not analysis.num_steps:
+            return self.not_evaluated("no validation batch ran in the fit")
+        each_ns = (split.total_ns + split.callbacks_ns) / split.num_batches
+        cost_ns = each_ns * setup.num_sanity_batches / analysis.num_steps
+        share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
+        evidence = [
+            count("validation batches before training", setup.num_sanity_batches),
+            duration("per batch, in the validations of the fit", each_ns),
+            ratio(f"of {THE_LOOP}", share),
+        ]
+        is_asked_for = setup.num_sanity_batches > self.usual
+        if share is None or not is_asked_for or not self.is_found(share, cost_ns):
+            return self.clean(f"The sanity check has {setup.num_sanity_batches} batches.", evidence)
+        return (
+            self.found(
+                f"Before training {setup.num_sanity_batches:,} validation batches run as a sanity check:"
+                f" about {milliseconds(cost_ns * analysis.num_steps)}, {percent(share)} of the time of all"
+                " steps.",
+                "Trainer(num_sanity_val_steps=2), which is the default, shows as well that validation runs.",
+                self.severity(share),
+                places=lines_that_call(setup, "Trainer"),
+                evidence=evidence,
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients
+from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients, UnusedOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +343,130 @@ class FrozenForward(ShareRule):
                 ],
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedOutputs(ShareRule):
+    """Modules much of whose output the loss does not depend on, as its gradient is 0 or none came.
+
+    Such are logits of padding, experts that a sample was not sent to, a branch whose loss has the weight 0.
+    Seen in the one counted step, row by row (see ``UnusedOutput``). Of forward and backward of the innermost
+    modules their unused part is at stake. Samples that got no gradient anywhere, as a hinge loss leaves those
+    out that are right already, do not count: that is known only when they have been computed.
+
+    Caveats:
+        Rows whose gradient happens to be 0 in this step count as unused. Of attention the keys and values of
+        unused rows may be needed. What else is computed of unused rows
+        outside of modules, such as a softmax, is not in the time.
+
+    Attributes:
+        least_unused: of a module's rows, from which on its time counts.
+    """
+
+    kind: ClassVar[str] = "unused_outputs"
+    title: ClassVar[str] = "Much of what a module computes is not in the loss"
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.10
+    critical: float = 0.30
+    least_unused: float = 0.30
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated where no step was counted, modules not timed or no backward seen."""
+        costs, modules = analysis.step_costs, analysis.modules
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if analysis.cost is None or analysis.cost.waste is None:
+            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+        if isinstance(modules, Absent):
+            return self.not_evaluated(f"modules: {modules.reason}")
+        outputs = {one.path: one for one in analysis.cost.waste.outputs}
+        if not outputs:
+            return self.not_evaluated("no backward pass was seen in the counted step")
+        layers = [one for one in outputs.values() if one.rows]
+        everywhere = min((one.unused_samples / one.samples for one in layers), default=0.0)
+        times = {one.path: (one.forward_ns or 0) + (one.backward_ns or 0) for one in modules.modules}
+        wasted: dict[str, float] = {}
+        for one in layers:
+            part = one.unused / one.rows - everywhere
+            if part >= self.least_unused:
+                wasted[one.path] = part * times.get(one.path, 0)
+        cost_ns = sum(wasted.values())
+        share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        if share is None or not self.is_found(share, cost_ns):
+            return self.clean("What modules compute is in the loss.")
+        name = _deepest_with(wasted, _MOST_OF_WASTE * cost_ns)
+        within = [outputs[path] for path in wasted if not name or f"{path}.".startswith(f"{name}.")]
+        rows = sum(one.rows for one in within)
+        part = sum(one.unused for one in within) / rows
+        by_sample = sum(one.unused_samples / one.samples for one in within) / len(within)
+        worst = sorted(wasted, key=lambda one: -wasted[one])
+        called = name or " and ".join(worst[:2])
+        if part == 1:
+            action = (
+                f"Nothing in the loss depends on the output of {called}: do not call it, or not while the"
+                " weight of its loss is 0; if it is only looked at, call it under torch.no_grad() every some"
+                " steps."
+            )
+        elif by_sample > 0.5 * part:
+            action = (
+                f"Call {called} only with the samples that need it: y[i] = module(x[i]) with their indices i,"
+                " in place of a mask or a weight of 0 afterwards."
+            )
+        else:
+            action = (
+                f"Take the rows that the loss needs before {called}: module(x[mask]), with labels[mask]. If"
+                " the others are padding, pad to the longest sample of the batch and batch samples of like"
+                " length."
+            )
+        return (
+            self.found(
+                f"The loss does not depend on {percent(part)} of what {called} computed in the counted step"
+                f" (the gradient there is 0): {milliseconds(cost_ns)} ({percent(share)} of a clean step).",
+                action,
+                self.severity(share),
+                title=f"{percent(part)} of what {called} computes is not in the loss",
+                saving_ns=cost_ns,
+                places=_calls_of(outputs, name, worst[0]),
+                evidence=[
+                    duration("for unused rows per step", cost_ns),
+                    ratio("share of a clean step", share),
+                    count("rows", rows),
+                    ratio("unused", part),
+                ],
+            ),
+        )
+
+
+_MOST_OF_WASTE: Final = 0.8
+"""Of the time, what has to be in a module for it to be named."""
+
+
+def _deepest_with(wasted: Mapping[str, float], least: float) -> str:
+    """The innermost module that holds so much; empty if it is the model."""
+    parts = max(wasted, key=lambda one: wasted[one]).split(".")
+    above = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    return next(
+        (
+            one
+            for one in above
+            if sum(ns for path, ns in wasted.items() if f"{path}.".startswith(f"{one}.")) >= least
+        ),
+        "",
+    )
+
+
+def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> list[Location]:
+    """The lines that call a module, or those in it; else the one that wastes most."""
+    called = (
+        [name] if name in outputs else [one for one in outputs if name and one.rpartition(".")[0] == name]
+    )
+    lines = dict.fromkeys(line for one in called or [worst] for line in outputs[one].lines)
+    return [
+        Location(file=one.file, line=one.line, function=one.name, module=name or worst, is_exact=True)
+        for one in lines
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,97 @@
+"""Tells which operators of the counted step compute what they would compute in any other step as well.
+
+An operator is one of these if it draws no random numbers and all its tensors come, by operators of the same
+kind, from sizes and from buffers and other tensors that modules hold, of which none changed in the step. The
+batch is none of these, and no parameter is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class _Held(NamedTuple):
+    """A tensor that a module holds: where, and its version when the step began."""
+
+    owner: nn.Module
+    name: str
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+
+    def has_changed(self) -> bool:
+        """Whether there is another tensor by now, or another content."""
+        then = self.tensor()
+        if then is None:
+            return True
+        return then._version != self.version or getattr(self.owner, self.name, None) is not then
+
+
+class ConstantWatch:
+    """Follows tensors from operator to operator, weakly.
+
+    Args:
+        root: the model.
+    """
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._written: set[int] = set()  # storages that something else was written into
+        self._held: list[_Held] = []
+        self._used: set[int] = set()
+        for module in () if root is None else root.modules():
+            for name, value in [*module._buffers.items(), *vars(module).items()]:
+                if (
+                    isinstance(value, torch.Tensor)
+                    and type(value) is torch.Tensor
+                    and not value.requires_grad
+                ):
+                    self._held.append(_Held(module, name, weakref.ref(value), value._version))
+                    self._learn(value)
+        self._of_modules = {id(one.tensor()): one for one in self._held}
+
+    def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, is_view: bool) -> bool:
+        """An operator ran: whether it computes the same in any step; ``False`` if that is not sure."""
+        tensors = _tensors((*args, *kwargs.values()))
+        results = _tensors(result if isinstance(result, (list, tuple)) else (result,))
+        is_same = torch.Tag.nondeterministic_seeded not in func.tags and all(map(self._knows, tensors))
+        if func._schema.is_mutable:
+            if not is_same:  # whatever it writes to
+                self._written.update(map(_storage, (*tensors, *results)))
+            return is_same
+        for one in results:
+            if not is_view:
+                self._written.discard(_storage(one))  # of memory that is used again
+            if is_same:
+                self._learn(one)
+        if is_same:
+            self._used.update(id(one) for one in tensors if id(one) in self._of_modules)
+        return is_same
+
+    def is_sure(self) -> bool:
+        """Whether no tensor of a module that counted as one that stays has changed since."""
+        return not any(self._of_modules[one].has_changed() for one in self._used)
+
+    def _learn(self, tensor: torch.Tensor) -> None:
+        self._known[id(tensor)] = weakref.ref(tensor)
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor and _storage(tensor) not in self._written
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [one for one in value if isinstance(one, torch.Tensor)]
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

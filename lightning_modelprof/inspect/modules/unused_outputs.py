@@ -1,0 +1,137 @@
+"""Which rows of what modules computed got no gradient in the counted step: the loss does not depend on them.
+
+A row is what a layer computes at one place: for a linear layer, one vector of its features; for other
+layers, one sample. Gradients are read where they are, on the device, and come to the host after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_modelprof.inspect.core.place import ModuleHook
+from lightning_modelprof.inspect.core.untouched import tensors_in
+from lightning_modelprof.inspect.lines.frames import Spot
+from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.run.model_cost import UnusedOutput
+from lightning_modelprof.run.setup import CodePlace
+
+_MOST_CALLS: Final = 512
+"""Calls that are watched; a step with more is not judged beyond them."""
+_NO_TASK: Final = -1
+"""What autograd answers outside of a backward pass."""
+_PER_PLACE: Final = (nn.Linear, nn.LayerNorm, nn.MultiheadAttention)
+"""Layers that compute a vector of features at each place: the last dimension is one row."""
+_PER_SAMPLE: Final = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+"""Layers of which all at a sample is one row. A recurrent layer is none: what it computes at one place, the
+next place needs."""
+
+
+class _Output(NamedTuple):
+    """The first output of one call.
+
+    Attributes:
+        path: of the module.
+        shape: of its rows; the first dimension counts samples. ``None`` if it is no layer that has rows.
+        spot: the user's line that called.
+        used: of each row, whether its gradient was not 0; empty until one comes.
+    """
+
+    path: str
+    shape: tuple[int, ...] | None
+    spot: Spot | None
+    used: list[torch.Tensor]
+
+
+class OutputWatch:
+    """Notes which outputs get gradients.
+
+    Args:
+        root: the model.
+        on_error: called with what went wrong; the step goes on.
+        spot: the user's line that runs.
+    """
+
+    def __init__(
+        self, root: nn.Module, on_error: Callable[[Exception], None], spot: Callable[[], Spot | None]
+    ) -> None:
+        self._root = root
+        self._on_error = on_error
+        self._spot = spot
+        self._outputs: list[_Output] = []
+
+    def begin(self) -> list[Callable[[], None]]:
+        """Put the hooks on; returns what takes them off."""
+        removers = []
+        for name, module in self._root.named_modules():
+            if name and any(one.requires_grad for one in module.parameters()):
+                hook = ModuleHook(partial(self._leave, plain_path(name)), self._on_error)
+                removers.append(module.register_forward_hook(hook).remove)
+        return removers
+
+    def _leave(self, path: str, module: nn.Module, _args: Any, output: Any) -> None:
+        if len(self._outputs) >= _MOST_CALLS or torch._C._current_graph_task_id() != _NO_TASK:
+            return
+        is_layer = isinstance(module, (*_PER_PLACE, *_PER_SAMPLE))
+        first = next(tensors_in(output), None)
+        if first is None or type(first) is not torch.Tensor or first.grad_fn is None or first.dim() < 2:
+            return
+        if first.is_nested or first.layout is not torch.strided or not first.numel():
+            return
+        used: list[torch.Tensor] = []
+        shape = None
+        if is_layer:
+            shape = tuple(first.shape[:-1]) if isinstance(module, _PER_PLACE) else (first.shape[0],)
+            take = ModuleHook(partial(_take, used, shape, first.output_nr), self._on_error)
+            first.grad_fn.register_prehook(take)  # a tensor's own hooks would be saved with it
+        self._outputs.append(_Output(path, shape, self._spot(), used))
+
+    def result(
+        self, places: Callable[[list[Spot | None]], tuple[CodePlace, ...]]
+    ) -> tuple[UnusedOutput, ...]:
+        """The record, by module."""
+        found: dict[str, list[_Output]] = {}
+        for one in self._outputs:
+            found.setdefault(one.path, []).append(one)
+        records = []
+        for path, outputs in found.items():
+            rows = unused = samples = unused_samples = 0
+            for one in outputs:
+                if one.shape is None:
+                    continue
+                num_rows = torch.Size(one.shape).numel()
+                rows, samples = rows + num_rows, samples + one.shape[0]
+                if not one.used:
+                    unused, unused_samples = unused + num_rows, unused_samples + one.shape[0]
+                    continue
+                used = one.used[0].cpu()
+                unused += num_rows - int(used.sum())
+                unused_samples += one.shape[0] - int(used.reshape(one.shape[0], -1).any(dim=1).sum())
+            records.append(
+                UnusedOutput(
+                    path=path,
+                    rows=rows,
+                    unused=unused,
+                    samples=samples,
+                    unused_samples=unused_samples,
+                    lines=places([one.spot for one in outputs]),
+                )
+            )
+        return tuple(records)
+
+
+def _take(used: list[torch.Tensor], shape: tuple[int, ...], number: int, gradients: tuple[Any, ...]) -> None:
+    """A gradient came for an output, or none; an output may get several."""
+    gradient = gradients[number]
+    if gradient is None:
+        return
+    with torch.no_grad(), _disable_current_modes():
+        size = torch.Size(shape).numel()
+        flat = gradient.detach().reshape(size, -1)
+        is_used = torch.linalg.vector_norm(flat, float("inf"), dim=1).reshape(shape) != 0
+        used[:] = [used[0] | is_used] if used else [is_used]

@@ -1,0 +1,187 @@
+"""Operators that compute the same in every step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modelprof.inspect.core.counter import FlopCounter
+from lightning_modelprof.inspect.lines.constants import ConstantWatch
+from lightning_modelprof.inspect.lines.sites import SiteWatch
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.lines import ConstantWork
+from lightning_modelprof.run.sites import LineCount, StepSites
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
+from tests.support.diagnosed import MS, analysis_of, cost_of, only, steps_of
+
+
+class Stations(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("places", torch.arange(8.0).reshape(4, 2))
+        self.plain = torch.ones(4)
+        self.register_buffer("mean", torch.zeros(2))
+
+
+BATCH = torch.ones(4, 2)
+
+
+def distances(model, _batch):
+    return torch.cdist(model.places, model.places)
+
+
+def neighbours(model, batch):
+    return distances(model, batch).topk(2).indices + torch.arange(2)
+
+
+def positions(_model, batch):
+    return torch.arange(batch.shape[0]).float()[:, None].sin()
+
+
+def plain(model, _batch):
+    return model.plain * 2
+
+
+def of_batch(model, batch):
+    return model.places + batch
+
+
+def of_parameter(model, _batch):
+    return model.places @ model.linear.weight
+
+
+def random(model, _batch):
+    return model.places * torch.rand(4, 2)
+
+
+def dropped(model, _batch):
+    return nn.functional.dropout(model.places, 0.5)
+
+
+def written(model, batch):
+    out = torch.zeros(4, 2)
+    out[1:] = batch[1:]
+    return out * 2
+
+
+def written_by_a_constant(model, _batch):
+    out = torch.zeros(4, 2)
+    out[1:] = model.places[1:]
+    return out * 2
+
+
+def changed(model, batch):
+    model.mean.add_(batch.mean(0))
+    return model.mean * 2
+
+
+def changed_afterwards(model, batch):
+    out = model.mean * 2
+    model.mean = model.mean + batch.mean(0)
+    return out
+
+
+@pytest.mark.parametrize("run", [distances, neighbours, positions, plain, written_by_a_constant])
+def test_what_is_the_same_in_every_step(run):
+    assert last_is_constant(run)
+
+
+@pytest.mark.parametrize(
+    "run", [of_batch, of_parameter, random, dropped, written, changed, changed_afterwards]
+)
+def test_what_is_not(run):
+    assert not last_is_constant(run)
+
+
+def last_is_constant(run):
+    """Whether the last operator of a run is constant, and is sure to be when the step is over."""
+    model, seen = Stations(), []
+    watch = ConstantWatch(model)
+
+    def look(func, args, kwargs, result, _where):
+        seen.append(watch(func, args, kwargs, result, is_view=bool(func.is_view)))
+
+    with FlopCounter(model, force_eager=False, watches=(look,)):
+        kept = run(model, BATCH)
+        if run is changed_afterwards:
+            seen.append(True)
+    assert kept is not None
+    return seen[-1] and watch.is_sure()
+
+
+def test_memory_that_is_used_again_is_no_constant():
+    """A batch may lie where a constant was."""
+    model = Stations()
+    watch = ConstantWatch(model)
+    calls = []
+
+    def look(func, args, kwargs, result, _where):
+        calls.append(watch(func, args, kwargs, result, is_view=bool(func.is_view)))
+
+    with FlopCounter(model, force_eager=False, watches=(look,)):
+        for _ in range(50):
+            distances(model, BATCH)  # is freed at once
+            torch.from_numpy(BATCH.numpy()) + 1
+    assert calls == [True, *[False] * (len(calls) // 50 - 1)] * 50
+
+
+def test_lines_say_how_many():
+    model = Stations()
+    watch = SiteWatch(root=model)
+    watch.begin()
+    with FlopCounter(model, force_eager=False, watches=(watch,)):
+        distances(model, BATCH)
+        of_batch(model, BATCH)
+    watch.end()
+    found = {one.function: (one.constant, one.calls) for one in watch.result().lines}
+    assert found["of_batch"] == (0, 1)
+    constant, calls = found["distances"]
+    assert constant == calls > 0
+
+
+def judged(*, constant, samples=40):
+    """A line with 3 operators, so many of them constant, and so many of 100 samples of steps of 20 ms."""
+    frames = tuple(
+        StackFrame(file="net.py", line=line, function="knn", function_line=5, module="net", is_users=True)
+        for line in (7, 9)
+    )
+    stacks = StackSamples(
+        frames=frames,
+        stacks=tuple(
+            SampledStack(phase="forward", frames=(index,), samples=number, time_ns=number * MS)
+            for index, number in enumerate((samples, 100 - samples))
+        ),
+        samples=100,
+    )
+    line = LineCount(
+        file="net.py",
+        line=7,
+        function="knn",
+        function_line=5,
+        module="graph",
+        phase="forward",
+        calls=4,
+        views=1,
+        operators=3,
+        elements=1,
+        num_bytes=1,
+        constant=constant,
+    )
+    cost = replace(cost_of(("", 0, 0, 0)), sites=StepSites(step=3, device="cpu", sites=(), lines=(line,)))
+    return only(ConstantWork().evaluate(analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
+
+
+def test_what_it_costs():
+    """40 of 100 samples of 20 ms."""
+    found = judged(constant=3)
+    assert found.saving_ns_per_step == pytest.approx(8 * MS)
+    assert found.severity is Severity.CRITICAL
+    assert found.title == "knn computes the same in every step"
+    assert [(one.line, one.module) for one in found.locations] == [(7, "graph")]
+
+
+@pytest.mark.parametrize("given", [{"constant": 2}, {"constant": 3, "samples": 9}], ids=["one is not", "few"])
+def test_what_is_not_worth_it(given):
+    assert judged(**given).status is Status.CLEAN
