@@ -72,6 +72,12 @@ class LightningHost(Host):
         return self.trainer.lightning_module
 
     @property
+    def holders(self) -> Sequence[Any]:
+        """The module, the callbacks, the DataModule and the loggers."""
+        trainer = self.trainer
+        return (self.module, *trainer.callbacks, *trainer.loggers, getattr(trainer, "datamodule", None))
+
+    @property
     def kinds(self) -> tuple[type, ...]:  # type: ignore[override]
         """Classes that tell which packages run the loop."""
         return type(self.trainer), written_class(self.module)

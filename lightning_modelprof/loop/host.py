@@ -78,6 +78,11 @@ class Host:
         return torch.device("cpu") if parameter is None else parameter.device
 
     @property
+    def holders(self) -> Sequence[Any]:
+        """Objects of the user's that may keep something from step to step: the model, callbacks."""
+        return () if self.module is None else (self.module,)
+
+    @property
     def optimizers(self) -> Sequence[Any]:
         """Those that are known."""
         return ()

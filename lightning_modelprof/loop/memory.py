@@ -12,6 +12,7 @@ from lightning_modelprof.inspect.modules.live_tensors import (
     storages_of,
 )
 from lightning_modelprof.loop.host import Host
+from lightning_modelprof.measure.resources.growing import GrowthWatch
 from lightning_modelprof.measure.resources.memory import (
     MemoryCurve,
     device_memory,
@@ -36,6 +37,7 @@ class LoopMemory:
 
     Attributes:
         look: to be called with the number of the running step, by one thread, every now and then.
+        growth: looks at attributes of the user's objects.
         out_of_memory: what was there when memory ran out; ``None`` if it did not.
     """
 
@@ -44,6 +46,7 @@ class LoopMemory:
         self._device = host.device
         self._curve = MemoryCurve(self._device)
         self._note = ""
+        self.growth = GrowthWatch(lambda: host.holders)
         self.look = self._curve.look
         self.out_of_memory: OutOfMemory | None = None
 
@@ -95,6 +98,7 @@ class LoopMemory:
         return self._curve.record(
             step_memory=None if followed is None else followed.memory,
             out_of_memory=self.out_of_memory,
+            growing=self.growth.result(),
             notes=tuple(filter(None, (note, self._note))),
         )
 

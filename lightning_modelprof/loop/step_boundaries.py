@@ -99,6 +99,7 @@ class StepBoundaries:
         if step == 1:
             self._warm_ns = self._clock()
             self._check()
+        parts.memory.growth.look(step)
         if parts.sampling is None and ledger.ranges is None:
             parts.memory.look(step)  # not in a window: torch's Python tracer would record it
         if capture is not None and step == capture.next_step:
@@ -276,6 +277,7 @@ class StepBoundaries:
         """The next step at whose start there is something to do."""
         capture, inspection = self._parts.capture, self._parts.inspection
         upcoming = [(step // every + 1) * every for every in (self._log_every, _LOOK_EVERY)]
+        upcoming.append(max(step + 1, self._parts.memory.growth.next_step))
         if step == 0:
             upcoming.append(1)  # are all names known?
         else:

@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.errors import ConfigError, told
+from lightning_modelprof.report.advice.idioms import with_idiom
 from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.charts.all_charts import CHARTS
@@ -324,6 +325,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
                 )
                 for finding in findings
             )
+            findings = tuple(with_idiom(finding, analysis.info.created) for finding in findings)
         return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
         return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.run.setup import CodePlace
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
 """What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
@@ -129,6 +130,27 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowingAttribute:
+    """An attribute of an object of the user's that became larger from look to look.
+
+    Attributes:
+        owner: class of the object.
+        name: of the attribute.
+        first_step, last_step: steps at whose begin it was looked at, between which it only grew.
+        first_size, last_size: elements then: of a tensor, an array, a list, or all lists in a dictionary.
+        lines: of the class that add to it; empty where its source does not tell.
+    """
+
+    owner: str
+    name: str
+    first_step: Count
+    last_step: Count
+    first_size: Count
+    last_size: Count
+    lines: tuple[CodePlace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecord:
     """Memory of one rank over one loop.
 
@@ -144,6 +166,8 @@ class MemoryRecord:
             less.
         step_memory: live tensors of the inspected step; ``None`` unless ``profile_memory`` asked for it.
         out_of_memory: ``None`` if it did not happen.
+        growing: attributes of the model and the callbacks that grow, fastest first; empty in runs of older
+            versions.
         notes: what could not be measured and why, a sentence each.
     """
 
@@ -157,4 +181,5 @@ class MemoryRecord:
     host_total_bytes: Whole | None = None
     step_memory: StepMemory | None = None
     out_of_memory: OutOfMemory | None = None
+    growing: tuple[GrowingAttribute, ...] = ()
     notes: tuple[str, ...] = ()

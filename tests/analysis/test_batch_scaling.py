@@ -228,3 +228,13 @@ def test_a_fit_with_smaller_last_batches(tmp_path, has_validation):
     assert evidence["each further sample"] == pytest.approx(MS / 20, abs=1)
     # Two batches of 16 take 9.6 ms, one of 32 takes 5.6.
     assert evidence["an epoch's steps with twice the batch"] == pytest.approx(5.6 / 9.6)
+
+
+@pytest.mark.parametrize(("samples", "every", "is_found"), [(2, 8, True), (2, 1, False), (64, 8, False)])
+def test_tiny_batches_that_are_accumulated(samples, every, is_found):
+    """Where all batches are of one size and no step was counted, only their size is known."""
+    steps = steps_of(forward=9)
+    steps = type(steps)(**(steps.columns() | {"samples": np.full(20, samples)}))
+    finding = only(SmallBatches().evaluate(analysis_of(steps, accumulate_grad_batches=every)))
+    assert (finding.title == "Gradients are accumulated over tiny batches") is is_found
+    assert not is_found or "batches of 4, 8 and more samples" in finding.action

@@ -15,7 +15,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord, OutOfMemory, StepMemory
+from lightning_modelprof.run.memory import (
+    GrowingAttribute,
+    MemoryPoint,
+    MemoryRecord,
+    OutOfMemory,
+    StepMemory,
+)
 
 try:
     import psutil
@@ -106,6 +112,7 @@ class MemoryCurve:
         *,
         step_memory: StepMemory | None = None,
         out_of_memory: OutOfMemory | None = None,
+        growing: tuple[GrowingAttribute, ...] = (),
         notes: Sequence[str] = (),
     ) -> MemoryRecord:
         """What is known now.
@@ -113,6 +120,7 @@ class MemoryCurve:
         Args:
             step_memory: live tensors of a step, which others have followed.
             out_of_memory: what others have found out when memory ran out.
+            growing: attributes that others have seen grow.
             notes: what they have to say, a sentence each.
         """
         device = self._read("memory of the device", lambda: self._read_device(self._device)) or DeviceBytes()
@@ -127,6 +135,7 @@ class MemoryCurve:
             host_total_bytes=self._read("size of the host's memory", host_total_bytes),
             step_memory=step_memory,
             out_of_memory=out_of_memory,
+            growing=growing,
             notes=(*self._notes, *notes),
         )
 

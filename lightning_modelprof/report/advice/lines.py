@@ -46,8 +46,9 @@ def advice_for(
         outside_modules: whether time in the model's modules is not what it is about.
     """
     source = _line_of(analysis, file, line, outside_modules)
+    growing = _growing_in(analysis, file)
     if source is None or source.operators is None:
-        return IN_GENERAL.format(where=where)
+        return growing or IN_GENERAL.format(where=where)
     place = f"Line {source.line} of {source.function}"
     if source.own_operators >= MANY_OPERATORS:
         return (
@@ -63,6 +64,8 @@ def advice_for(
     if source.waits:
         return f"{place} reads values of tensors: check them where the data is loaded, or every some steps."
     hot = analysis.hot_lines
+    if growing:
+        return growing
     if source.operators == 0 and not isinstance(hot, Absent) and hot.is_call(source.file, source.line):
         return IN_GENERAL.format(where=f"what line {source.line} of {source.function} calls")
     if source.operators == 0:
@@ -72,6 +75,20 @@ def advice_for(
             " with operations on tensors, or in the Dataset, where workers do it."
         )
     return IN_GENERAL.format(where=where)
+
+
+def _growing_in(analysis: Analysis, file: str | None) -> str:
+    """What to do where something of a class in a file grows; ``""`` where nothing does."""
+    growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
+    for one in growing:
+        place = next((line for line in one.lines if line.file == file), None)
+        if place is not None:
+            return (
+                f"self.{one.name} becomes longer in each step (line {place.line}; {one.last_size:,} elements"
+                f" after {one.last_step:,} steps), so what goes through all of it takes longer and longer:"
+                " keep a running sum or count, or do it once, when the epoch ends."
+            )
+    return ""
 
 
 def _line_of(

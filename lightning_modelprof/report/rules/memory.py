@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, EpochGrowth,
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
 from lightning_modelprof.report.rules.base import NO_CUDA, NO_SETUP, Rule, count, duration, ratio, text
 from lightning_modelprof.report.words import percent, size
-from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory
+from lightning_modelprof.run.memory import GrowingAttribute, MemoryRecord, OutOfMemory
 from lightning_modelprof.run.phases import PHASES
 
 _PER: Final = 1_000
@@ -93,7 +93,7 @@ class MemoryCreep(Rule):
             elif one.in_epochs is not None and self._is_collected(one.in_epochs):
                 found.append(self._collected(one.kind, one.in_epochs))
         if found:
-            return tuple(found)
+            return tuple(_with_growing(one, use.record.growing) for one in found)
         return self.clean(
             "Memory does not keep growing.",
             [evidence for one in use.growth for evidence in _evidence(one)],
@@ -155,9 +155,34 @@ class MemoryCreep(Rule):
         return self.found(
             f"{summary}.",
             _ACTION,
-            Severity.CRITICAL if is_critical else Severity.WARNING,
+            Severity.CRITICAL
+            if is_critical
+            else Severity.WARNING
+            if is_sure or use.record.growing
+            else Severity.INFO,
             evidence=evidence,
         )
+
+
+def _with_growing(finding: Finding, growing: Sequence[GrowingAttribute]) -> Finding:
+    """The same finding, with the attributes that grow and the lines that add to them, if any is known."""
+    if not growing:
+        return finding
+    first = growing[0]
+    names = ", ".join(f"{one.owner}.{one.name}" for one in growing[:3])
+    lines = [line for one in growing for line in one.lines]
+    return replace(
+        finding,
+        summary=f"{finding.summary} {names} grew meanwhile, {first.owner}.{first.name} from"
+        f" {first.first_size:,} to {first.last_size:,} elements in"
+        f" {first.last_step - first.first_step:,} steps.",
+        action=f"{names} keeps something of each step: keep a running sum or count, or the last few values;"
+        " .detach() what still has its graph; clear it when it is done with.",
+        locations=tuple(
+            Location(file=one.file, line=one.line, function=one.name, is_exact=True) for one in lines
+        )
+        or finding.locations,
+    )
 
 
 def _evidence(growth: Growth) -> tuple[Evidence, ...]:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
+import numpy as np
+
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.batches import BatchScaling, fixed_by_work
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, StepCosts
 from lightning_modelprof.report.advice.lines import location_at
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NOT_A_FIT,
@@ -147,6 +149,7 @@ class SmallBatches(Rule):
         least_share: of a step, that the fixed part is at least.
         least_accumulated: the same where gradients are accumulated over several batches, so that batches of
             twice the size are the same training.
+        tiny: samples in a batch up to which it is always said then.
         floor_ns: a fixed part below which nothing is found.
     """
 
@@ -155,10 +158,16 @@ class SmallBatches(Rule):
 
     least_share: float = 0.5
     least_accumulated: float = 0.15
+    tiny: int = 4
     floor_ns: float = FLOOR_NS
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where no other sizes came, and on a device."""
+        [finding] = self._judge(analysis)
+        tiny = None if finding.status is Status.FOUND else self._tiny(analysis)
+        return (tiny or finding,)
+
+    def _judge(self, analysis: Analysis) -> tuple[Finding, ...]:
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
         if analysis.info.device_type != "cpu":
@@ -193,6 +202,25 @@ class SmallBatches(Rule):
                 places=lines_that_call(analysis.setup, "DataLoader"),
                 evidence=evidence,
             ),
+        )
+
+    def _tiny(self, analysis: Analysis) -> Finding | None:
+        """Gradients are accumulated over batches of so few samples that no processor is used well."""
+        every, samples = analysis.info.accumulate_grad_batches, analysis.steps.clean().samples
+        usual = int(np.median(samples)) if len(samples) else 0
+        if every == 1 or not 0 < usual <= self.tiny:
+            return None
+        unit = analysis.info.sample_unit
+        return self.found(
+            f"An optimizer step takes {every} batches of {usual} {unit}.",
+            f"Try batches of {2 * usual}, {4 * usual} and more {unit} with fewer of them"
+            f" (accumulate_grad_batches={-(-every // 2)}, {-(-every // 4)}, ...), as far as memory allows:"
+            " the optimizer steps as often and with as many samples as now. Layers that look at the whole"
+            " batch, such as BatchNorm, see another one.",
+            Severity.INFO,
+            title="Gradients are accumulated over tiny batches",
+            places=lines_that_call(analysis.setup, "DataLoader"),
+            evidence=[count("in a batch", usual), count("batches of an optimizer step", every)],
         )
 
     def _least(self, analysis: Analysis) -> float:
@@ -338,7 +366,7 @@ class GrowingSteps(ShareRule):
                     " each time: keep a running sum, or the last few values.",
                     self.severity(share),
                     saving_ns=seen.excess_ns,
-                    places=_growing_line(analysis, seen.phase),
+                    places=[*_growing_line(analysis, seen.phase), *_growing_attributes(analysis)],
                     evidence=[
                         duration(f"{label.lower()}, first quarter", seen.early_ns),
                         duration(f"{label.lower()}, last quarter", seen.late_ns),
@@ -349,6 +377,16 @@ class GrowingSteps(ShareRule):
                 phases=(seen.phase,),
             ),
         )
+
+
+def _growing_attributes(analysis: Analysis) -> list[Location]:
+    """The lines that add to what grows."""
+    growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
+    return [
+        Location(file=line.file, line=line.line, function=line.name, is_exact=True)
+        for one in growing
+        for line in one.lines
+    ]
 
 
 def _growing_line(analysis: Analysis, phase: str) -> list[Location]:

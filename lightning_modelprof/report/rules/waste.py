@@ -176,7 +176,9 @@ class UnusedGradientsRule(ShareRule):
             else f"Freeze {names} for this backward: self.toggle_optimizer(optimizer) of the other optimizer,"
             f" or {next(iter(names.split(', ')))}.requires_grad_(False)."
         )
-        lines = dict.fromkeys(line for one in most.values() for line in one.lines)
+        made = [one.lines for one in analysis.cost.waste.outputs if one.path in most]
+        began = [one.lines for one in most.values()]
+        lines = dict.fromkeys(line for lines in (*made, *began) for line in lines)
         return (
             self.found(
                 f"A backward pass makes gradients of {names} that no optimizer uses:"

@@ -1,0 +1,161 @@
+"""Which attributes of the user's objects grow from step to step: lists, dictionaries, tensors."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from lightning_modelprof.measure.user_code import absolute_file
+from lightning_modelprof.run.memory import GrowingAttribute
+from lightning_modelprof.run.setup import CodePlace
+
+_NEVER: Final = 2**62
+_MOST_LOOKS: Final = 24
+_MOST_OBJECTS: Final = 200
+_LEAST_LOOKS: Final = 4
+"""Looks in a row in which a thing must have grown."""
+_SPACING: Final = 1.5
+"""From one look to the next, so that a long loop is looked at as seldom as a short one."""
+_MOST_FOUND: Final = 4
+_ADDS: Final = ("append", "extend", "add", "update", "setdefault", "insert", "appendleft")
+_OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
+
+
+class _Look(NamedTuple):
+    step: int
+    size: int
+
+
+class GrowthWatch:
+    """Looks at a few steps how large each attribute is; nothing is read but lengths, nothing is kept.
+
+    Args:
+        objects: gives whose attributes, such as the model and the callbacks; of a model with all its modules.
+
+    Attributes:
+        next_step: the next step at whose begin to look; a large number when that was the last.
+    """
+
+    def __init__(self, objects: Callable[[], Iterable[Any]]) -> None:
+        self._objects = objects
+        self._looks: dict[tuple[int, str], list[_Look]] = {}
+        self._owners: dict[int, type] = {}
+        self.next_step = 1
+        self._left = _MOST_LOOKS
+
+    def look(self, step: int) -> None:
+        """A step begins. Never raises."""
+        if step < self.next_step:
+            return
+        self._left -= 1
+        self.next_step = max(step + 1, int(step * _SPACING)) if self._left else _NEVER
+        try:
+            for one in self._all():
+                for name, value in list(vars(one).items()):
+                    size = None if name in _OF_ALL_MODULES else _size(value)
+                    if size is not None:
+                        self._owners[id(one)] = type(one)
+                        self._looks.setdefault((id(one), name), []).append(_Look(step, size))
+        except Exception:  # anybody's objects
+            self.next_step = _NEVER
+
+    def _all(self) -> list[Any]:
+        found: dict[int, Any] = {}
+        for one in self._objects():
+            for part in one.modules() if isinstance(one, nn.Module) else (one,):
+                if hasattr(part, "__dict__"):
+                    found[id(part)] = part
+                if len(found) >= _MOST_OBJECTS:
+                    break
+        return list(found.values())
+
+    def result(self) -> tuple[GrowingAttribute, ...]:
+        """What grew by at least one element a step at some looks in a row, fastest first."""
+        found = []
+        for (owner, name), looks in self._looks.items():
+            run = _longest_growth(looks)
+            steps, more = run[-1].step - run[0].step, run[-1].size - run[0].size
+            if len(run) >= _LEAST_LOOKS and steps and more >= steps:
+                kind = self._owners[owner]
+                found.append(
+                    GrowingAttribute(
+                        owner=kind.__name__,
+                        name=name,
+                        first_step=run[0].step,
+                        last_step=run[-1].step,
+                        first_size=run[0].size,
+                        last_size=run[-1].size,
+                        lines=_lines_that_grow(kind, name),
+                    )
+                )
+        found.sort(key=lambda one: (one.first_size - one.last_size) / (one.last_step - one.first_step))
+        return tuple(found[:_MOST_FOUND])
+
+
+def _size(value: Any) -> int | None:
+    """How many elements there are; ``None`` for what holds none."""
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    if isinstance(value, np.ndarray):
+        return int(value.size)
+    if isinstance(value, dict):
+        return sum(len(one) if isinstance(one, (list, tuple)) else 1 for one in list(value.values()))
+    if isinstance(value, (list, set)) or (isinstance(value, Sequence) and hasattr(value, "append")):
+        return len(value)
+    return None
+
+
+def _longest_growth(looks: list[_Look]) -> list[_Look]:
+    """The longest run of looks in which each is larger than the one before."""
+    best = run = looks[:1]
+    for before, one in pairwise(looks):
+        run = [*run, one] if one.size > before.size else [one]
+        best = max(best, run, key=len)
+    return best
+
+
+def _lines_that_grow(kind: type, name: str) -> tuple[CodePlace, ...]:
+    """The lines of a class that add to an attribute, as far as its source tells."""
+    try:
+        lines, first = inspect.getsourcelines(kind)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        file = absolute_file(inspect.getfile(kind))
+    except (OSError, TypeError, SyntaxError, ValueError, RecursionError):
+        return ()
+    found = []
+    for method in ast.walk(tree):
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for node in ast.walk(method):
+                if _adds_to(node, name):
+                    line = getattr(node, "lineno", 1) + first - 1
+                    found.append(CodePlace(name=f"{kind.__name__}.{method.name}", file=file, line=line))
+    return tuple(dict.fromkeys(found))[:2]
+
+
+def _adds_to(node: ast.AST, name: str) -> bool:
+    """Whether a statement or call makes ``self.<name>`` longer."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS:
+        return _names(node.func.value, name)
+    if isinstance(node, ast.AugAssign):
+        return _names(node.target, name)
+    if isinstance(node, ast.Assign):
+        to_itself = any(_is_self(target, name) for target in node.targets)
+        to_part = any(isinstance(one, ast.Subscript) and _names(one, name) for one in node.targets)
+        return to_part or (to_itself and _names(node.value, name))
+    return False
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    return any(_is_self(one, name) for one in ast.walk(node))
+
+
+def _is_self(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.value, ast.Name)

@@ -1,0 +1,126 @@
+"""Attributes that grow from step to step, and the lines that add to them."""
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modelprof.analysis.steps.memory import memory_use
+from lightning_modelprof.measure.resources.growing import GrowthWatch
+from lightning_modelprof.report.advice.lines import advice_for
+from lightning_modelprof.run.memory import GrowingAttribute, MemoryRecord
+from lightning_modelprof.run.setup import CodePlace
+from tests.support.diagnosed import analysis_of, steps_of
+from tests.support.fits import Net, loader, run_fit
+
+
+class Keeper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Linear(2, 2)
+        self.kept = []
+        self.joined = torch.empty(0)
+        self.by_name = {"loss": []}
+        self.last = deque(maxlen=3)
+        self.count = 0
+        self.warm = []
+
+    def step(self, number):
+        self.kept.append(number)  # @kept
+        self.joined = torch.cat([self.joined, torch.ones(4)])  # @joined
+        self.by_name["loss"].append(number)
+        self.last.append(number)
+        self.count += 1
+        if number < 5:
+            self.warm.append(number)
+
+
+def line_of(mark):
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# @{mark}"))
+
+
+def grown(keeper, steps=100):
+    watch = GrowthWatch(lambda: (keeper,))
+    looks = 0
+    for number in range(steps):
+        if number >= watch.next_step:
+            watch.look(number)
+            looks += 1
+        keeper.step(number)
+    return {one.name: one for one in watch.result()}, looks
+
+
+def test_what_grows_by_one_a_step():
+    found, looks = grown(Keeper())
+    assert list(found) == ["joined", "kept", "by_name"]  # fastest first
+    one = found["kept"]
+    assert (one.owner, one.last_size - one.first_size) == ("Keeper", one.last_step - one.first_step)
+    assert looks < 16, "seldom"
+
+
+def test_the_lines_that_add_to_it():
+    found, _ = grown(Keeper())
+    assert [(one.name, one.line) for one in found["kept"].lines] == [("Keeper.step", line_of("kept"))]
+    assert found["joined"].lines[-1].line == line_of("joined")
+
+
+class Cleared(Keeper):
+    def step(self, number):
+        if number % 50 == 0:  # an epoch
+            self.kept.clear()
+        super().step(number)
+
+
+def test_what_is_cleared_with_each_epoch_grows_within_one():
+    assert "kept" in grown(Cleared())[0]
+
+
+def test_objects_that_cannot_be_looked_at():
+    class Odd:
+        @property
+        def __dict__(self):
+            raise RuntimeError
+
+    watch = GrowthWatch(lambda: (Odd(), None, 3))
+    watch.look(1)
+    watch.look(2)
+    assert watch.result() == ()
+
+
+class Collects(Net):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        return loss
+
+
+def test_in_a_fit(tmp_path):
+    record = run_fit(tmp_path, module=Collects(), data=loader(40)).run.ranks[0].memory
+    [one] = record.growing
+    assert (one.owner, one.name) == ("Collects", "losses")
+    assert [line.name for line in one.lines] == ["Collects.training_step"]
+
+
+def test_it_is_said_where_nothing_better_is_known():
+    line = CodePlace(name="Net.training_step", file="net.py", line=40)
+    one = GrowingAttribute(
+        owner="Net", name="seen", first_step=1, last_step=99, first_size=1, last_size=99, lines=(line,)
+    )
+    analysis = replace(analysis_of(steps_of(forward=10)), memory=memory_use(MemoryRecord(growing=(one,))))
+    assert "self.seen becomes longer in each step (line 40; 99 elements" in advice_for(
+        analysis, "net.py", 30, "training_step"
+    )
+    assert "self.seen" not in advice_for(analysis, "other.py", 30, "training_step")
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_few_steps_tell_nothing(steps):
+    assert grown(Keeper(), steps)[0] == {}
