@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from lightning_modelprof.lightning.around import AroundClock
 from lightning_modelprof.lightning.in_validation import time_metrics
 from lightning_modelprof.lightning.phases import (
     SILENT_PROFILERS,
@@ -31,6 +32,7 @@ from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.records import AroundLoop
 from lightning_modelprof.run.setup import CallbackSetup, CheckpointSetup, LoaderSetup
 
 _CONTEXTS: Final = {
@@ -56,12 +58,15 @@ class LightningHost(Host):
         trainer: that runs it.
         loop: which loop.
         own_prefix: start of the profiler actions of our own callback.
+        clock: hears of actions outside of the loop; ``None`` where none is to be measured.
     """
 
-    def __init__(self, trainer: Any, loop: Loop, own_prefix: str = "") -> None:
+    def __init__(
+        self, trainer: Any, loop: Loop, own_prefix: str = "", clock: AroundClock | None = None
+    ) -> None:
         self.trainer = trainer
         self.loop = loop
-        self._own_prefix = own_prefix
+        self._own_prefix, self._clock = own_prefix, clock
         self.rank, self.world_size = trainer.global_rank, trainer.world_size
         self.is_first = bool(trainer.is_global_zero)
         self.precision, self.strategy = str(trainer.precision), type(trainer.strategy).__name__
@@ -168,7 +173,9 @@ class LightningHost(Host):
     def make_seam(self, ledger: PhaseLedger) -> Any:
         """As of Host: the delegate of ``trainer.profiler``, in whose place it is from now on."""
         trainer = self.trainer
-        delegate = make_delegate(trainer.profiler, ledger, trainer, self._own_prefix, self.loop)
+        delegate = make_delegate(
+            trainer.profiler, ledger, trainer, self._own_prefix, self.loop, self._clock
+        )
         trainer.profiler = delegate
         return delegate
 
@@ -181,6 +188,11 @@ class LightningHost(Host):
     def take_out(self, seam: Any) -> None:
         """As of Host."""
         uninstall(self.trainer, seam)
+        seam.around.give_up()
+
+    def around(self) -> AroundLoop | None:
+        """As of Host."""
+        return None if self._clock is None else self._clock.times()
 
     def join_progress_bar(self, live: LiveFigures, cleanup: ExitStack) -> None:
         """Show throughput in the progress bar by adding to the metrics it asks for.
@@ -266,11 +278,13 @@ class LiveTrainer(Live):
     def module(self) -> dict[str, Any]:
         """The LightningModule's own methods."""
         methods = own_methods(self._module, ("LightningModule",))
+        data = getattr(self._trainer, "datamodule", None)
         hooks = {name: place for name, place in methods.items() if not place.name.startswith("FSDPModule.")}
         return {
             "manual_optimization": not self._module.automatic_optimization,
             "module": place_of(written_class(self._module)),
             "module_hooks": hooks,
+            "data_hooks": {} if data is None else own_methods(data, ("LightningDataModule",)),
             "keeps_gradients": _keeps_gradients(self._module) if "optimizer_zero_grad" in hooks else None,
             "num_trainable_tensors": sum(parameter.requires_grad for parameter in self._module.parameters()),
         }

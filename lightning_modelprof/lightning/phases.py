@@ -15,6 +15,7 @@ from typing import Any, Final
 from lightning.pytorch.profilers import Profiler
 
 from lightning_modelprof.errors import ModelProfError
+from lightning_modelprof.lightning.around import AroundAction, AroundClock
 from lightning_modelprof.lightning.classify import ActionTable, make_classifier
 from lightning_modelprof.lightning.in_validation import PartBeginAction
 from lightning_modelprof.measure.steps.actions import (
@@ -50,6 +51,7 @@ class PhaseProfiler(Profiler):
         trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
         loop: which loop.
+        around: hears of actions outside of the loop.
 
     Attributes:
         thread: number of the thread in which the loop runs.
@@ -62,17 +64,24 @@ class PhaseProfiler(Profiler):
     profile: Callable[[str], Action]  # type: ignore[assignment]
 
     def __init__(
-        self, inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
+        self,
+        inner: Any,
+        ledger: PhaseLedger,
+        trainer: Any,
+        own_prefix: str,
+        loop: Loop = FIT,
+        around: AroundClock | None = None,
     ) -> None:
         super().__init__()
         self.inner = inner
+        self.around = around or AroundClock(ledger.clock)
         self.ledger = ledger
         self.thread = threading.get_ident()
         self._loop = loop
         classifier = make_classifier(ledger, trainer, own_prefix, loop)
         self._base = classifier.actions
         self._tables = {
-            "idle": self._table(classifier.while_idle),
+            "idle": self._table(lambda name: self._idle(classifier.while_idle(name), name)),
             "loop": self._table(lambda name: self._base[name]),
             "validation": self._table(classifier.in_validation),
             "traced loop": self._table(lambda name: self._traced(self._base[name])),
@@ -131,6 +140,7 @@ class PhaseProfiler(Profiler):
     def arm(self) -> None:
         """Start to measure: the loop begins."""
         self.ledger.restart()
+        self.around.loop_begins(self.ledger.last_ns)
         self.armed = True
         self.choose_table()
 
@@ -141,6 +151,7 @@ class PhaseProfiler(Profiler):
             self.choose_table()  # first: whatever fails, nothing is measured from here on
             self.ledger.charge()
             self.ledger.discard()
+            self.around.loop_ends(self.ledger.last_ns)
 
     def fail(self) -> None:
         """An action of ours has failed, once or more; to be called while its error is being handled."""
@@ -197,6 +208,9 @@ class PhaseProfiler(Profiler):
         # These read the clock and add integers, at most events of every step: nothing in them can fail.
         return action if type(action) in _UNGUARDED else GuardedAction(self, action)
 
+    def _idle(self, action: Action, name: str) -> Action:
+        return AroundAction(self.around, name) if action is INHERIT else action
+
     def _traced(self, action: Action) -> Action:
         if isinstance(action, PartBeginAction):
             return PartBeginAction(self.ledger, action.part, self._traced(action.action))
@@ -228,11 +242,16 @@ class ForwardingPhaseProfiler(PhaseProfiler):
 
 
 def make_delegate(
-    inner: Any, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop = FIT
+    inner: Any,
+    ledger: PhaseLedger,
+    trainer: Any,
+    own_prefix: str,
+    loop: Loop = FIT,
+    around: AroundClock | None = None,
 ) -> PhaseProfiler:
     """The delegate that fits the profiler it replaces."""
     kind = PhaseProfiler if type(inner).__name__ in SILENT_PROFILERS else ForwardingPhaseProfiler
-    return kind(inner, ledger, trainer, own_prefix, loop)
+    return kind(inner, ledger, trainer, own_prefix, loop, around)
 
 
 class GuardedAction(Action):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
+from lightning_modelprof.config.sources import is_switched_off
+from lightning_modelprof.errors import traceback_text, warn
+from lightning_modelprof.lightning.around import AroundClock
 from lightning_modelprof.lightning.callback import ModelProfCallback
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import Run
@@ -14,6 +18,8 @@ from lightning_modelprof.run.records import Run
 
 class ModelProfiler(Profiler):
     """Brings a ModelProfCallback to the Trainer, which measures; it need not be among the callbacks.
+
+    It hears of all that Lightning does before the callback is set up, and after its loop is over.
 
     Args:
         **arguments: as of ModelProfCallback.
@@ -29,6 +35,8 @@ class ModelProfiler(Profiler):
         super().__init__()
         self.callback = ModelProfCallback(**arguments)
 
+    _around: AroundClock | None = None  # of the loop that runs
+
     @property
     def report(self) -> Report | None:
         """The newest report; ``None`` before the first."""
@@ -40,14 +48,23 @@ class ModelProfiler(Profiler):
         return self.callback.run
 
     def start(self, action_name: str) -> None:
-        """Does nothing: the callback puts what measures in the place of this profiler."""
+        """An action outside of the loop begins; in it the callback's delegate is in this one's place."""
+        if action_name.endswith(".configure_callbacks"):  # the first of all
+            self._around = AroundClock(self.callback._clock)
+        elif action_name == f"[Callback]{self.callback.state_key}.on_exception":
+            self.describe()
+        self._guard(AroundClock.begin, action_name)
 
     def stop(self, action_name: str) -> None:
-        """Does nothing, as above."""
+        """It ends."""
+        self._guard(AroundClock.end, action_name)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """A loop is set up, and the callbacks are not yet: bring ours."""
         super().setup(stage, local_rank, log_dir)
+        if is_switched_off():
+            self._around = None
+        self.callback.around = self._around
         module: Any = self._lightning_module  # type: ignore[attr-defined]  # the Trainer assigns it
         trainer = module.trainer
         if not any(one is self.callback for one in trainer.callbacks):
@@ -61,7 +78,18 @@ class ModelProfiler(Profiler):
         return "" if self.report is None else str(self.report)
 
     def describe(self) -> None:
-        """The report was printed when the loop ended."""
+        """All is over; the report was printed when the loop ended, and the files get what came after."""
+        self._guard(AroundClock.finish)
+        self._around = None
+
+    def _guard(self, tell: Callable[..., None], *names: str) -> None:
+        """Tell of an action; if that fails, warn once and leave it."""
+        if self._around is not None:
+            try:
+                tell(self._around, *names)
+            except Exception:  # the loop must not notice
+                self._around = None
+                warn(f"an internal error, please report this:\n{traceback_text()}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _with_callback, (self.callback,)

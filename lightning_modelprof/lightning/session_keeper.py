@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, told, traceback_text, warn
+from lightning_modelprof.lightning.around import AroundClock
 from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.lightning.meeting import Meeting, ScheduledStop, scheduled_stop
 from lightning_modelprof.lightning.phases import check_names
@@ -78,6 +79,7 @@ class SessionKeeper:
         report: the newest report; ``None`` before the first.
         run: the measured facts behind it; ``None`` before the first.
         is_from_environment: whether nobody wrote it down, but the environment asked for it.
+        around: hears of actions outside of the loop that is set up next; ``None`` begins with ``setup``.
     """
 
     state_key: str
@@ -88,6 +90,7 @@ class SessionKeeper:
         self.config = config
         self.report: Report | None = None
         self.run: Run | None = None
+        self.around: AroundClock | None = None
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
         self._loop: Loop = FIT
@@ -111,7 +114,7 @@ class SessionKeeper:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
         away = dict.fromkeys(_OF_A_LOOP)
         kept = {name: value for name, value in vars(self).items() if name not in _OF_THE_MODULE}
-        return {**kept, **away, "_around": [], "_count": SampleCounter()}
+        return {**kept, **away, "_around": [], "around": None, "_count": SampleCounter()}
 
     def _enter(self, trainer: Any, loop: Loop) -> None:
         """A loop is set up; if it is called in one that we measure, that one goes on when it is over.
@@ -143,16 +146,18 @@ class SessionKeeper:
     def _begin(self, trainer: Any) -> None:
         """Stand in for the trainer's profiler."""
         self._count = make_counter(self.config.samples_fn)
+        prefix = f"[Callback]{self.state_key}."
+        around, self.around = self.around or AroundClock(self._clock, f"{prefix}setup"), None
         session = LoopSession(
             self.config,
-            LightningHost(trainer, self._loop, f"[Callback]{self.state_key}."),
+            LightningHost(trainer, self._loop, prefix, around),
             clock=self._clock,
             warn=warn,
             guard=self._guard,
             end_untold=self._end_untold,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
-        self._session = session
+        self._session, around.on_end = session, lambda: self._add_around(session)
         if self._around:
             session.note(_RAN_INSIDE)
         session.seam.on_error = self._step_aside
@@ -307,6 +312,13 @@ class SessionKeeper:
             )
 
         session.finish(status, heard, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
+
+    def _add_around(self, session: LoopSession) -> None:
+        """The trainer has done all that it does after the loop."""
+        self._guard(session.add_around)
+        if session.run is not None and session.report is not None:
+            PROCESS_LOOPS.renew(session.run, session.report)
+        self._take_results(session)
 
     def _take_results(self, of: LoopSession | SessionKeeper) -> None:
         self.report, self.run = of.report or self.report, of.run or self.run

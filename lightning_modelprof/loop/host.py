@@ -17,7 +17,7 @@ from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.measure.setup.training_setup import Live
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
-from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.records import AroundLoop, CallbackTime
 
 
 class Seam(Protocol):
@@ -142,6 +142,10 @@ class Host:
     def take_out(self, seam: Any) -> None:
         """The loop is over: no part of ours stays where it was put."""
         seam.disarm()
+
+    def around(self) -> AroundLoop | None:
+        """What passed around the loop so far; ``None`` where nobody tells of it."""
+        return None
 
     def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None:
         """Show throughput in the progress bar."""

@@ -200,6 +200,11 @@ class ProcessLoops:
         if self._clock() >= self._saves.next_ns:
             self._saves.save(self.save)
 
+    def renew(self, run: Run, report: Report) -> None:
+        """More is known of a loop that was added."""
+        if self._first is not None and self._first[1].info is run.info:
+            self._first = self._first[0], run, report
+
     def save(self) -> None:
         """Write what came after the first loop with its archive and its report."""
         if not self._is_unsaved or not (self._lines or self._kinds):

@@ -35,7 +35,7 @@ from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
-from lightning_modelprof.run.records import RankRecord, Run, Window
+from lightning_modelprof.run.records import AroundLoop, RankRecord, Run, Window
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 REPORT_AFTER_NS: Final = 10_000_000_000
@@ -242,6 +242,12 @@ class LoopSession:
         if status != "finished":
             self.tell()
 
+    def add_around(self) -> None:
+        """What comes after the loop is over, too: save the run and its report with it."""
+        run = self.run
+        if run is not None and self._is_reported:
+            self._report(replace(run, ranks=(replace(run.ranks[0], around=self._host.around()),)))
+
     def tell(self) -> None:
         """Print what was reported, if that was not done yet."""
         if self._parts is not None:
@@ -359,6 +365,7 @@ class LoopSession:
             self._parts,
             samples_note=self._samples_note(),
             notes=self._notes,
+            around=self._host.around(),
         )
         return Run(info=replace(self._parts.info, status=status), ranks=(record,))
 
@@ -391,7 +398,13 @@ def end_status(exception: BaseException | None) -> str:
 
 
 def make_rank_record(
-    rank: int, timing: StepTiming, parts: LoopParts, *, samples_note: str, notes: Iterable[str]
+    rank: int,
+    timing: StepTiming,
+    parts: LoopParts,
+    *,
+    samples_note: str,
+    notes: Iterable[str],
+    around: AroundLoop | None = None,
 ) -> RankRecord:
     """The record of a loop that runs or has ended.
 
@@ -401,6 +414,7 @@ def make_rank_record(
         parts: of the loop.
         samples_note: what is to be known of the counting of samples.
         notes: what else the report is to say.
+        around: what passed around the loop.
     """
     device, inspection, sampling = timing.device, parts.inspection, parts.sampling
     notes = [*notes, *parts.results.notes]
@@ -419,6 +433,7 @@ def make_rank_record(
             for phase, time in zip(PHASES, timing.ledger.outside_ns, strict=True)
             if time not in (0, NOT_MEASURED) and isfinite(time)  # a clock may fail
         },
+        around=around,
         validation=timing.ledger.validation.times(),
         unfinished_steps=timing.ledger.unfinished_steps,
         callbacks=timing.seam.callback_times(),

@@ -24,6 +24,10 @@ from lightning_modelprof.run.steps import SlowSteps, StepTimings
 RUN_SCHEMA_VERSION: Final = 2
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
 
+SANITY_CHECK: Final = "sanity_check"
+REPORT: Final = "report"
+"""What is an action in :class:`AroundLoop` and none of Lightning's: the report of the loop itself."""
+
 
 class WindowStatus(Enum):
     """How a torch.profiler window ended."""
@@ -82,6 +86,34 @@ class CallbackTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTime:
+    """Host time in one action outside of the loop, with those inside it.
+
+    Attributes:
+        action: its name in Lightning's profiler, ``sanity_check`` or ``report``.
+        after_ns: from its end to the begin of the next one, which is Lightning's own time.
+    """
+
+    action: str
+    calls: Count
+    total_ns: Whole
+    after_ns: Whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundLoop:
+    """What passed around the loop: with the steps and ``outside_ns`` it sums to all that was seen.
+
+    Attributes:
+        before: actions before the loop, in order.
+        after: those after it; ``None`` where nobody looked until they were over.
+    """
+
+    before: tuple[ActionTime, ...]
+    after: tuple[ActionTime, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllRanks:
     """Benchmark figures over all ranks that are known.
 
@@ -110,6 +142,8 @@ class RankRecord:
         totals: over all finished steps; ``None`` when ``steps`` are all.
         outside_ns: host time by phase key between the start and the end of the loop that is in no
             finished step (after the last step; steps that never finished).
+        around: what passed before and after the loop; ``None`` where nobody tells of it, as in a loop of the
+            user's own, and in runs of older versions.
         validation: what the validation loops inside a fit consist of; ``None`` where none ran or was seen,
             and in runs of versions that did not look.
         unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
@@ -132,6 +166,7 @@ class RankRecord:
     steps: StepTimings
     totals: StepTotals | None = None
     outside_ns: dict[str, Whole] = field(default_factory=dict)
+    around: AroundLoop | None = None
     validation: ValidationTimes | None = None
     unfinished_steps: Count = 0
     callbacks: tuple[CallbackTime, ...] = ()

@@ -203,6 +203,7 @@ class TrainingSetup:
         package_call: the library's line that called the Trainer; ``None`` where the user's own code did.
         user_call: the user's line that led there, if there is one.
         module_hooks: its methods that are its own, not Lightning's: ``training_step``, ``on_...``, ....
+        data_hooks: the same of the DataModule; empty without one, and in runs of older versions.
         keeps_gradients: whether its own ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if it
             is not its own or that cannot be read from its source.
         num_trainable_tensors: parameters that require gradients.
@@ -238,6 +239,7 @@ class TrainingSetup:
     package_call: CodePlace | None = None
     user_call: CodePlace | None = None
     module_hooks: dict[str, CodePlace] = field(default_factory=dict)
+    data_hooks: dict[str, CodePlace] = field(default_factory=dict)
     keeps_gradients: bool | None = None
     num_trainable_tensors: Whole | None = None
     callbacks: tuple[CallbackSetup, ...] = ()
