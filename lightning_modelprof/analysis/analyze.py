@@ -18,7 +18,7 @@ from lightning_modelprof.analysis.source.source_lines import source_lines
 from lightning_modelprof.analysis.steps.batches import batch_cpu, batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.steps.memory import memory_use
-from lightning_modelprof.analysis.steps.phase_times import own_cost, phase_times
+from lightning_modelprof.analysis.steps.phase_times import around_times, own_cost, phase_times
 from lightning_modelprof.analysis.steps.slowdown import slowdown
 from lightning_modelprof.analysis.steps.step_costs import slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import validation_split
@@ -57,6 +57,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     steps, cost = record.steps, record.model_cost
     totals = StepTotals.of(steps) if record.totals is None else record.totals
     figures, hot = benchmark(steps, totals), hot_lines(record.stacks)
+    wall_ns = int(totals.whole("duration_ns"))
     waited = None if record.slow is None else record.slow.cpu_wait_share
     costs = step_costs(
         steps,
@@ -72,7 +73,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         num_steps=len(totals),
         num_not_stepping=totals.num_with(StepTag.NO_OPTIMIZER_STEP),
         unfinished_steps=record.unfinished_steps,
-        wall_ns=int(totals.whole("duration_ns")),
+        wall_ns=wall_ns,
         outside_ns=record.outside_ns,
         benchmark=figures,
         exclusions=exclusions(totals, loop_of(run.info.loop)),
@@ -100,6 +101,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         forward=_NOT_INSPECTED if cost is None else forward_facts(cost),
         cost=cost,
         step_costs=costs,
+        around=around_times(record.around, record.setup, wall_ns + sum(record.outside_ns.values())),
         validation=validation_split(record.validation, totals, record.outside_ns, record.callbacks),
         setup=record.setup,
         memory=memory_use(record.memory, _epoch_starts(steps, len(totals))),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.steps.batches import BatchCpu, BatchScaling
     from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
     from lightning_modelprof.analysis.steps.memory import MemoryUse
-    from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
+    from lightning_modelprof.analysis.steps.phase_times import AroundTimes, OwnCost, PhaseTime
     from lightning_modelprof.analysis.steps.slowdown import Slowdown
     from lightning_modelprof.analysis.steps.step_costs import SlowFacts, StepCosts
     from lightning_modelprof.analysis.steps.validation import ValidationSplit
@@ -69,6 +69,7 @@ class Analysis:
         flops, modules, forward: what is derived from the model's cost.
         cost: what was measured of it; ``None`` when that was not asked for.
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
+        around: what passed before and after the loop.
         validation: what the validations inside a fit consist of.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
         memory: over the loop, and in one step.
@@ -109,6 +110,7 @@ class Analysis:
     forward: ForwardFacts | Absent
     cost: ModelCost | None
     step_costs: StepCosts | Absent
+    around: AroundTimes | Absent
     validation: ValidationSplit | Absent
     setup: TrainingSetup | None
     memory: MemoryUse | Absent

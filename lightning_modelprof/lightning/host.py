@@ -174,7 +174,7 @@ class LightningHost(Host):
         """As of Host: the delegate of ``trainer.profiler``, in whose place it is from now on."""
         trainer = self.trainer
         delegate = make_delegate(
-            trainer.profiler, ledger, trainer, self._own_prefix, self.loop, self._clock
+            trainer.profiler, ledger, trainer, self._own_prefix, self.loop, around=self._clock
         )
         trainer.profiler = delegate
         return delegate

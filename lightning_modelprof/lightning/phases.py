@@ -70,6 +70,7 @@ class PhaseProfiler(Profiler):
         trainer: Any,
         own_prefix: str,
         loop: Loop = FIT,
+        *,
         around: AroundClock | None = None,
     ) -> None:
         super().__init__()
@@ -247,11 +248,12 @@ def make_delegate(
     trainer: Any,
     own_prefix: str,
     loop: Loop = FIT,
+    *,
     around: AroundClock | None = None,
 ) -> PhaseProfiler:
     """The delegate that fits the profiler it replaces."""
     kind = PhaseProfiler if type(inner).__name__ in SILENT_PROFILERS else ForwardingPhaseProfiler
-    return kind(inner, ledger, trainer, own_prefix, loop, around)
+    return kind(inner, ledger, trainer, own_prefix, loop, around=around)
 
 
 class GuardedAction(Action):

@@ -37,6 +37,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "slow_steps": "Slow steps",
         "worst_step": "Slow steps#A typical step and the worst",
         "callbacks": "Callbacks",
+        "around": "Around the loop",
         "loops": "Loops",
         "short_loops": "Loops",
         "source_lines": "Source lines",

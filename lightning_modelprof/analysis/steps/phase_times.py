@@ -1,4 +1,4 @@
-"""Where the time of all finished steps went, by phase."""
+"""Where the time of all finished steps went, by phase, and what passed around them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop
+from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SPECIAL, StepTag
 
@@ -145,3 +147,92 @@ def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> fl
     some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | SPECIAL)) == 0))
     taken_ns = int(some.whole("duration_ns")) - int(some.whole("phases_ns")[_PROFILER])
     return max(0.0, taken_ns - len(some) * usual_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundRow:
+    """One action outside of the loop, and the gap from its end to the next one.
+
+    Attributes:
+        label: for a reader.
+        is_before: the loop, and not after it.
+        place: the user's method; ``None`` where there is none, or it is not known.
+    """
+
+    label: str
+    is_before: bool
+    calls: int
+    total_ns: int
+    after_ns: int
+    place: CodePlace | None = None
+
+    @property
+    def whole_ns(self) -> int:
+        """The action and its gap."""
+        return self.total_ns + self.after_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundTimes:
+    """What passed around the loop, and in it.
+
+    Attributes:
+        rows: in order.
+        after_ns: ``None`` where that was not seen.
+        sanity_ns: what the sanity check took; ``None`` where none was seen.
+    """
+
+    rows: tuple[AroundRow, ...]
+    before_ns: int
+    loop_ns: int
+    after_ns: int | None
+    sanity_ns: int | None
+
+    def share(self, ns: float) -> float:
+        """Of all that was seen."""
+        return ns / max(self.before_ns + self.loop_ns + (self.after_ns or 0), 1)
+
+
+def around_times(
+    around: AroundLoop | None, setup: TrainingSetup | None, loop_ns: int
+) -> AroundTimes | Absent:
+    """What passed around a loop.
+
+    Args:
+        around: what was measured.
+        setup: that knows the user's methods.
+        loop_ns: the whole loop.
+    """
+    if around is None:
+        return Absent("nothing was told of it: a loop of your own, or a run of an older version")
+    sides = {True: around.before, False: around.after or ()}
+    rows = [(_around_row(one, side, setup), one.action) for side, some in sides.items() for one in some]
+    return AroundTimes(
+        rows=tuple(row for row, _ in rows),
+        before_ns=sum(row.whole_ns for row, _ in rows if row.is_before),
+        loop_ns=loop_ns,
+        after_ns=None if around.after is None else sum(row.whole_ns for row, _ in rows if not row.is_before),
+        sanity_ns=next((row.total_ns for row, name in rows if name == SANITY_CHECK), None),
+    )
+
+
+def _around_row(one: ActionTime, is_before: bool, setup: TrainingSetup | None) -> AroundRow:
+    """The owner without its state: ``[Callback]ModelCheckpoint{...}.on_fit_end`` is of a ModelCheckpoint."""
+    owner, _, hook = one.action.rpartition(".")
+    kind, _, name = owner[1:].rpartition("]")
+    labels = {SANITY_CHECK: "sanity check", REPORT: "this profiler's report"}
+    return AroundRow(
+        label=labels.get(one.action, f"{name.partition('{')[0]}.{hook}".lstrip(".")),
+        is_before=is_before,
+        calls=one.calls,
+        total_ns=one.total_ns,
+        after_ns=one.after_ns,
+        place=None if setup is None else _place(setup, kind, name, hook),
+    )
+
+
+def _place(setup: TrainingSetup, kind: str, name: str, hook: str) -> CodePlace | None:
+    hooks = {"LightningModule": setup.module_hooks, "LightningDataModule": setup.data_hooks}.get(kind, {})
+    if kind == "Callback":
+        hooks = next((one.hooks for one in setup.callbacks if one.callback == name), {})
+    return setup.module_hooks.get("validation_step") if hook == SANITY_CHECK else hooks.get(hook)

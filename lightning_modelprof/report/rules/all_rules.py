@@ -50,6 +50,7 @@ from lightning_modelprof.report.rules.phases import (
     SlowLearningRateScheduler,
     SlowLogger,
     SlowModuleHook,
+    SlowSetup,
     ZeroGradCost,
 )
 from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
@@ -98,6 +99,7 @@ RULES: Final[tuple[Rule, ...]] = (
     LongSanityCheck(),
     CheckpointShare(),
     SlowEpochTurns(),
+    SlowSetup(),
     SlowTransfer(),
     SlowLearningRateScheduler(),
     ZeroGradCost(),

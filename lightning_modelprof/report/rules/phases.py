@@ -16,6 +16,7 @@ from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
     THE_LOOP,
+    Rule,
     ShareRule,
     Whole,
     count,
@@ -301,6 +302,51 @@ class ZeroGradCost(ShareRule):
                 self.severity(share) if is_slow else Severity.INFO,
                 saving_ns=cost_ns,
                 places=[hook],
+                evidence=evidence,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowSetup(Rule):
+    """What passes before the first step, over all that was seen of the loop and around it.
+
+    Both thresholds are this package's own choice.
+
+    Attributes:
+        share: of the whole from which on it is found.
+        least_ns: below which nothing is found, whatever its share.
+    """
+
+    kind: ClassVar[str] = "slow_setup"
+    title: ClassVar[str] = "Much of the time passes before the first step"
+    takes_time_there: ClassVar[bool] = False
+
+    share: float = 0.20
+    least_ns: float = 5e9
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """Found, with the action that takes most, clean, or not evaluated."""
+        around = analysis.around
+        if isinstance(around, Absent):
+            return self.not_evaluated(around.reason)
+        share, passes = around.share(around.before_ns), f"{milliseconds(around.before_ns)} pass"
+        evidence = [duration("before the first step", around.before_ns), ratio("of all that was seen", share)]
+        if share <= self.share or around.before_ns <= self.least_ns:
+            return self.clean(f"Before the first step {passes}.", evidence)
+        most = max((one for one in around.rows if one.is_before), key=lambda one: one.whole_ns)
+        is_gap = most.after_ns > most.total_ns
+        return (
+            self.found(
+                f"Before the first step {passes} ({percent(share)} of all that was seen); most of it,"
+                f" {milliseconds(max(most.after_ns, most.total_ns))}, {'after' if is_gap else 'in'}"
+                f" {most.label}.",
+                "That is Lightning's own work between two actions: loading a checkpoint, moving the model to"
+                " the device, starting the dataloader's workers."
+                if is_gap
+                else f"Keep on disk what {most.label} makes, so that the next run reads it, or leave it out.",
+                Severity.INFO,
+                places=[] if is_gap else [most.place],
                 evidence=evidence,
             ),
         )

@@ -92,10 +92,10 @@ def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class LongSanityCheck(ShareRule):
-    """The validation batches before training, by the time of those inside of it, over the whole loop.
+    """The validation batches before training, over the whole loop.
 
-    The sanity check itself is not measured. It has the same batches, so each is taken to last as long as the
-    mean one of the fit.
+    Where the sanity check was not measured, each of its batches is taken to last as long as the mean one of
+    the fit, as they are the same.
 
     Attributes:
         usual: batches that are nothing to speak of: what Lightning runs by default.
@@ -114,22 +114,27 @@ class LongSanityCheck(ShareRule):
         return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no validation ran in the fit."""
+        """Found, clean, or not evaluated where it was not measured and no validation ran in the fit."""
         costs, setup, split = analysis.step_costs, analysis.setup, analysis.validation
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
-        if isinstance(split, Absent):
-            return self.not_evaluated(split.reason)
         if setup is None or setup.num_sanity_batches is None:
             return self.not_evaluated("the number of its batches is not known")
-        if not split.num_batches or not analysis.num_steps:
-            return self.not_evaluated("no validation batch ran in the fit")
-        each_ns = (split.total_ns + split.callbacks_ns) / split.num_batches
-        cost_ns = each_ns * setup.num_sanity_batches / analysis.num_steps
+        took_ns: float | None = None if isinstance(analysis.around, Absent) else analysis.around.sanity_ns
+        about, whence = "", "measured"
+        if took_ns is None:
+            if isinstance(split, Absent):
+                return self.not_evaluated(split.reason)
+            if not split.num_batches or not analysis.num_steps:
+                return self.not_evaluated("no validation batch ran in the fit")
+            each_ns = (split.total_ns + split.callbacks_ns) / split.num_batches
+            took_ns = each_ns * setup.num_sanity_batches
+            about, whence = "about ", "by the mean batch of the fit's validations"
+        cost_ns = took_ns / max(analysis.num_steps, 1)
         share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
             count("validation batches before training", setup.num_sanity_batches),
-            duration("per batch, in the validations of the fit", each_ns),
+            duration(f"all of them, {whence}", took_ns),
             ratio(f"of {THE_LOOP}", share),
         ]
         is_asked_for = setup.num_sanity_batches > self.usual
@@ -138,8 +143,7 @@ class LongSanityCheck(ShareRule):
         return (
             self.found(
                 f"Before training {setup.num_sanity_batches:,} validation batches run as a sanity check:"
-                f" about {milliseconds(cost_ns * analysis.num_steps)}, {percent(share)} of the time of all"
-                " steps.",
+                f" {about}{milliseconds(took_ns)}, {percent(share)} of the time of all steps.",
                 "Trainer(num_sanity_val_steps=2), which is the default, shows as well that validation runs.",
                 self.severity(share),
                 places=lines_that_call(setup, "Trainer"),

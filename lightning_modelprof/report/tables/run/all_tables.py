@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.run.around import around_table
 from lightning_modelprof.report.tables.run.callback_times import callback_times
 from lightning_modelprof.report.tables.run.flops import flop_tables
 from lightning_modelprof.report.tables.run.forward_table import run_forward_tables
@@ -71,6 +72,7 @@ TABLES: Final[tuple[TableBuilder, ...]] = (
     validation_table,
     slow_tables,
     callback_times,
+    around_table,
     source_lines_table,
     flop_tables,
     run_model_size,
