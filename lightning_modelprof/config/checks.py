@@ -147,15 +147,9 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
     Raises:
         ConfigError: with the argument, what was expected, what came and what to do.
     """
-    if config.active is not None:
-        _check_int(where, "active", config.active, 0)
-    for name in ("wait", "warmup", "repeat", "skip_first"):
-        _check_int(where, name, getattr(config, name), 0)
-    if config.flops is not None and not isinstance(config.flops, bool):
-        raise _refusal(where, "flops", "true or false", config.flops)
-    if config.log_every_n_steps is not None:
-        _check_int(where, "log_every_n_steps", config.log_every_n_steps, 0)
-    _check_booleans(config, where)
+    _check_types(config, where)
+    for name in GROUPS:
+        _check_types(getattr(config, name), where, f"{name}: ")
     _check_steps(config, where)
     _check_activities(config, where)
     if config.samples_fn is not None and not callable(config.samples_fn):
@@ -174,16 +168,24 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
         _check_stop(config, where)
 
 
-def _check_booleans(values: Any, where: str, group: str = "") -> None:
-    """Of a configuration or a group in it: what is true or false by default."""
+def _check_types(values: Any, where: str, group: str = "") -> None:
+    """Of a configuration or a group in it: the fields whose type says all of what can be meant."""
     for field in fields(values):
-        value = getattr(values, field.name)
-        if isinstance(field.default, bool) and field.name != "terminal" and not isinstance(value, bool):
-            raise _refusal(where, f"{group}{field.name}", "true or false", value)
+        value, (kind, _, is_optional) = getattr(values, field.name), str(field.type).partition(" | ")
+        if is_optional not in {"", "None"} or (is_optional and value is None):
+            continue
+        name, or_none = f"{group}{field.name}", ", or None" if is_optional else ""
+        if kind == "bool" and not isinstance(value, bool):
+            raise _refusal(where, name, f"true, false{or_none}" if or_none else "true or false", value)
+        least = field.metadata.get("least", 0)
+        if kind == "int" and not _is_int(value, least):
+            limit = f" and at most {_MAX_INT:,}" if type(value) is int and value > least else ""
+            expected = f"an integer of at least {least}{limit}{or_none}"
+            hint = field.metadata.get("hint", "")
+            raise _refusal(where, name, expected, value, hint and f"The default is {field.default}; {hint}")
 
 
 def _check_report(report: ReportOptions, where: str) -> None:
-    _check_booleans(report, where, "report: ")
     terminal: Any = report.terminal
     if not isinstance(terminal, bool) and not (isinstance(terminal, str) and terminal == "full"):
         raise _refusal(
@@ -193,14 +195,6 @@ def _check_report(report: ReportOptions, where: str) -> None:
             report.terminal,
             "true prints at most 20 lines, 'full' all tables, false nothing.",
         )
-    if report.colours is not None and not isinstance(report.colours, bool):
-        raise _refusal(
-            where, "report: colours", "true, false, or None for what the terminal shows", report.colours
-        )
-    _check_int(where, "report: row_limit", report.row_limit, 1)
-    _check_int(where, "report: top_modules", report.top_modules, 1)
-    if report.module_depth is not None:
-        _check_int(where, "report: module_depth", report.module_depth, 0)
     parse_options(report, where)
 
 
@@ -292,20 +286,9 @@ def _check_bounds(bounds: Bounds, where: str) -> None:
             overhead,
             "Give 0.01 for one percent; None sets no limit, active=0 records nothing.",
         )
-    keep: Any = bounds.keep_windows
-    if keep is not None and not _is_int(keep, 1):
-        raise _refusal(
-            where,
-            "bounds: keep_windows",
-            "an integer of at least 1, or None",
-            keep,
-            f"The default is {DEFAULTS.bounds.keep_windows}; None keeps all traces,"
-            " report={'files': False} saves none.",
-        )
 
 
 def _check_inspect(options: InspectOptions, where: str) -> None:
-    _check_booleans(options, where, "inspect: ")
     formulas: Any = options.flop_formulas
     if formulas is not None and not (
         isinstance(formulas, Mapping) and all(callable(formula) for formula in formulas.values())
@@ -397,14 +380,6 @@ def _check_stop(config: ProfileConfig, where: str) -> None:
             f"{where}: stop_after_profile=True needs a last window, got repeat=0 (windows until training"
             " ends). Set repeat to the number of windows."
         )
-
-
-def _check_int(where: str, name: str, value: Any, least: int) -> None:
-    if _is_int(value, least):
-        return
-    hint = "active=0 means timing only." if name == "active" and type(value) is int else ""
-    limit = f" and at most {_MAX_INT:,}" if type(value) is int and value > least else ""
-    raise _refusal(where, name, f"an integer of at least {least}{limit}", value, hint)
 
 
 def _is_int(value: Any, least: int) -> bool:

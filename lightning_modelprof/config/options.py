@@ -31,6 +31,17 @@ SWITCH: Final = "LIGHTNING_MODELPROF"
 T = TypeVar("T")
 
 
+def whole(default: int | None, *, least: int = 0, hint: str = "") -> Any:
+    """A field for whole numbers, where these are not all from 0 on, or something is to be said of others.
+
+    Args:
+        default: of the field.
+        least: smallest number that can be meant.
+        hint: what a refusal says after the default.
+    """
+    return field(default=default, metadata={"least": least, "hint": hint})
+
+
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
     """What is looked at beside the clock.
@@ -90,9 +101,9 @@ class ReportOptions:
     time_unit: str | None = DEFAULT_OPTIONS.time_unit
     thread_sep: bool = DEFAULT_OPTIONS.thread_sep
     op_detail: bool = DEFAULT_OPTIONS.op_detail
-    row_limit: int = DEFAULT_OPTIONS.row_limit
+    row_limit: int = whole(DEFAULT_OPTIONS.row_limit, least=1)
     module_depth: int | None = DEFAULT_OPTIONS.module_depth
-    top_modules: int = DEFAULT_OPTIONS.top_modules
+    top_modules: int = whole(DEFAULT_OPTIONS.top_modules, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +125,9 @@ class Bounds:
     """
 
     max_trace_mb: float | None = 500
-    keep_windows: int | None = 20
+    keep_windows: int | None = whole(
+        20, least=1, hint="None keeps all traces, report={'files': False} saves none."
+    )
     max_overhead: float | None = None
     ranks: Sequence[int] | Literal["all"] = ALL_RANKS
 
@@ -129,9 +142,12 @@ GROUPS: Final[Mapping[str, type[InspectOptions | ReportOptions | Bounds]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """Every behaviour of the callback; the meaning of each field is documented on ``ModelProfCallback``."""
+    """Every behaviour of the callback; the meaning of each field is documented on ``ModelProfCallback``.
 
-    active: int | None = None
+    Here and in the groups the type ``bool`` or ``int``, or one of these and ``None``, is a field's check.
+    """
+
+    active: int | None = whole(None, hint="active=0 means timing only.")
     wait: int = 1
     warmup: int = 1
     repeat: int = 1

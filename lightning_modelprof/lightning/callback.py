@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lightning.pytorch.callbacks import Callback
 
 from lightning_modelprof.config.checks import make_config
-from lightning_modelprof.config.options import DEFAULTS, Bounds, InspectOptions, ReportOptions
+from lightning_modelprof.config.options import DEFAULTS, FIELDS, Bounds, InspectOptions, ReportOptions
 from lightning_modelprof.config.sources import explain_unknown_arguments, read_yaml
 from lightning_modelprof.lightning.hooks import ProfilingHooks
 from lightning_modelprof.lightning.saved import Saved, know_lightning
@@ -99,30 +99,7 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         bounds: Bounds | dict[str, Any] | None = None,
         rules: dict[str, Any] | None = None,
     ) -> None:
-        config = make_config(
-            {
-                "active": active,
-                "wait": wait,
-                "warmup": warmup,
-                "repeat": repeat,
-                "skip_first": skip_first,
-                "steps": steps,
-                "stop_after_profile": stop_after_profile,
-                "activities": activities,
-                "record_shapes": record_shapes,
-                "with_stack": with_stack,
-                "profile_memory": profile_memory,
-                "flops": flops,
-                "inspect": inspect,
-                "samples_fn": samples_fn,
-                "unit": unit,
-                "log_every_n_steps": log_every_n_steps,
-                "dirpath": dirpath,
-                "report": report,
-                "bounds": bounds,
-                "rules": rules,
-            }
-        )
+        config = make_config({name: value for name, value in locals().items() if name in FIELDS})
         super().__init__(config)
         with suppress(Exception):  # of another torch or pytorch_lightning
             know_lightning(ModelProfCallback, Callback)

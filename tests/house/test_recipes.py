@@ -252,6 +252,54 @@ def test_a_phase(copy):
     assert copy.run("-c", textwrap.dedent(show)).split() == ["True", "True"]
 
 
+ARGUMENT = {
+    "of_a_group": ("    keep_windows: int", "            keep_windows, max", "  keep_windows: 20"),
+    "of_its_own": ("    repeat: int = 1", "        repeat: number of windows", "repeat: 1"),
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENT)
+def test_an_argument(copy, kind):
+    """A whole number: its type is its check."""
+    field, documented, written = ARGUMENT[kind]
+    is_in_group = kind == "of_a_group"
+    options, callback = "config/options.py", "lightning/callback.py"
+    copy.line(options, field, "    answer: int = 42")
+    if is_in_group:
+        copy.line(options, "        keep_windows: traces", "answer: to everything.")
+        copy.line(callback, documented, "answer,")
+    else:
+        copy.line(callback, "        repeat: int", "answer: int = DEFAULTS.answer,")
+        copy.line(callback, documented, "answer: to everything.")
+    copy.line("../configs/default.yaml", written, "answer: 42")
+    copy.keeps_the_laws()
+    names = (
+        "yaml",
+        "the_same",
+        "reaches",
+        "documented",
+        "cli_accepts_all",
+        "plain_values",
+        "refuses_at_once",
+    )
+    copy.run("-m", "pytest", "-q", "-m", "", "tests/config/test_config.py", "-k", " or ".join(names))
+    show = """
+    import sys
+    from lightning_modelprof import ConfigError, LoopProfiler, ModelProfCallback, ModelProfiler
+    from lightning_modelprof.config.sources import parse_asked_for
+    is_in_group = sys.argv[1] == "of_a_group"
+    given = lambda value: {"bounds": {"answer": value}} if is_in_group else {"answer": value}
+    for door in (ModelProfCallback, ModelProfiler, LoopProfiler):
+        try:
+            door(**given(-1))
+        except ConfigError as error:
+            print("expected an integer of at least 0, got -1. The default is 42." in str(error))
+    print(ModelProfCallback(**given(7)).config.as_plain()["answer"])
+    print(parse_asked_for("bounds.answer=8" if is_in_group else "answer=8", "here") == given(8))
+    """
+    assert copy.run("-c", textwrap.dedent(show), kind).split() == ["True", "True", "True", "7", "True"]
+
+
 def test_the_recipes_are_those_of_the_guide():
     """Who adds a recipe to the page adds it here."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
