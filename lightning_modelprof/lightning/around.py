@@ -26,7 +26,7 @@ class AroundClock:
         running: an action that runs and of whose end nobody will tell; ``""`` where one begins next.
 
     Attributes:
-        on_end: called when all is over, if the loop has a report by then.
+        on_end: called when all is over, if the loop has come to its end.
     """
 
     def __init__(self, clock: HostClock, running: str = "") -> None:

@@ -157,7 +157,7 @@ class SessionKeeper:
             end_untold=self._end_untold,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
-        self._session, around.on_end = session, lambda: self._add_around(session)
+        self._session = session
         if self._around:
             session.note(_RAN_INSIDE)
         session.seam.on_error = self._step_aside
@@ -277,6 +277,9 @@ class SessionKeeper:
             if session is not None and session.is_first:
                 heard = self._among_ranks(meeting.hear) or {}
         self._finish("finished", heard, meeting.absent)
+        if session is not None:
+            seam: Any = session.seam
+            seam.around.on_end = lambda: self._add_around(session)
         self._meeting = None
         self._among_ranks(meeting.leave)
 

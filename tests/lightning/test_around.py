@@ -9,6 +9,7 @@ import lightning.pytorch as lightning
 import pytest
 import pytorch_lightning
 import torch
+from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lightning_modelprof import ModelProfCallback, ModelProfiler
 from lightning_modelprof.analysis.analyze import analyze
@@ -235,6 +236,26 @@ def test_every_loop_has_its_own(tmp_path):
     PROCESS_LOOPS.save()
     saved = load_run(tmp_path / "run")
     assert saved.ranks[0].around == first.ranks[0].around
+
+
+def test_loading_a_checkpoint_is_the_gap_before_the_next_action(tmp_path):
+    costs = Costs()
+
+    class Loading(TorchCheckpointIO):
+        def load_checkpoint(self, *args, **kwargs):
+            costs.spend("load")
+            return super().load_checkpoint(*args, **kwargs)
+
+    path = tmp_path / "last.ckpt"
+    first = make_trainer(max_epochs=1)
+    first.fit(module_of(lightning, costs))
+    first.save_checkpoint(path)
+    profiler = ModelProfiler(**arguments())
+    profiler.callback._clock = costs.clock
+    trainer = make_trainer(profiler=profiler, max_epochs=2, plugins=[Loading()])
+    trainer.fit(module_of(lightning, costs), ckpt_path=path, weights_only=False)
+    gaps = {one.label: one.after_ns for one in rows(profiler, is_before=True) if one.after_ns}
+    assert gaps == {"Net.configure_model": costs.ns["load"]}
 
 
 def test_a_run_of_an_older_version_opens(tmp_path):

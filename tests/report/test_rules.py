@@ -25,7 +25,13 @@ from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader
 from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.memory import MemoryNearCapacity
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
-from lightning_modelprof.report.rules.phases import CheckpointShare, SlowLogger, SlowModuleHook, ZeroGradCost
+from lightning_modelprof.report.rules.phases import (
+    CheckpointShare,
+    SlowLogger,
+    SlowModuleHook,
+    SlowSetup,
+    ZeroGradCost,
+)
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
 from lightning_modelprof.report.rules.steps import GrowingSteps
 from lightning_modelprof.report.rules.validation import ValidationShare
@@ -37,7 +43,7 @@ from lightning_modelprof.report.rules.waste import (
 )
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
-from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.records import ActionTime, AroundLoop, CallbackTime
 from lightning_modelprof.run.setup import (
     CallbackSetup,
     CheckpointSetup,
@@ -824,3 +830,36 @@ def test_steps_that_get_slower_and_slower(phases_ms, status):
 def test_a_short_loop_says_nothing_of_slower_steps():
     found = only(GrowingSteps().evaluate(analysis_of(steps_of(40, forward=4 + RAMP[:40]))))
     assert found.status is Status.NOT_EVALUATED
+
+
+def around_of(setup_ms, gap_ms):
+    """A DataModule's ``setup`` and the gap after it; after the loop 4 s."""
+    name = "[LightningDataModule]Data.setup"
+    before = ActionTime(action=name, calls=1, total_ns=setup_ms * MS, after_ns=gap_ms * MS)
+    after = ActionTime(action="report", calls=1, total_ns=4000 * MS, after_ns=0)
+    return AroundLoop(before=(before,), after=(after,))
+
+
+@pytest.mark.parametrize(
+    ("setup_ms", "gap_ms", "summary"),
+    [
+        (6000, 2000, "8000 ms pass (25.0 % of all that was seen); most of it, 6000 ms, in Data.setup."),
+        (2000, 6000, "8000 ms pass (25.0 % of all that was seen); most of it, 6000 ms, after Data.setup."),
+        (4000, 1000, None),  # 5 s, and not more
+        (5001, 0, None),  # 17 %
+    ],
+)
+def test_a_slow_setup(setup_ms, gap_ms, summary):
+    """20 steps take 20 s, and 4 s come after them: 8 s before the loop are a quarter of 32 s."""
+    setup = replace(SETUP, data_hooks={"setup": PLACE})
+    around = around_of(setup_ms, gap_ms)
+    found = only(SlowSetup().evaluate(analysis_of(steps_of(forward=1000), setup=setup, around=around)))
+    assert found.status is (Status.FOUND if summary else Status.CLEAN)
+    if summary:
+        assert found.severity is Severity.INFO
+        assert found.summary == f"Before the first step {summary}"
+        assert [one.line for one in found.locations] == ([] if "after" in summary else [PLACE.line])
+
+
+def test_nobody_looked_around_the_loop():
+    assert only(SlowSetup().evaluate(analysis_of(steps_of(forward=9)))).status is Status.NOT_EVALUATED

@@ -24,6 +24,7 @@ from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.validation import LongSanityCheck, ValidationShare
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
+from lightning_modelprof.run.records import ActionTime, AroundLoop
 from lightning_modelprof.run.setup import CodePlace, DeviceSetup, LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
@@ -491,3 +492,18 @@ def test_a_sanity_check_over_all_of_it(batches, status):
     if status is Status.FOUND:
         assert "about 400 ms, 66.7 % of the time" in finding.summary
         assert finding.saving_ns_per_step is None
+
+
+@pytest.mark.parametrize("validation", [None, times_of(forward=400)])
+def test_a_sanity_check_that_was_measured(validation):
+    """90 ms of 600 ms, whatever a batch of the fit takes."""
+    check = ActionTime(action="sanity_check", calls=1, total_ns=90 * MS, after_ns=0)
+    analysis = analysis_of(
+        steps_of(forward=30),
+        setup=replace(SETUP, num_sanity_batches=8),
+        validation=validation,
+        around=AroundLoop(before=(check,)),
+    )
+    finding = only(LongSanityCheck().evaluate(analysis))
+    assert finding.status is Status.FOUND
+    assert ": 90 ms, 15.0 % of the time of all steps." in finding.summary

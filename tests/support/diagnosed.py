@@ -57,6 +57,7 @@ def analysis_of(
     slow=None,
     cpu=None,
     repeated=None,
+    around=None,
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -72,6 +73,7 @@ def analysis_of(
         slow=slow,
         cpu=cpu,
         repeated=repeated,
+        around=around,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})
