@@ -99,7 +99,7 @@ def test_a_run_is_found_from_its_folder_or_the_one_above(tmp_path, capsys, asked
 
 RUN_TABLES = (
     *("perf_summary", "all_ranks", "rank_phases", "rank_spread", "phases", "slow_steps", "worst_step"),
-    *("callbacks", "memory_peaks", "memory_by_phase"),
+    *("callbacks", "around", "memory_peaks", "memory_by_phase"),
 )
 EVERYTHING = {"record_shapes": True, "with_stack": True, "profile_memory": True}
 
