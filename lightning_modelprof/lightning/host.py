@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from lightning_modelprof.lightning.around import AroundClock
 from lightning_modelprof.lightning.in_validation import time_metrics
 from lightning_modelprof.lightning.phases import (
     SILENT_PROFILERS,
+    AroundClock,
     GuardedAction,
     PhaseProfiler,
     make_delegate,

@@ -10,8 +10,8 @@ from lightning.pytorch.profilers import Profiler
 
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import traceback_text, warn
-from lightning_modelprof.lightning.around import AroundClock
 from lightning_modelprof.lightning.callback import ModelProfCallback
+from lightning_modelprof.lightning.phases import AroundClock
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import Run
 

@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, told, traceback_text, warn
-from lightning_modelprof.lightning.around import AroundClock
 from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.lightning.meeting import Meeting, ScheduledStop, scheduled_stop
-from lightning_modelprof.lightning.phases import check_names
+from lightning_modelprof.lightning.phases import AroundClock, check_names
 from lightning_modelprof.loop.process_loops import (
     PROCESS_LOOPS,
     ShortLoop,

@@ -13,7 +13,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lightning_modelprof import ModelProfCallback, ModelProfiler
 from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.lightning.around import AroundClock
+from lightning_modelprof.lightning.phases import AroundClock
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import ActionTime
