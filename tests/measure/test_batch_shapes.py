@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from lightning_modelprof.measure.steps import batch_shapes
 from lightning_modelprof.measure.steps.batch_shapes import (
     MAX_EXACT,
     MAX_SIZES,
@@ -202,3 +203,32 @@ def test_of_a_long_list_of_objects_a_few_stand_for_all():
     assert sizes([Sample(4) for _ in range(1_000)]) == 3
     assert shapes_of({"samples": first}) == sizes.shapes(1)
     assert shapes_of([ones(n) for n in range(1, 1_001)]) == ((1_000, 500_500, 1_000),), "tensors, all of them"
+
+
+class Visit:
+    """An object of the user's, with nested lists and no tensor."""
+
+    def __init__(self):
+        self.id, self.events = "v", [[[1, 2], [3, 4]] for _ in range(50)]
+
+
+def test_nested_lists_without_tensors_are_not_walked_through_in_each_step(monkeypatch):
+    walked = []
+    children = batch_shapes._children
+    sizes, visits = BatchShapes(), {"visits": [Visit() for _ in range(64)]}
+    first = sizes(visits | {"x": torch.ones(64, 3)})
+    monkeypatch.setattr(batch_shapes, "_children", lambda part: walked.append(part) or children(part))
+    assert sizes(visits | {"x": torch.ones(64, 3)}) == first
+    assert len(walked) <= 200, "of 64 x 150"
+    assert sizes(visits | {"x": torch.ones(64, 4)}) != first
+
+
+def test_tensors_of_many_samples_are_told_apart_however_many_there_are():
+    def targets(boxes):
+        return {
+            "targets": [{"id": [[0]], "boxes": torch.ones(2, 4)} for _ in range(63)]
+            + [{"boxes": torch.ones(boxes, 4)}]
+        }
+
+    sizes = BatchShapes()
+    assert sizes(targets(2)) != sizes(targets(3))

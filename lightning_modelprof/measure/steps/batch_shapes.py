@@ -32,6 +32,11 @@ _MOST_LOOKED_AT: Final = 64
 all. A list of nothing but tensors is looked at whole, as their shapes cost next to nothing."""
 
 _MOST_PARTS: Final = 1_024
+_MOST_DRY: Final = 32
+"""Containers in a row without a tensor, after which a part of a batch is not looked into any further."""
+_MOST_IN_OBJECT: Final = 64
+_AS_CONTAINERS: Final = 16
+"""What an object of another class counts as, if there is no tensor in it."""
 _MAX_DEPTH: Final = 8
 _SIGNIFICANT_BITS: Final = 5
 
@@ -260,17 +265,38 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(map(int, tensor.shape))
 
 
-def _key(part: Any) -> Hashable:
-    """What tells batches of different sizes apart, made quickly for the usual containers."""
-    if part.__class__ is dict:
-        return tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in part.values()])
-    if part.__class__ is list or part.__class__ is tuple:
-        if _is_of_numbers(part):
+def _key(part: Any, dry: list[int] | None = None) -> Hashable:
+    """What tells batches of different sizes apart, made quickly for the usual containers.
+
+    Args:
+        part: of a batch.
+        dry: how many more containers are looked into until there is a tensor: Python lists of events and the
+            like are many and hold none. ``None`` for the batch itself, each of whose parts has its own.
+    """
+    if dry is not None:
+        if dry[0] <= 0:
             return None
-        some = _some_of(part)
-        shapes = [p.shape if p.__class__ is _TENSOR else _key(p) for p in some]
-        return tuple(shapes) if some is part else (len(part), *shapes)
-    return None if isinstance(part, _LEAVES) else tuple(_walk(part, 1, [_MOST_PARTS]))
+        dry[0] -= 1
+    is_dict = part.__class__ is dict
+    if is_dict or part.__class__ is list or part.__class__ is tuple:
+        if not is_dict and _is_of_numbers(part):
+            return None
+        some = part.values() if is_dict else _some_of(part)
+        shapes: list[Hashable] = []
+        for one in some:
+            if one.__class__ is _TENSOR:
+                shapes.append(one.shape)
+                if dry is not None:
+                    dry[0] = _MOST_DRY
+            else:
+                shapes.append(None if isinstance(one, _LEAVES) else _key(one, dry or [_MOST_DRY]))
+        return tuple(shapes) if is_dict or some is part else (len(part), *shapes)
+    if isinstance(part, _LEAVES):
+        return None
+    found = tuple(_walk(part, 1, [_MOST_PARTS if dry is None else _MOST_IN_OBJECT]))
+    if dry is not None:
+        dry[0] = _MOST_DRY if found else dry[0] - _AS_CONTAINERS
+    return found
 
 
 def _has_sparse(part: Any, depth: int = 0) -> bool:
