@@ -187,7 +187,11 @@ def _walk(part: Any, depth: int, left: list[int]) -> Iterable[tuple[int, ...]]:
     if isinstance(part, (torch.Tensor, np.ndarray)):
         yield _shape(part)
         return
-    inner = [list(_walk(one, depth + 1, left)) for one in _children(part)]
+    children = _children(part)
+    if depth == 0 and 1 < len(children) <= _FEW:  # a field of nested lists leaves the others what they need
+        inner = [list(_walk(one, 1, [_MOST_PARTS // len(children)])) for one in children]
+    else:
+        inner = [list(_walk(one, depth + 1, left)) for one in children]
     is_long = len(inner) > _FEW and isinstance(part, (list, tuple))
     if is_long or _is_list_of_fields(part):
         yield from _summed(inner, len(part))
@@ -226,7 +230,7 @@ def _some_of(part: Sequence[Any]) -> Sequence[Any]:
     return [part[place * last // (_MOST_LOOKED_AT - 1)] for place in range(_MOST_LOOKED_AT)]
 
 
-def _children(part: Any) -> Iterable[Any]:
+def _children(part: Any) -> Sequence[Any]:
     """What a container or an object holds, without calling anything of it."""
     if isinstance(part, (list, tuple)):
         return () if _is_of_numbers(part) else _some_of(part)[:_MOST_PARTS]

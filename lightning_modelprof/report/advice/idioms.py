@@ -76,7 +76,7 @@ IDIOMS: Final = (
         "Looking through a list takes longer the longer it is: a dict or a set answers at once.",
     ),
     _idiom(
-        r"\b(\w+)\[[^\]]*\1\b[^\]]*==|\.loc\[|\.query\(|\.isin\(",
+        r"\b\w*(df|frame|ratings|table|events|rows)\w*\[.*==|\.loc\[|\.query\(|\.isin\(",
         "Filtering goes through all rows: group them once (dict(tuple(df.groupby(key)))) and look up.",
     ),
     _idiom(r"\bsorted\(|\.sort\(|\bargsort\(", "Sort once and keep the order."),
