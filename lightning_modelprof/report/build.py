@@ -18,8 +18,7 @@ from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.advice.idioms import with_idiom
 from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.owners import with_owners
-from lightning_modelprof.report.charts.all_charts import CHARTS
-from lightning_modelprof.report.flames import call_flame, module_flame
+from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
 from lightning_modelprof.report.model import Finding, Report, Severity, Status, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.all_rules import configure_rules
@@ -28,33 +27,27 @@ from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import DeviceRule
 from lightning_modelprof.report.rules.memory import RanOutOfMemory
 from lightning_modelprof.report.step_card import step_card
-from lightning_modelprof.report.tables.run.all_tables import TABLES, TableBuilder, loop_tables
+from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window, WindowStatus
 from lightning_modelprof.run.stacks import SampledStack
 
-FLAMES: Final = (call_flame, module_flame)
-"""The flame graphs, in reading order; each ``None`` where there is nothing to draw."""
 
-
-def build_report(
-    analysis: Analysis, options: TableOptions = DEFAULT_OPTIONS, tables: Sequence[TableBuilder] = TABLES
-) -> Report:
+def build_report(analysis: Analysis, options: TableOptions = DEFAULT_OPTIONS) -> Report:
     """Tables, notes and machine-readable sections of an analysis.
 
     Args:
         analysis: what was derived.
         options: how the tables of traces are cut and sorted.
-        tables: builders of the tables, in reading order.
     """
     verdict, findings = diagnose(analysis)
     return Report(
         title=_title(analysis),
         facts=_facts(analysis),
-        charts=tuple(chart for draw in CHARTS if (chart := draw(analysis)) is not None),
-        flames=tuple(flame for draw in FLAMES if (flame := draw(analysis)) is not None),
-        tables=tuple(table for build in tables for table in build(analysis, options)),
+        charts=tuple(chart for one in CHARTS if (chart := one.draw(analysis)) is not None),
+        flames=tuple(flame for one in FLAMES if (flame := one.draw(analysis)) is not None),
+        tables=tuple(table for entry in TABLES for table in entry.build(analysis, options)),
         notes=_notes(analysis),
         sections={
             "run": _run_section(analysis),

@@ -57,6 +57,7 @@ class Column:
         adds_up: whether the cells of any rows (in a tree, of those at its top) may be summed, because nothing
             is counted in two of them. Not so for means, extremes, rates, numbers of different things, and
             times that hold the time of other rows. Rows that are put together show sums of these columns.
+        help: its definition, on the column of a ``TableKind`` alone.
     """
 
     key: str
@@ -64,6 +65,7 @@ class Column:
     unit: Unit = Unit.TEXT
     group: str | None = None
     adds_up: bool = False
+    help: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

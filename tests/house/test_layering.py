@@ -224,7 +224,7 @@ def test_tables_are_imported_only_where_they_meet(name):
 
 def builders():
     """Every function that a tuple says is a table's."""
-    return (*tables.TABLES, *(entry.build for entry in tables.TRACE_TABLES))
+    return [entry.build for entry in (*tables.TABLES, *tables.TRACE_TABLES)]
 
 
 @pytest.mark.parametrize("name", TABLE_FILES)

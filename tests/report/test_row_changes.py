@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.reading_traces import analyze_files
-from lightning_modelprof.report.compare.changed_figures import FIGURES, comparable, num_steps
+from lightning_modelprof.report.compare.changed_figures import comparable, num_steps
 from lightning_modelprof.report.compare.row_changes import changed_rows, row_changes, row_paths
 from lightning_modelprof.report.compare.tables import changed_tables
 from lightning_modelprof.report.model import Column, Report, Table, Unit
@@ -381,9 +381,10 @@ def test_per_step_is_the_sum_divided(first, second, steps_before, steps_after):
 
 def test_every_table_of_a_trace_has_its_figure():
     """A new table is to say what is compared, because a sum that is not divided misleads."""
-    for kind in TRACE_TABLES:
-        built = kind.build({}, DEFAULT_OPTIONS)
-        figure = FIGURES[built.id]
+    for entry in TRACE_TABLES:
+        built = entry.build({}, DEFAULT_OPTIONS)
+        figure = entry.kind.compared
+        assert built.id == entry.kind.id
         keys = {column.key for column in built.columns}
         if built.id not in ("step_breakdown", "device_usage", "operators_by_shape"):  # cut without facts
             assert keys >= {*figure.keys, *(figure.names or ())}, built.id

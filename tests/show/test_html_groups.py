@@ -185,7 +185,7 @@ def test_what_adds_up_is_decided_column_by_column():
 
 
 def test_no_mean_no_extreme_and_no_rate_adds_up():
-    modules = {builder.__module__ for builder in all_tables.TABLES}
+    modules = {entry.build.__module__ for entry in all_tables.TABLES}
     modules |= {entry.build.__module__ for entry in all_tables.TRACE_TABLES}
     found = 0
     for name in modules:

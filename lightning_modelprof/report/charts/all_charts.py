@@ -1,12 +1,11 @@
-"""The charts of a report, in reading order. A new chart is one file here and one line in a tuple."""
+"""The charts and flame graphs of a report, in reading order: a new one is a function and an entry here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
 from lightning_modelprof.report.charts.model import flops_by_phase, memory_curve
@@ -18,36 +17,159 @@ from lightning_modelprof.report.charts.steps import (
     throughput,
     validation_shares,
 )
+from lightning_modelprof.report.flames import call_flame, module_flame
+from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
 
-__all__ = ["CHARTS", "ChartBuilder"]
-
-
-ChartBuilder = Callable[[Analysis], Chart | None]
-"""``None`` where there is nothing to draw: what was not measured stands in the tables and notes."""
-
-
-CHARTS: Final[tuple[ChartBuilder, ...]] = (
-    phase_shares,
-    validation_shares,
-    phases_per_step,
-    step_time,
-    throughput,
-    rank_phases,
-    flops_by_phase,
-    memory_curve,
+CHARTS: Final = (
+    Drawing(
+        id="phase_shares",
+        title="Where the steps spend their time",
+        draw=phase_shares,
+        help="The column Ratio of the table Phases as one bar.",
+        views=("overview",),
+    ),
+    Drawing(
+        id="validation_shares",
+        title="Where validation spends its time",
+        draw=validation_shares,
+        help="The column Ratio of the table Validation as one bar.",
+        views=("overview",),
+    ),
+    Drawing(
+        id="phases_per_step",
+        title="Phases of each step",
+        draw=phases_per_step,
+        help=(
+            "The self time of each phase in a step. A run of more than 400 steps is shown in at most 400"
+            " points, each the mean of equally many steps (the last may have fewer). The layers add up to"
+            " the step's wall time; phases that were not measured are in no layer and are named. The seven"
+            " phases with the most time have layers of their own, the others share one."
+        ),
+    ),
+    Drawing(
+        id="step_time",
+        title="Step times",
+        draw=step_time,
+        help=(
+            "Counts the clean steps by wall time without the phase Profiler, in bars as wide as numpy's"
+            " rule `auto` says, at most 60. Where the slowest step took more than twice the 99th"
+            " percentile, the bars end there, and a note counts the steps beyond."
+        ),
+        views=("overview",),
+    ),
+    Drawing(
+        id="throughput",
+        title="Throughput",
+        draw=throughput,
+        help=(
+            "Samples over wall time of the steps of a point, clean or not; steps over wall time where the"
+            " samples of any step are unknown."
+        ),
+        views=("overview",),
+    ),
+    Drawing(
+        id="rank_phases",
+        title="Phases of each rank",
+        draw=rank_phases,
+        help="The mean clean step of each rank by phase, for at most 256 ranks.",
+        views=("distributed",),
+    ),
+    Drawing(
+        id="flops_by_phase",
+        title="FLOPs of a step",
+        draw=flops_by_phase,
+        help="Those of the table FLOPs, by phase, without Fourier transforms.",
+        views=("modules",),
+    ),
+    Drawing(
+        id="memory_curve",
+        title="Memory over the steps",
+        draw=memory_curve,
+        help=(
+            "(On the page: *Memory*) What was there when each step was first looked at: of the process"
+            " (its own is without files and shared memory), and of the device what torch's allocator gave"
+            " to tensors and held."
+        ),
+        views=("memory",),
+    ),
 )
+"""Of a run, in reading order."""
 
+TRACE_CHARTS: Final = (
+    Drawing(
+        id="step_breakdown",
+        title="What each step of the trace waited for",
+        draw=trace_steps,
+        help=(
+            "The table Step time breakdown as bars, step by step. Of several ranks it is called *What the"
+            " steps of each rank waited for* and shows the mean step of each. More than 400 steps share"
+            " points, each the mean of equally many. Numbers with gaps between them are counted from 1."
+        ),
+        views=("overview",),
+    ),
+    Drawing(
+        id="rank_shares",
+        title="Ranks side by side",
+        draw=rank_shares,
+        help=(
+            "The mean step of each rank, where at least two have steps and communication: Computation"
+            " (only kernels that do not communicate run), Overlap (such and communication), Exposed"
+            " communication (the wait for other ranks included), Copies (only copies and sets) and Other,"
+            " disjoint, so they add up to the step. Without any kernels (gloo on the CPU) it is unknown"
+            " what computes beside Communication. Ranks without kernels beside others that have some are"
+            " left out, and named."
+        ),
+        views=("distributed",),
+    ),
+    Drawing(
+        id="operator_shares",
+        title="Operators by their own time",
+        draw=operator_shares,
+        help=(
+            "The column Self of the Operator Summary, on the device if the trace has device events, else"
+            " on the host: the seven operators with the most, and the rest."
+        ),
+        views=("operators",),
+    ),
+    Drawing(
+        id="kernel_types",
+        title="Time of the kernels",
+        draw=kernel_types,
+        help=(
+            "All kernels of the Kernel Summary added up by their names: those that communicate, those"
+            " that use tensor cores, and the others, also those whose names do not tell; with one kind"
+            " only there is no chart."
+        ),
+        views=("kernels",),
+    ),
+)
+"""From the facts of each rank of one job."""
 
-TraceChartBuilder = Callable[[Mapping[int, TraceFacts]], Chart | None]
-"""From the facts of each rank of one job; ``None`` where there is nothing to draw."""
-
-
-TRACE_CHARTS: Final[tuple[TraceChartBuilder, ...]] = (
-    trace_steps,
-    rank_shares,
-    operator_shares,
-    kernel_types,
+FLAMES: Final = (
+    Drawing(
+        id="call_stacks",
+        title="Where the training thread was",
+        draw=call_flame,
+        help=(
+            "Phases at the top, below them functions by who called them; the width is sampled time"
+            " (Source lines). Functions that only call another one are left out, and their time is their"
+            ' caller\'s. Boxes below 0.2 % are joined into "other"; the widths add up exactly.'
+        ),
+        views=("modules",),
+    ),
+    Drawing(
+        id="modules",
+        title="Modules, forward and backward",
+        draw=module_flame,
+        help=(
+            "The latency of the table Modules, forward and backward together, of one step. A module's own"
+            " time is that without the modules inside of it, so what is on a box and its own time sum to"
+            " it exactly. Modules without a time of their own are not shown. There is no graph where the"
+            " model's time holds that of ignored modules."
+        ),
+        views=("modules",),
+    ),
 )
 
 
@@ -63,6 +185,6 @@ def trace_charts(
     """
     return tuple(
         replace(chart, id=chart.id + id_suffix, title=chart.title + title_suffix)
-        for draw in TRACE_CHARTS
-        if (chart := draw(by_rank)) is not None
+        for entry in TRACE_CHARTS
+        if (chart := entry.draw(by_rank)) is not None
     )

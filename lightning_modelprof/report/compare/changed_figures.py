@@ -1,65 +1,15 @@
-"""Which figure of each table is compared row by row, and over how many steps it is a sum."""
+"""What of two tables is compared row by row, and over how many steps it is a sum."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
+from lightning_modelprof.report.kinds import Figure
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What is compared of a table.
-
-    Attributes:
-        keys: of columns; the first that has numbers on both sides is compared.
-        sum_over: what it is a sum over, which may be longer on one side than on the other; ``None`` for a
-            mean or a figure per step.
-        names: of the columns that say which row is which; ``None`` for the first column alone.
-    """
-
-    keys: tuple[str, ...]
-    sum_over: Literal["window", "run"] | None = None
-    names: tuple[str, ...] | None = None
-
-
-_HOST_SUM: Final = Figure(keys=("host_total_ns",), sum_over="window")
-_DEVICE_SUM: Final = Figure(keys=("device_total_ns",), sum_over="window")
-_OPERATOR_KEYS: Final = ("device_total_ns", "host_self_ns")
-
-FIGURES: Final = {
-    "perf_summary": Figure(keys=("avg",)),
-    "phases": Figure(keys=("avg_ns",)),
-    "validation": Figure(keys=("per_batch_ns", "per_run_ns")),
-    "callbacks": Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
-    "flops_by_operator": Figure(keys=("flops",)),
-    "model_size": Figure(keys=("bytes",), names=("kind", "dtype")),
-    "memory_by_phase": Figure(keys=("peak",)),
-    "forward_modules": Figure(keys=("macs",)),
-    "forward_operators": Figure(keys=("macs",)),
-    "device_usage": Figure(keys=("value",), names=("name", "figure")),
-    "overview": _HOST_SUM,
-    "model_summary": _HOST_SUM,
-    "distributed": Figure(keys=("step_mean_ns",)),
-    "rank_waits": Figure(keys=("waited_step_ns",)),
-    "collectives": Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
-    "operators": Figure(keys=_OPERATOR_KEYS, sum_over="window"),
-    "operators_by_shape": Figure(keys=_OPERATOR_KEYS, sum_over="window", names=("name", "input_shapes")),
-    "kernels": _DEVICE_SUM,
-    "copies": _DEVICE_SUM,
-    "user_ranges": _HOST_SUM,
-    "memory": Figure(keys=("allocated_bytes",), sum_over="window"),
-    "step_breakdown": Figure(keys=("mean",)),
-    "idle": Figure(keys=("total_ns",), sum_over="window"),
-    "host_waits": Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
-    "launches": Figure(keys=("avg_ns",)),
-    "runtime_calls": _HOST_SUM,
-    "dataloader": Figure(keys=("total",), sum_over="window"),
-}
-"""By id of the table, without the number of the window or trace. Others have their first figure compared."""
+from lightning_modelprof.report.tables.run.all_tables import kind_of
 
 _CALLS: Final = ("calls", "count", "gaps", "allocations", "num_steps")
 """Keys of columns that count what the figure is of."""
@@ -69,9 +19,9 @@ _NUMBER: Final = re.compile(r"_\d+$")
 
 def figure_of(table: Table) -> Figure:
     """The figure of a table that is compared."""
-    known = FIGURES.get(_NUMBER.sub("", table.id))
-    if known is not None:
-        return known
+    kind = kind_of(table.id)
+    if kind is not None and kind.compared is not None:
+        return kind.compared
     position = first_figure(table)
     return Figure(
         keys=() if position is None else (table.columns[position].key,),

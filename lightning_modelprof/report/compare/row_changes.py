@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lightning_modelprof.report.compare.changed_figures import (
-    Figure,
     calls_column,
     column_position,
     comparable,
@@ -18,6 +17,7 @@ from lightning_modelprof.report.compare.changed_figures import (
     is_number,
     num_steps,
 )
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
 
 _STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
@@ -47,7 +47,7 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
     """What each row was before and is after, the largest difference first, below the same row as before.
 
     Definition: rows are the same when their names are, and those of the rows that they are in. Which figure
-    is compared is in ``changed_figures.FIGURES``; a sum is divided by the number of steps. ``ratio`` is the
+    is compared is in ``TableKind.compared``; a sum is divided by the number of steps. ``ratio`` is the
     difference as a share of before. A row of one side alone has ``None`` on the other and no difference; it
     stands where a difference of its size would. Rows without the figure on either side are left out. Where
     units change by row, rows of one unit stand together.
@@ -125,6 +125,25 @@ def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
     return (*row.names, row.before, row.after, row.difference, ratio, *calls, row.state)
 
 
+CHANGES: Final = TableKind(
+    id="changes",
+    title="Changes row by row",
+    help=(
+        "Of a table that both sides have, one figure of every row on both sides; figures that are"
+        " sums are per step."
+    ),
+    columns=(
+        Column("before", "before", help="of the first side."),
+        Column("after", "after", help="of the second side."),
+        Column("difference", "difference", help="after less before, of percentages in percentage points."),
+        Column("ratio", "change", Unit.RATIO, help="the difference, of before."),
+        Column(
+            "state", "state", help="new or gone, of a row that is on one side alone and so has no difference."
+        ),
+    ),
+)
+
+
 def _table(
     before: Table,
     after: Table,
@@ -147,19 +166,12 @@ def _table(
         for side in ("before", "after")
         if counted is not None
     ]
+    *figures, ratio, state = CHANGES.columns
     title = before.title if before.title == after.title else _STEPS_IN_TITLE.sub("", before.title)
-    return Table(
+    return CHANGES.table(
         id=f"{before.id}_changes",
+        columns=(*names, *(replace(one, unit=unit) for one in figures), ratio, *counts, state),
         title=f"{title}: {heading_of(column)}{per_step}" if column and column.label else title,
-        columns=(
-            *names,
-            Column("before", "before", unit),
-            Column("after", "after", unit),
-            Column("difference", "difference", unit),
-            Column("ratio", "change", Unit.RATIO),
-            *counts,
-            Column("state", "state"),
-        ),
         rows=rows,
         depths=depths if any(depths) else (),
         row_units=row_units,

@@ -8,6 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
 from lightning_modelprof.run.loops import loop_of
 
@@ -42,6 +43,43 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     )
 
 
+STAGES: Final = TableKind(
+    id="stages",
+    title="Stages",
+    help="One row per run, in the order given.",
+    columns=(
+        Column("run", "run"),
+        Column("batch_cost_ns", "time per step", Unit.DURATION_NS, help="batch_cost."),
+        Column(
+            "times_as_fast",
+            "times as fast",
+            Unit.RATE,
+            help=(
+                "the time of the first run / that of this one, of a step, or of a sample where steps hold"
+                " different numbers of samples."
+            ),
+        ),
+        Column("low", "from", Unit.RATE, _INTERVAL, help="its 95 % interval, as in Compare."),
+        Column("high", "to", Unit.RATE, _INTERVAL, help="its 95 % interval, as in Compare."),
+        Column("ips", "steps/s", Unit.RATE, help="ips."),
+        Column("reader_ratio", "Reader Ratio", Unit.RATIO, help="Σr / Σb."),
+        Column(
+            "gpu_busy",
+            "GPU busy",
+            Unit.RATIO,
+            help="share of the recorded steps in which a kernel, copy or memset runs.",
+        ),
+        Column(
+            "peak_bytes",
+            "peak memory",
+            Unit.BYTES,
+            help="allocated on the GPU, of the process where there is none.",
+        ),
+        Column("verdict", "verdict", help="what limits the run."),
+    ),
+)
+
+
 def _stages_table(runs: Sequence[ComparedRun], results: Sequence[Comparison]) -> Table:
     """One row per run.
 
@@ -60,21 +98,8 @@ def _stages_table(runs: Sequence[ComparedRun], results: Sequence[Comparison]) ->
         for run, result in zip(runs[1:], results, strict=True)
         if result.reason
     ]
-    return Table(
-        id="stages",
-        title="Stages",
-        columns=(
-            Column("run", "run"),
-            Column("batch_cost_ns", f"time per {loop.step}", Unit.DURATION_NS),
-            Column("times_as_fast", "times as fast", Unit.RATE),
-            Column("low", "from", Unit.RATE, _INTERVAL),
-            Column("high", "to", Unit.RATE, _INTERVAL),
-            Column("ips", f"{loop.steps}/s", Unit.RATE),
-            Column("reader_ratio", "Reader Ratio", Unit.RATIO),
-            Column("gpu_busy", "GPU busy", Unit.RATIO),
-            Column("peak_bytes", "peak memory", Unit.BYTES),
-            Column("verdict", "verdict"),
-        ),
+    return STAGES.table(
+        labels={"batch_cost_ns": f"time per {loop.step}", "ips": f"{loop.steps}/s"},
         rows=tuple(rows),
         time_unit="ms",
         notes=tuple(notes),

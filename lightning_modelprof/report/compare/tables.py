@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
 from lightning_modelprof.report.compare.changed_figures import first_figure, heading_of
 from lightning_modelprof.report.compare.row_changes import row_paths
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
@@ -17,6 +18,26 @@ from lightning_modelprof.run.phases import PHASES
 _INTERVAL: Final = "95 % interval"
 
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
+
+
+SPEED: Final = TableKind(
+    id="comparison_figures",
+    title="Speed",
+    help=("The figures of the Perf Summary on both sides, of several runs the mean of the runs' means."),
+    columns=(
+        Column("figure", ""),
+        Column("before", "before", Unit.BY_ROW, help="of the first side."),
+        Column("after", "after", Unit.BY_ROW, help="of the second side."),
+        Column(
+            "change",
+            "change",
+            Unit.RATIO,
+            help="of Reader Ratio in percentage points, of all others in % of before.",
+        ),
+        Column("low", "from", Unit.RATIO, _INTERVAL, help="its 95 % interval."),
+        Column("high", "to", Unit.RATIO, _INTERVAL, help="its 95 % interval."),
+    ),
+)
 
 
 def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table:
@@ -32,17 +53,7 @@ def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table
         "reader_ratio": ("Reader Ratio", Unit.RATIO),
     }
     shown = [figure for figure in comparison.figures if figure.before is not None or figure.after is not None]
-    return Table(
-        id="comparison_figures",
-        title="Speed",
-        columns=(
-            Column("figure", ""),
-            Column("before", "before", Unit.BY_ROW),
-            Column("after", "after", Unit.BY_ROW),
-            Column("change", "change", Unit.RATIO),
-            Column("low", "from", Unit.RATIO, _INTERVAL),
-            Column("high", "to", Unit.RATIO, _INTERVAL),
-        ),
+    return SPEED.table(
         rows=tuple((named[figure.key][0], *_cells(figure)) for figure in shown),
         row_units=tuple(named[figure.key][1] for figure in shown),
         notes=("The change of Reader Ratio is in percentage points, all others in % of before.",)
@@ -50,6 +61,27 @@ def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table
         else (),
         absent_reason=None if shown else "a side has no clean step",
     )
+
+
+PHASE_CHANGES: Final = TableKind(
+    id="comparison_phases",
+    title="Phase by phase, per step",
+    help=(
+        "Time per clean step in each phase, the largest difference first. Each interval stands for"
+        " itself, so of 20 phases that did not change one is called changed by chance."
+    ),
+    columns=(
+        Column("phase", ""),
+        Column("before", "before", Unit.DURATION_NS, help="of the first side."),
+        Column("after", "after", Unit.DURATION_NS, help="of the second side."),
+        Column("change", "difference", Unit.DURATION_NS, help="after less before."),
+        Column("low", "from", Unit.DURATION_NS, _INTERVAL, help="its 95 % interval."),
+        Column("high", "to", Unit.DURATION_NS, _INTERVAL, help="its 95 % interval."),
+        Column("direction", "changed", help="less or more where the interval excludes no change."),
+    ),
+    has_phases=True,
+    heading="Phase by phase",
+)
 
 
 def phases_table(comparison: Comparison) -> Table:
@@ -71,18 +103,7 @@ def phases_table(comparison: Comparison) -> Table:
             high=None if step.high is None else step.high * step.before,
         )
         rows.insert(0, ("Step", *_cells(whole), _direction(whole)))
-    return Table(
-        id="comparison_phases",
-        title="Phase by phase, per step",
-        columns=(
-            Column("phase", ""),
-            Column("before", "before", Unit.DURATION_NS),
-            Column("after", "after", Unit.DURATION_NS),
-            Column("change", "difference", Unit.DURATION_NS),
-            Column("low", "from", Unit.DURATION_NS, _INTERVAL),
-            Column("high", "to", Unit.DURATION_NS, _INTERVAL),
-            Column("direction", "changed"),
-        ),
+    return PHASE_CHANGES.table(
         rows=tuple(rows),
         depths=tuple(min(index, 1) for index in range(len(rows))),
         notes=(
@@ -95,15 +116,41 @@ def phases_table(comparison: Comparison) -> Table:
     )
 
 
+SETTINGS: Final = TableKind(
+    id="comparison_settings",
+    title="Different settings",
+    help="What else differs of configuration, environment and model.",
+    columns=(
+        Column("setting", ""),
+        Column("before", "before", help="of the first side."),
+        Column("after", "after", help="of the second side."),
+    ),
+)
+
+
 def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
     """What else differs: configuration, environment, model."""
-    return Table(
-        id="comparison_settings",
-        title="Different settings",
-        columns=(Column("setting", ""), Column("before", "before"), Column("after", "after")),
+    return SETTINGS.table(
         rows=tuple(differences),
         absent_reason=None if differences else "none that were recorded",
     )
+
+
+FINDING_CHANGES: Final = TableKind(
+    id="comparison_findings",
+    title="Findings",
+    help=(
+        "Which are gone, new or still there, of the first run of each side; the same is what has the"
+        " same kind, and of several of a kind the same function and module."
+    ),
+    columns=(
+        Column("finding", ""),
+        Column("state", "state", help="gone, new or still there."),
+        Column("before", "at stake before", Unit.DURATION_NS, help="time per step."),
+        Column("after", "at stake after", Unit.DURATION_NS, help="time per step."),
+    ),
+    heading="Findings on both sides",
+)
 
 
 def findings_table(before: Report, after: Report) -> Table:
@@ -132,19 +179,32 @@ def findings_table(before: Report, after: Report) -> Table:
     reason = None
     if not rows:
         reason = "none on either side" if all(is_known) else "a side has no findings that were looked for"
-    return Table(
-        id="comparison_findings",
-        title="Findings",
-        columns=(
-            Column("finding", ""),
-            Column("state", "state"),
-            Column("before", "at stake before", Unit.DURATION_NS),
-            Column("after", "at stake after", Unit.DURATION_NS),
-        ),
+    return FINDING_CHANGES.table(
         rows=tuple(rows),
         notes=("Time at stake is per step.",) if rows else (),
         absent_reason=reason,
     )
+
+
+TABLE_CHANGES: Final = TableKind(
+    id="comparison_tables",
+    title="Table by table",
+    help=(
+        "Of each table of both sides the row that changed most, from the first run of each side and"
+        " without an interval: a hint where to look, no proof."
+    ),
+    columns=(
+        Column("table", ""),
+        Column("gone", "rows gone", Unit.COUNT, help="names on one side only."),
+        Column("new", "rows new", Unit.COUNT, help="names on one side only."),
+        Column(
+            "row", "changed most", help="the row with the largest difference in the column named under in."
+        ),
+        Column("column", "in", help="the column that is compared."),
+        Column("before", "before", Unit.BY_ROW, help="of the first side."),
+        Column("after", "after", Unit.BY_ROW, help="of the second side."),
+    ),
+)
 
 
 def changed_tables(before: Report, after: Report) -> Table:
@@ -162,18 +222,7 @@ def changed_tables(before: Report, after: Report) -> Table:
             row = _changed(table, other)
             if row is not None:
                 rows.append(row)
-    return Table(
-        id="comparison_tables",
-        title="Table by table",
-        columns=(
-            Column("table", ""),
-            Column("gone", "rows gone", Unit.COUNT),
-            Column("new", "rows new", Unit.COUNT),
-            Column("row", "changed most"),
-            Column("column", "in"),
-            Column("before", "before", Unit.BY_ROW),
-            Column("after", "after", Unit.BY_ROW),
-        ),
+    return TABLE_CHANGES.table(
         rows=tuple(row for row, _ in rows),
         row_units=tuple(unit for _, unit in rows),
         notes=(

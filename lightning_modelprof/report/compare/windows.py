@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
 from lightning_modelprof.report.words import duration_unit
 
@@ -189,6 +190,54 @@ def differences_ns(before: ComparedSteps, after: ComparedSteps) -> dict[str, flo
     }
 
 
+_RANGE: Final = "the shortest and the longest of the steps of that side, no interval of the mean."
+STEP_CHANGES: Final = TableKind(
+    id="comparison_steps",
+    title="A step and its parts",
+    help=(
+        "Two windows side by side: the mean step and the parts of the Step time breakdown, the"
+        " largest difference first. Each moment of a step counts once, so the differences of the parts"
+        " sum to that of the step."
+    ),
+    columns=(
+        Column("name", "Part of the step"),
+        Column("before", "before", Unit.DURATION_NS, help="of the first side."),
+        Column("after", "after", Unit.DURATION_NS, help="of the second side."),
+        Column("difference", "difference", Unit.DURATION_NS, help="after less before."),
+        Column("ratio", "change", Unit.RATIO, help="that, of before."),
+        Column(
+            "before_low",
+            "from",
+            Unit.DURATION_NS,
+            "steps before",
+            help=_RANGE,
+        ),
+        Column(
+            "before_high",
+            "to",
+            Unit.DURATION_NS,
+            "steps before",
+            help=_RANGE,
+        ),
+        Column(
+            "after_low",
+            "from",
+            Unit.DURATION_NS,
+            "steps after",
+            help=_RANGE,
+        ),
+        Column(
+            "after_high",
+            "to",
+            Unit.DURATION_NS,
+            "steps after",
+            help=_RANGE,
+        ),
+    ),
+    heading="Changes in a step",
+)
+
+
 def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
     """The mean step and its parts side by side, the largest difference first.
 
@@ -202,20 +251,7 @@ def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
     sums = "The differences of the parts sum to that of the step."
     if unknown:
         sums = f"A side cannot tell {', '.join(unknown)}: the other differences do not sum to the step's."
-    return Table(
-        id="comparison_steps",
-        title="A step and its parts",
-        columns=(
-            Column("name", "Part of the step"),
-            Column("before", "before", Unit.DURATION_NS),
-            Column("after", "after", Unit.DURATION_NS),
-            Column("difference", "difference", Unit.DURATION_NS),
-            Column("ratio", "change", Unit.RATIO),
-            Column("before_low", "from", Unit.DURATION_NS, "steps before"),
-            Column("before_high", "to", Unit.DURATION_NS, "steps before"),
-            Column("after_low", "from", Unit.DURATION_NS, "steps after"),
-            Column("after_high", "to", Unit.DURATION_NS, "steps after"),
-        ),
+    return STEP_CHANGES.table(
         rows=tuple(_row(part, before, after, differences.get(part)) for part in (STEP, *parts)),
         depths=(0, *[1] * len(parts)),
         notes=(

@@ -1,37 +1,63 @@
-"""The tables of a report, in reading order. A new table is one file here and one line in a tuple."""
+"""The tables of a report, in reading order. A new table is one file here and one entry in a tuple."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.run.around import around_table
-from lightning_modelprof.report.tables.run.callback_times import callback_times
-from lightning_modelprof.report.tables.run.flops import flop_tables
-from lightning_modelprof.report.tables.run.forward_table import run_forward_tables
-from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
-from lightning_modelprof.report.tables.run.model_size import run_model_size
-from lightning_modelprof.report.tables.run.module_tree import module_tables, run_module_tables
-from lightning_modelprof.report.tables.run.perf_summary import perf_summary
-from lightning_modelprof.report.tables.run.phase_times import phase_times_table
-from lightning_modelprof.report.tables.run.process_loops import loop_tables, process_loop_tables
-from lightning_modelprof.report.tables.run.ranks import all_ranks, rank_tables
-from lightning_modelprof.report.tables.run.slow_steps import slow_tables
-from lightning_modelprof.report.tables.run.source_lines import source_lines_table
-from lightning_modelprof.report.tables.run.validation import validation_table
+from lightning_modelprof.report.tables.run.around import AROUND, around_table
+from lightning_modelprof.report.tables.run.callback_times import CALLBACKS, callback_times
+from lightning_modelprof.report.tables.run.flops import FLOPS, FLOPS_BY_OPERATOR, FLOPS_BY_SIZE, flop_tables
+from lightning_modelprof.report.tables.run.forward_table import (
+    FORWARD_MODULES,
+    FORWARD_OPERATORS,
+    run_forward_tables,
+)
+from lightning_modelprof.report.tables.run.memory_by_phase import MEMORY_BY_PHASE, MEMORY_PEAKS, memory_tables
+from lightning_modelprof.report.tables.run.model_size import MODEL_SIZE, run_model_size
+from lightning_modelprof.report.tables.run.module_tree import (
+    MODULE_TREE,
+    SLOWEST_MODULES,
+    TOP_MODULES,
+    module_tables,
+    run_module_tables,
+)
+from lightning_modelprof.report.tables.run.perf_summary import PERF_SUMMARY, perf_summary
+from lightning_modelprof.report.tables.run.phase_times import PHASE_TIMES, phase_times_table
+from lightning_modelprof.report.tables.run.process_loops import (
+    LOOPS,
+    SHORT_LOOPS,
+    loop_tables,
+    process_loop_tables,
+)
+from lightning_modelprof.report.tables.run.ranks import ALL_RANKS, RANK_SPREAD, RANKS, all_ranks, rank_tables
+from lightning_modelprof.report.tables.run.slow_steps import SLOW_STEPS, WORST_STEP, slow_tables
+from lightning_modelprof.report.tables.run.source_lines import SOURCE_LINES, source_lines_table
+from lightning_modelprof.report.tables.run.validation import VALIDATION, validation_table
 from lightning_modelprof.report.tables.trace.model_summary import window_model_summary
 from lightning_modelprof.report.tables.trace.trace_tables import TRACE_TABLES, trace_tables
 
 __all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tables"]
 
 
-TableBuilder = Callable[[Analysis, TableOptions], tuple[Table, ...]]
+class RunTable(NamedTuple):
+    """The tables of a run that one function makes.
+
+    Attributes:
+        build: makes them of an analysis; none where there is nothing to say.
+        kinds: what is known of them, in their order.
+    """
+
+    build: Callable[[Analysis, TableOptions], tuple[Table, ...]]
+    kinds: tuple[TableKind, ...] = ()
 
 
 def window_summaries(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
@@ -64,25 +90,38 @@ def window_summaries(analysis: Analysis, options: TableOptions) -> tuple[Table, 
     return (*tables, *rest)
 
 
-TABLES: Final[tuple[TableBuilder, ...]] = (
-    perf_summary,
-    all_ranks,
-    rank_tables,
-    phase_times_table,
-    validation_table,
-    slow_tables,
-    callback_times,
-    around_table,
-    source_lines_table,
-    flop_tables,
-    run_model_size,
-    memory_tables,
-    run_module_tables,
-    run_forward_tables,
-    window_summaries,
-    process_loop_tables,
+TABLES: Final = (
+    RunTable(perf_summary, (PERF_SUMMARY,)),
+    RunTable(all_ranks, (ALL_RANKS,)),
+    RunTable(rank_tables, (RANKS, RANK_SPREAD)),
+    RunTable(phase_times_table, (PHASE_TIMES,)),
+    RunTable(validation_table, (VALIDATION,)),
+    RunTable(slow_tables, (SLOW_STEPS, WORST_STEP)),
+    RunTable(callback_times, (CALLBACKS,)),
+    RunTable(around_table, (AROUND,)),
+    RunTable(source_lines_table, (SOURCE_LINES,)),
+    RunTable(flop_tables, (FLOPS, FLOPS_BY_SIZE, FLOPS_BY_OPERATOR)),
+    RunTable(run_model_size, (MODEL_SIZE,)),
+    RunTable(memory_tables, (MEMORY_PEAKS, MEMORY_BY_PHASE)),
+    RunTable(run_module_tables, (SLOWEST_MODULES, TOP_MODULES, MODULE_TREE)),
+    RunTable(run_forward_tables, (FORWARD_MODULES, FORWARD_OPERATORS)),
+    RunTable(window_summaries),
+    RunTable(process_loop_tables, (LOOPS, SHORT_LOOPS)),
 )
-"""Of a run; those of a trace are in ``trace_tables.TRACE_TABLES``."""
+"""Of a run, in reading order; those of a trace are in ``trace_tables.TRACE_TABLES``."""
+
+KINDS: Final[Mapping[str, TableKind]] = {
+    kind.id: kind
+    for kind in (*(kind for entry in TABLES for kind in entry.kinds), *(entry.kind for entry in TRACE_TABLES))
+}
+"""Id → what is known of such tables."""
+
+_NUMBER: Final = re.compile(r"_\d+$")
+
+
+def kind_of(table_id: str) -> TableKind | None:
+    """What is known of a table, whatever window or trace it is of; ``None`` of a comparison's."""
+    return KINDS.get(_NUMBER.sub("", table_id))
 
 
 MAX_SHOWN: Final = 3

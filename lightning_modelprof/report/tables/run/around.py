@@ -7,6 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTimes
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.words import milliseconds
@@ -21,12 +22,55 @@ _AFTER_UNSEEN: Final = (
 )
 
 
-def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """What takes long before and after the loop: setup, checkpoints, the sanity check, teardown.
+AROUND: Final = TableKind(
+    id="around",
+    title="Around the loop",
+    help=(
+        "What takes long before the loop and after it: with the time of the loop it sums to all that was seen, to"
+        " the nanosecond. The callback sees from its own `setup` to the loop;"
+        " `Trainer(profiler=ModelProfiler(...))` from `configure_callbacks`, before data are prepared, to the very"
+        " end, and writes report and files once more then. After an exception in the loop nothing more is seen."
+        " The **sanity check** is from the first callback's `on_sanity_check_start` to the last one's"
+        " `on_sanity_check_end`. **This profiler's report** lasts from the end of the loop to the next action."
+    ),
+    columns=(
+        Column(
+            "action",
+            "Action",
+            help=(
+                "one of Lightning's, of which it tells its profiler: a hook (`prepare_data`, `setup`,"
+                " `configure_model`, `configure_optimizers`, `train_dataloader`, those of callbacks), and what of"
+                " others runs inside it."
+            ),
+        ),
+        Column("when", "When", help="before the loop, or after it."),
+        Column("calls", "Calls", Unit.COUNT, adds_up=True),
+        Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
+        Column(
+            "after_ns",
+            "Gap",
+            Unit.DURATION_NS,
+            adds_up=True,
+            help=(
+                "from its end to the next action, which is Lightning's own work: loading a checkpoint, moving the"
+                " model to the device, starting the first dataloader's workers."
+            ),
+        ),
+        Column(
+            "ratio",
+            "Ratio(%)",
+            Unit.RATIO,
+            adds_up=True,
+            help="total and gap, of the loop and all around it.",
+        ),
+        Column("place", "Line", help="where your method is written."),
+    ),
+    rows={"all other actions": "those that take less than 0.1 % each."},
+)
 
-    Definition: host time by Lightning's action, of nested ones the outermost, and the gap from its end to the
-    next one; actions of less than 0.1 % with their gap are summed in one row for each side of the loop.
-    """
+
+def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """What takes long before and after the loop: setup, checkpoints, the sanity check, teardown."""
     around = analysis.around
     rows: tuple[tuple[Cell, ...], ...] = ()
     notes: list[str] = []
@@ -39,18 +83,7 @@ def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
         )
         notes += [_AFTER_UNSEEN] if after is None else []
     return (
-        Table(
-            id="around",
-            title="Around the loop",
-            columns=(
-                Column("action", "Action"),
-                Column("when", "When"),
-                Column("calls", "Calls", Unit.COUNT, adds_up=True),
-                Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-                Column("after_ns", "Gap", Unit.DURATION_NS, adds_up=True),
-                Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True),
-                Column("place", "Line"),
-            ),
+        AROUND.table(
             rows=rows,
             notes=tuple(notes),
             absent_reason=around.reason if isinstance(around, Absent) else None,

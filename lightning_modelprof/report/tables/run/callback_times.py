@@ -5,11 +5,43 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 
 _MIN_SHARE: Final = 1e-3
+
+
+CALLBACKS: Final = TableKind(
+    id="callbacks",
+    title="Callbacks",
+    help=(
+        "Time inside each hook of each other callback, with all it calls (so a ModelCheckpoint's"
+        " saving is in here and in the phase `checkpoint`), over the whole fit. A hook that another"
+        " callback's hook leads to, such as `on_save_checkpoint`, counts once, in its own row."
+    ),
+    columns=(
+        Column("callback", "Callback"),
+        Column("hook", "Hook", help="its name."),
+        Column("calls", "Calls", Unit.COUNT, adds_up=True, help="of the hook."),
+        Column("total_ns", "Total", Unit.DURATION_NS, help="of all calls of the hook."),
+        Column(
+            "ratio",
+            "Ratio(%)",
+            Unit.RATIO,
+            help=(
+                "to the time of the whole fit, from its first hook after ours to its end, in finished steps"
+                " or not; the rows together are never more than 100 %."
+            ),
+        ),
+    ),
+    rows={
+        "all other hooks": "hooks that take less than 0.1 % of that each, added up.",
+    },
+    views=("steps",),
+    compared=Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
+)
 
 
 def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -40,16 +72,7 @@ def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ..
         " profiler takes."
     )
     return (
-        Table(
-            id="callbacks",
-            title="Callbacks",
-            columns=(
-                Column("callback", "Callback"),
-                Column("hook", "Hook"),
-                Column("calls", "Calls", Unit.COUNT, adds_up=True),
-                Column("total_ns", "Total", Unit.DURATION_NS),
-                Column("ratio", "Ratio(%)", Unit.RATIO),
-            ),
+        CALLBACKS.table(
             rows=tuple(rows),
             notes=(note,) if rows else (),
             absent_reason=None if rows else "no other callback was called",

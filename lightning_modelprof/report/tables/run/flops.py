@@ -14,6 +14,7 @@ from lightning_modelprof.analysis.modules.model_flops import (
     phases_of,
 )
 from lightning_modelprof.analysis.modules.size_law import MeanStep
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.batches import Shapes
@@ -50,6 +51,81 @@ def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
     return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)
 
 
+FLOPS: Final = TableKind(
+    id="flops",
+    title="FLOPs",
+    help=(
+        "What a step computes, counted on one real step while it runs, and set against the time of"
+        " the clean steps. What counts as a FLOP, and how fvcore, DeepSpeed, torchinfo and"
+        " `FlopCounterMode` count the same 31 models, is in [flops.md](flops.md)."
+    ),
+    columns=(
+        Column("part", "Part of a step"),
+        Column(
+            "flops",
+            "FLOPs",
+            Unit.FLOPS,
+            help="of the counted step, or of the mean clean step where batches vary in size.",
+        ),
+        Column(
+            "macs",
+            "MACs",
+            Unit.MACS,
+            help=(
+                "1 MAC is one multiply-add, 2 FLOPs. Of the counted step, or of the mean clean step where"
+                " batches vary in size."
+            ),
+        ),
+        Column("ratio", "Ratio(%)", Unit.RATIO, help="share of Hardware."),
+        Column(
+            "flops_per_sample",
+            "Per sample",
+            Unit.FLOPS,
+            help="divides by the samples of that step.",
+        ),
+        Column("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S, help="FLOPs of the clean steps / their time."),
+        Column(
+            "share_of_peak",
+            "MFU / HFU",
+            Unit.RATIO,
+            help=(
+                "(Chowdhery et al., *PaLM*, 2022, appendix B) = time that the FLOPs of Model / Hardware would"
+                " take at the device's peak ÷ time of the clean steps. Each dtype's FLOPs are divided by the"
+                " peak of that dtype, so bf16-mixed steps need no choice. Per process: FLOPs and peak of one"
+                " rank. A dash when a dtype has no known peak, as on CPUs without `peak_flops_per_s`."
+                " Uncounted operators make it too low."
+            ),
+        ),
+    ),
+    rows={
+        "Model": "forward and backward: what a step needs, however it is computed.",
+        "Forward": (
+            "of contractions: matrix products, convolutions, attention, recurrent gates; norms,"
+            " activations, biases, pooling and look-ups are 0 by convention."
+        ),
+        "Backward": (
+            "of contractions, as Forward. It holds only what gradients need, so it is twice the forward"
+            " where all gradients are wanted, and less where the first layer's input wants none."
+        ),
+        "Hardware": (
+            "all that ran: Model, Recompute and Optimizer. In FLOP/s, HFU and Per sample it holds the"
+            " optimizer's FLOPs by the share of clean steps in which it stepped (`optimizer_share`): with"
+            " gradients accumulated over four batches about a quarter of them. In `report.json`,"
+            " `hardware_flops` is `null` when no formula knew any operator, and 0 when only Fourier"
+            " transforms ran."
+        ),
+        "Recompute": (
+            "forward work done a second time: layers under checkpointing, and the scores that a fused"
+            " attention backward computes again (one of its five products)."
+        ),
+        "Optimizer": (
+            "contractions in the optimizer's step, as in Muon or Shampoo; no row where there are none."
+        ),
+    },
+    views=("modules",),
+)
+
+
 def _phases(analysis: Analysis) -> Table:
     facts, unit = analysis.flops, analysis.info.sample_unit
     rows: tuple[tuple[Cell, ...], ...] = ()
@@ -61,18 +137,8 @@ def _phases(analysis: Analysis) -> Table:
         notes = _phase_notes(facts)
         if facts.count.samples is None and analysis.samples_note:
             notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are not known: {analysis.samples_note}.")
-    return Table(
-        id="flops",
-        title="FLOPs",
-        columns=(
-            Column("part", "Part of a step"),
-            Column("flops", "FLOPs", Unit.FLOPS),
-            Column("macs", "MACs", Unit.MACS),
-            Column("ratio", "Ratio(%)", Unit.RATIO),
-            Column("flops_per_sample", f"Per {unit.removesuffix('s')}", Unit.FLOPS),
-            Column("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S),
-            Column("share_of_peak", "MFU / HFU", Unit.RATIO),
-        ),
+    return FLOPS.table(
+        labels={"flops_per_sample": f"Per {unit.removesuffix('s')}"},
         rows=rows,
         depths=depths,
         notes=notes,
@@ -175,6 +241,20 @@ def _percent(share: float) -> str:
     return "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
 
 
+FLOPS_BY_SIZE: Final = TableKind(
+    id="flops_by_size",
+    title="FLOPs by batch size",
+    help="Only where batches vary in size. The sizes of most steps come first, 20 at most.",
+    columns=(
+        Column("batch", "Batch"),
+        Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True, help="of each size."),
+        Column("flops", "FLOPs", Unit.FLOPS, help="of one step, of forward, backward and recomputation."),
+        Column("source", "From", help="its own count or the fit (see FLOPs)."),
+    ),
+    views=("modules",),
+)
+
+
 def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
     """FLOPs of a step by the size of its batch, where batches vary in size."""
     if isinstance(facts, Absent) or not isinstance(facts.mean, MeanStep):
@@ -187,15 +267,7 @@ def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
         steps = sum(row.clean_steps for row in facts.mean.rows[_MAX_SIZES:])
         notes.append(f"{left_out:,} more sizes ({steps:,} clean steps) are not shown.")
     return (
-        Table(
-            id="flops_by_size",
-            title="FLOPs by batch size",
-            columns=(
-                Column("batch", "Batch"),
-                Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True),
-                Column("flops", "FLOPs", Unit.FLOPS),
-                Column("source", "From"),
-            ),
+        FLOPS_BY_SIZE.table(
             rows=tuple(
                 (
                     size_text(row.shapes),
@@ -239,6 +311,28 @@ def _names(uncounted: tuple[UncountedOperator, ...]) -> str:
     return ", ".join(named) + (f" and {more} more operators" if more else "")
 
 
+FLOPS_BY_OPERATOR: Final = TableKind(
+    id="flops_by_operator",
+    title="FLOPs by operator",
+    help=(
+        "The same FLOPs by operator of torch, in the phases that ran. Fourier transforms stand here"
+        " (5 N log2 N) and in no total."
+    ),
+    columns=(
+        Column("operator", "Operator"),
+        Column("calls", "Calls", Unit.COUNT, adds_up=True),
+        Column("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash is uncounted."),
+        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware."),
+        *(
+            Column(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="of this phase.")
+            for phase, label in _LABELS.items()
+        ),
+    ),
+    views=("modules",),
+    compared=Figure(keys=("flops",)),
+)
+
+
 def _operators(facts: ModelFlops | Absent) -> Table:
     rows: list[tuple[Cell, ...]] = []
     notes: tuple[str, ...] = ()
@@ -256,15 +350,12 @@ def _operators(facts: ModelFlops | Absent) -> Table:
         notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
         if facts.mean is not None:
             notes += (f"Steps differ in their FLOPs: these are of step {facts.count.step} alone.",)
-    return Table(
-        id="flops_by_operator",
-        title="FLOPs by operator",
-        columns=(
-            Column("operator", "Operator"),
-            Column("calls", "Calls", Unit.COUNT, adds_up=True),
-            Column("flops", "FLOPs", Unit.FLOPS, adds_up=True),
-            Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True),
-            *(Column(f"{phase}_flops", _LABELS[phase], Unit.FLOPS, adds_up=True) for phase in phases),
+    found_flops = {f"{phase}_flops" for phase in phases}
+    return FLOPS_BY_OPERATOR.table(
+        columns=tuple(
+            column
+            for place, column in enumerate(FLOPS_BY_OPERATOR.columns)
+            if place < 4 or column.key in found_flops
         ),
         rows=tuple(rows),
         notes=notes,

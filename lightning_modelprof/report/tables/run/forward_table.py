@@ -8,6 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, ForwardModule
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 
@@ -15,19 +16,64 @@ _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
 """More disagreements or modules than this are counted, not named."""
 
+_ONE_MAC: Final = (
+    "a MAC is one multiply-add: two FLOPs, and one of what fvcore calls a flop; a complex one is four."
+)
 _COLUMNS: Final = (
     Column("module", "Module"),
-    Column("type", "Class"),
-    Column("parameters", "Parameters", Unit.COUNT),
-    Column("macs", "MACs", Unit.MACS),
-    Column("share", "MACs(%)", Unit.RATIO),
-    Column("activations", "Activations", Unit.COUNT),
+    Column("type", "Class", help="of the module."),
+    Column(
+        "parameters", "Parameters", Unit.COUNT, help="elements; tied parameters count where they come first."
+    ),
+    Column(
+        "macs",
+        "MACs",
+        Unit.MACS,
+        help=_ONE_MAC,
+    ),
+    Column("share", "MACs(%)", Unit.RATIO, help="of the model's MACs."),
+    Column(
+        "activations", "Activations", Unit.COUNT, help="the elements of the first outputs of contractions."
+    ),
 )
+FORWARD_MODULES: Final = TableKind(
+    id="forward_modules",
+    title="Forward pass by module (fvcore)",
+    help=(
+        'With `inspect={"fvcore": True}`: fvcore\'s count of one forward pass on a copy of the module'
+        " and the counted batch, traced without gradients, in one process only. What `training_step`"
+        " does outside of the module happens once more. Only contractions count: fvcore's own figures"
+        " for norms, pooling and resampling are left out, and its rules for attention, recurrent"
+        " layers, einsum, broadcast products and named padding replaced, as they are missing or wrong."
+        " A row holds all modules inside of it. Modules that have neither parameters, MACs nor"
+        " activations are left out."
+    ),
+    columns=_COLUMNS,
+    views=("modules",),
+    compared=Figure(keys=("macs",)),
+    heading="Forward pass by module and by operator (fvcore)",
+)
+
 _OPERATOR_COLUMNS: Final = (
     Column("operator", "Operator"),
-    Column("macs", "MACs", Unit.MACS, adds_up=True),
-    Column("share", "MACs(%)", Unit.RATIO, adds_up=True),
+    Column(
+        "macs",
+        "MACs",
+        Unit.MACS,
+        adds_up=True,
+        help=_ONE_MAC,
+    ),
+    Column("share", "MACs(%)", Unit.RATIO, adds_up=True, help="of the model's MACs."),
 )
+FORWARD_OPERATORS: Final = TableKind(
+    id="forward_operators",
+    title="Forward pass by operator (fvcore)",
+    help="The same MACs by fvcore's names of operators.",
+    columns=_OPERATOR_COLUMNS,
+    views=("modules",),
+    compared=Figure(keys=("macs",)),
+)
+
 _UNIT_NOTE: Final = (
     "fvcore, one forward pass on one batch. A MAC is one multiply-add: two FLOPs, and what fvcore calls a"
     " flop. Only contractions count: matrix products, convolutions, attention, recurrent layers."
@@ -58,20 +104,13 @@ def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) ->
     """
     if isinstance(facts, Absent):
         return (
-            Table(
-                id="forward_modules",
-                title="Forward pass by module (fvcore)",
-                columns=_COLUMNS,
-                rows=(),
+            FORWARD_MODULES.table(
                 absent_reason=facts.reason,
             ),
         )
     shown = [module for module in facts.modules if _is_shown(module, module_depth)]
     return (
-        Table(
-            id="forward_modules",
-            title="Forward pass by module (fvcore)",
-            columns=_COLUMNS,
+        FORWARD_MODULES.table(
             rows=tuple(
                 (
                     module.path.rpartition(".")[2] or _MODEL,
@@ -86,10 +125,7 @@ def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) ->
             depths=tuple(_depth(module) for module in shown),
             notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(facts), *_coverage_notes(facts), *facts.notes),
         ),
-        Table(
-            id="forward_operators",
-            title="Forward pass by operator (fvcore)",
-            columns=_OPERATOR_COLUMNS,
+        FORWARD_OPERATORS.table(
             rows=tuple((one.operator, one.macs, one.share) for one in facts.operators),
             notes=(_OPERATOR_NOTE,) if facts.operators else (),
             absent_reason=None if facts.operators else "fvcore counted no multiply-adds",

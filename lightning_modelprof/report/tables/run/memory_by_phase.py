@@ -7,6 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, MemoryRecord, PhasePeak, StepMemory
@@ -34,6 +35,30 @@ def memory_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...
     return (_peaks(record), by_phase if was_asked_for else replace(by_phase, is_detail=True))
 
 
+MEMORY_PEAKS: Final = TableKind(
+    id="memory_peaks",
+    title="Memory",
+    help=("The most memory that the loop took. Nothing is reset and no device is started or waited for."),
+    columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW, help="bytes, or how often.")),
+    rows={
+        "Process, most resident": ("the most memory of the process that was in RAM since it began."),
+        "Host, memory to be used": "of the machine or its container.",
+        "Device, most allocated": (
+            "what torch's allocator gave to tensors at most, in this process or since you last reset the"
+            " peaks."
+        ),
+        "Device, most reserved": (
+            "what torch's allocator held of the device at most, in this process or since you last reset"
+            " the peaks."
+        ),
+        "Device, memory": "what the device has.",
+        "Allocator gave its cache back": "how often, to go on.",
+        "Allocator found no memory": "how often.",
+    },
+    views=("memory",),
+)
+
+
 def _peaks(record: MemoryRecord) -> Table:
     """How much memory the loop took at most.
 
@@ -51,14 +76,43 @@ def _peaks(record: MemoryRecord) -> Table:
         ("Allocator found no memory", record.num_ooms, Unit.COUNT),
     )
     known = tuple(figure for figure in figures if figure[1] is not None)
-    return Table(
-        id="memory_peaks",
-        title="Memory",
-        columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW)),
+    return MEMORY_PEAKS.table(
         rows=tuple((label, value) for label, value, _ in known),
         row_units=tuple(unit for _, _, unit in known),
         absent_reason=None if known else "the system tells nothing about memory",
     )
+
+
+_CATEGORIES: Final = dict.fromkeys(CATEGORIES, "the model's.") | {
+    "batch": "what the step was given.",
+    "activations": "made in forward or recomputation.",
+    "other": "what backward and the optimizer made on the way, and tensors whose owner is unknown.",
+}
+MEMORY_BY_PHASE: Final = TableKind(
+    id="memory_by_phase",
+    title="Memory by phase",
+    help=(
+        "With `profile_memory=True` and `flops=True`: of the counted step, after each operator the"
+        " bytes of all storages that are alive on the model's device. Begin is before the first"
+        " operator; Optimization is clipping too. A storage counts once and whole, from the operator"
+        " on that made it or used it first, until its memory is given back, also when only autograd"
+        " holds it. The categories sum to the peak. Gradients of the step before are there in Forward,"
+        " because Lightning clears them after it. Not seen: what operators need within themselves,"
+        " rounding by the allocator; tensors that show no storage (sparse) are noted."
+    ),
+    columns=(
+        Column("phase", "Phase"),
+        Column("peak", "Peak", Unit.BYTES, help="the most in the phase."),
+        *(
+            Column(name.replace(" ", "_"), name.capitalize(), Unit.BYTES, help=text)
+            for name, text in _CATEGORIES.items()
+        ),
+        Column("operator", "Operator", help="after which operator they are most."),
+        Column("module", "Module", help="in which module that operator ran."),
+    ),
+    views=("memory",),
+    compared=Figure(keys=("peak",)),
+)
 
 
 def _by_phase(memory: StepMemory | None, notes: tuple[str, ...]) -> Table:
@@ -72,16 +126,7 @@ def _by_phase(memory: StepMemory | None, notes: tuple[str, ...]) -> Table:
     if memory is not None:
         begin = (_LABELS[BEGIN], memory.begin_bytes, *_sizes(memory.begin_by_category), None, None)
         rows = (begin, *map(_row, memory.peaks))
-    return Table(
-        id="memory_by_phase",
-        title="Memory by phase",
-        columns=(
-            Column("phase", "Phase"),
-            Column("peak", "Peak", Unit.BYTES),
-            *(Column(_key(name), name.capitalize(), Unit.BYTES) for name in CATEGORIES),
-            Column("operator", "Operator"),
-            Column("module", "Module"),
-        ),
+    return MEMORY_BY_PHASE.table(
         rows=rows,
         notes=notes
         if memory is None
@@ -97,10 +142,6 @@ def _row(peak: PhasePeak) -> tuple[Cell, ...]:
 
 def _sizes(by_category: dict[str, int]) -> tuple[int, ...]:
     return tuple(by_category.get(name, 0) for name in CATEGORIES)
-
-
-def _key(category: str) -> str:
-    return category.replace(" ", "_")
 
 
 def _dropped(memory: StepMemory) -> tuple[str, ...]:

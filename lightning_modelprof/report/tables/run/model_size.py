@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
@@ -25,6 +26,41 @@ def run_model_size(analysis: Analysis, options: TableOptions) -> tuple[Table, ..
     return () if cost is None else (model_size_table(cost.size, cost.size_note, is_detail=True),)
 
 
+MODEL_SIZE: Final = TableKind(
+    id="model_size",
+    title="Model size",
+    help=(
+        "What this process holds after the last inspected step, by **kind** (trainable and frozen"
+        " parameters, packed weights, gradients, optimizer state, buffers) and dtype. A tensor counts"
+        " once, however many names lead to it; names that lead to one counted before are listed as"
+        " tied. Bytes are those of whole storages, and one that several tensors share counts once,"
+        " with the first of them in the order of the kinds. Of a sharded tensor the shard counts, of a"
+        " sparse one the values it holds (its bytes have the indices too). There is no row for"
+        " gradients before the first backward, nor for optimizer state before the first step; a note"
+        " says so. **Packed weights** are the weights and biases of quantised modules (torch.ao),"
+        " which are never trainable; their bytes are without scales and padding. Plain attributes of"
+        " modules, states of torchmetrics and activations are not in it."
+    ),
+    columns=(
+        Column("kind", "Kind"),
+        Column(
+            "dtype",
+            "Type",
+            help=(
+                "the dtype. Types such as `bfloat16 in Int8Tensor` are tensors packed in others: the elements"
+                " are those it stands for, the bytes those of its parts."
+            ),
+        ),
+        Column("tensors", "Tensors", Unit.COUNT, help="how many."),
+        Column("elements", "Elements", Unit.COUNT, help="numbers in them."),
+        Column("bytes", "Size", Unit.BYTES, help="their bytes."),
+    ),
+    views=("modules", "memory"),
+    place=1,
+    compared=Figure(keys=("bytes",), names=("kind", "dtype")),
+)
+
+
 def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = False) -> Table:
     """How much memory the model takes before anything is computed, and in which dtypes.
 
@@ -38,16 +74,7 @@ def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = Fal
     """
     rows = () if size is None else size.sizes
     total = () if size is None or not rows else (total_size(size),)
-    return Table(
-        id="model_size",
-        title="Model size",
-        columns=(
-            Column("kind", "Kind"),
-            Column("dtype", "Type"),
-            Column("tensors", "Tensors", Unit.COUNT),
-            Column("elements", "Elements", Unit.COUNT),
-            Column("bytes", "Size", Unit.BYTES),
-        ),
+    return MODEL_SIZE.table(
         rows=tuple(
             (row.kind, row.dtype, row.tensors, row.elements, row.num_bytes) for row in (*rows, *total)
         ),

@@ -8,41 +8,157 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleCost, ModuleTree
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 
+_LATENCY: Final = (
+    "the time between begin and end of the module's calls in one step, on the host's clock, or on"
+    " a device between events on its stream, waiting for the host included. Of each module's own"
+    " time the median of the timed steps is taken, so that one step that was held up does not"
+    " count; with three steps on a busy machine it is a rough figure all the same."
+)
+_FLOP_RATE: Final = (
+    "FLOPs over latency; in backward with what is computed again; a dash where a part that has"
+    " FLOPs ran in no measured time, and where the timed steps had batches of other sizes than the"
+    " counted one."
+)
+_BACKWARD_LATENCY: Final = (
+    "time of the autograd nodes that the module's forward made, of what a checkpoint computes"
+    " again there, and of accumulating its parameters' gradients; the engine's own time between"
+    " nodes is no module's."
+)
 _TREE_COLUMNS: Final = (
     Column("module", "Module"),
-    Column("parameters", "Params", Unit.COUNT),
-    Column("parameters_ratio", "%", Unit.RATIO),
-    Column("forward_macs", "MACs", Unit.MACS, "Forward"),
-    Column("forward_macs_ratio", "%", Unit.RATIO, "Forward"),
-    Column("forward_ns", "Latency", Unit.DURATION_NS, "Forward"),
-    Column("forward_ratio", "%", Unit.RATIO, "Forward"),
-    Column("forward_flops_per_s", "FLOP/s", Unit.FLOPS_PER_S, "Forward"),
-    Column("backward_ns", "Latency", Unit.DURATION_NS, "Backward"),
-    Column("backward_flops_per_s", "FLOP/s", Unit.FLOPS_PER_S, "Backward"),
+    Column(
+        "parameters",
+        "Params",
+        Unit.COUNT,
+        help=("elements; a tied parameter counts at the first module that has it; a dash while one is lazy."),
+    ),
+    Column("parameters_ratio", "%", Unit.RATIO, help="of the model's."),
+    Column("forward_macs", "MACs", Unit.MACS, "Forward", help="of the counted step's forward."),
+    Column("forward_macs_ratio", "%", Unit.RATIO, "Forward", help="of the model's."),
+    Column(
+        "forward_ns",
+        "Latency",
+        Unit.DURATION_NS,
+        "Forward",
+        help=_LATENCY,
+    ),
+    Column("forward_ratio", "%", Unit.RATIO, "Forward", help="of the model's."),
+    Column(
+        "forward_flops_per_s",
+        "FLOP/s",
+        Unit.FLOPS_PER_S,
+        "Forward",
+        help=_FLOP_RATE,
+    ),
+    Column(
+        "backward_ns",
+        "Latency",
+        Unit.DURATION_NS,
+        "Backward",
+        help=_BACKWARD_LATENCY,
+    ),
+    Column(
+        "backward_flops_per_s",
+        "FLOP/s",
+        Unit.FLOPS_PER_S,
+        "Backward",
+        help=_FLOP_RATE,
+    ),
 )
+MODULE_TREE: Final = TableKind(
+    id="module_tree",
+    title="Modules",
+    help=(
+        "One row per module with all that is inside of it, by the path at which it is first found. A"
+        " module's time is its own and that of the modules below it in the tree. Where `training_step`"
+        " calls modules of the LightningModule and not `self(...)`, the LightningModule's row is their"
+        " sum: the loss is in none. A compiled module is timed as a whole; the modules in it,"
+        " TorchScript and modules that did not run have dashes. `ignore_modules` takes modules (by"
+        " class or path) out of every figure of these tables, totals included, and not out of FLOPs,"
+        " Model size and fvcore's tables; `module_depth` only hides rows."
+    ),
+    columns=_TREE_COLUMNS,
+    views=("modules",),
+    place=-1,
+)
+
 
 _CLASS_COLUMNS: Final = (
     Column("depth", "Depth"),
-    Column("parameters_class", "Class", group="By parameters"),
-    Column("parameters", "Params", Unit.COUNT, "By parameters"),
-    Column("macs_class", "Class", group="By MACs"),
-    Column("forward_macs", "MACs", Unit.MACS, "By MACs"),
-    Column("forward_class", "Class", group="By forward"),
-    Column("forward_ns", "Latency", Unit.DURATION_NS, "By forward"),
-    Column("backward_class", "Class", group="By backward"),
-    Column("backward_ns", "Latency", Unit.DURATION_NS, "By backward"),
+    Column("parameters_class", "Class", group="By parameters", help="that has the most."),
+    Column(
+        "parameters",
+        "Params",
+        Unit.COUNT,
+        "By parameters",
+        help="elements; a tied parameter counts at the first module that has it.",
+    ),
+    Column("macs_class", "Class", group="By MACs", help="that has the most."),
+    Column("forward_macs", "MACs", Unit.MACS, "By MACs", help="of the counted step's forward."),
+    Column("forward_class", "Class", group="By forward", help="that has the most."),
+    Column(
+        "forward_ns",
+        "Latency",
+        Unit.DURATION_NS,
+        "By forward",
+        help=_LATENCY,
+    ),
+    Column("backward_class", "Class", group="By backward", help="that has the most."),
+    Column(
+        "backward_ns",
+        "Latency",
+        Unit.DURATION_NS,
+        "By backward",
+        help=_BACKWARD_LATENCY,
+    ),
 )
+TOP_MODULES: Final = TableKind(
+    id="top_modules",
+    title="Top modules by depth",
+    help=(
+        "For every depth (0 is the model) the classes with the most parameters, forward MACs, forward"
+        " and backward latency; all modules of a class at that depth are added up, each with what is"
+        " inside of it."
+    ),
+    columns=_CLASS_COLUMNS,
+    views=("modules",),
+    place=-1,
+)
+
 
 _SLOWEST_COLUMNS: Final = (
     Column("module", "Module"),
-    Column("type_name", "Class"),
-    Column("forward_ns", "Forward", Unit.DURATION_NS),
-    Column("backward_ns", "Backward", Unit.DURATION_NS),
-    Column("ratio", "Ratio(%)", Unit.RATIO),
+    Column("type_name", "Class", help="of the module."),
+    Column(
+        "forward_ns",
+        "Forward",
+        Unit.DURATION_NS,
+        help=_LATENCY,
+    ),
+    Column(
+        "backward_ns",
+        "Backward",
+        Unit.DURATION_NS,
+        help=_BACKWARD_LATENCY,
+    ),
+    Column("ratio", "Ratio(%)", Unit.RATIO, help="of the model's forward and backward."),
 )
+SLOWEST_MODULES: Final = TableKind(
+    id="slowest_modules",
+    title="Slowest modules",
+    help=(
+        "The five modules that take the most time by themselves, forward and backward, without what"
+        " is inside of them."
+    ),
+    columns=_SLOWEST_COLUMNS,
+    views=("modules",),
+    place=-1,
+)
+
 _NUM_SLOWEST: Final = 5
 
 _FIGURES: Final[tuple[Figure, ...]] = ("parameters", "forward_macs", "forward_ns", "backward_ns")
@@ -100,9 +216,9 @@ def module_tables(
         detailed: whether the tree itself is there.
     """
     if isinstance(tree, Absent):
-        tables = [_absent("top_modules", "Top modules by depth", _CLASS_COLUMNS, tree.reason)]
+        tables = [TOP_MODULES.table(absent_reason=tree.reason)]
         if detailed:
-            tables.append(_absent("module_tree", "Modules", _TREE_COLUMNS, tree.reason))
+            tables.append(MODULE_TREE.table(absent_reason=tree.reason))
         return tuple(tables)
     depth = tree.depth if module_depth is None else min(module_depth, tree.depth)
     tables = [_slowest(tree)] if tree.steps else []
@@ -110,10 +226,6 @@ def module_tables(
     if detailed:
         tables.append(_modules(tree, depth))
     return tuple(tables)
-
-
-def _absent(key: str, title: str, columns: tuple[Column, ...], reason: str) -> Table:
-    return Table(id=key, title=title, columns=columns, rows=(), absent_reason=reason)
 
 
 def _slowest(tree: ModuleTree) -> Table:
@@ -131,9 +243,7 @@ def _slowest(tree: ModuleTree) -> Table:
             for slow in found
         ],
     )
-    return Table(
-        id="slowest_modules",
-        title="Slowest modules",
+    return SLOWEST_MODULES.table(
         columns=columns,
         rows=rows,
         notes=(f"{_SLOWEST_DEFINITION} Median of {tree.steps} timed steps.",) if rows else (),
@@ -151,9 +261,7 @@ def _modules(tree: ModuleTree, depth: int) -> Table:
     if len(shown) < len(tree.modules):
         notes.append(f"Shows modules to depth {depth} of {tree.depth} (module_depth={depth}).")
     columns, rows = _measured_only(_TREE_COLUMNS, [_row(module) for module in shown])
-    return Table(
-        id="module_tree",
-        title="Modules",
+    return MODULE_TREE.table(
         columns=columns,
         rows=rows,
         depths=tuple(module.depth for module in shown),
@@ -187,9 +295,7 @@ def _classes(tree: ModuleTree, deepest: int, count: int) -> Table:
                 cells += ranking[place] if place < len(ranking) else (None, None)
             rows.append(tuple(cells))
     columns, shown = _measured_only(_CLASS_COLUMNS, rows)
-    return Table(
-        id="top_modules",
-        title="Top modules by depth",
+    return TOP_MODULES.table(
         columns=columns,
         rows=shown,
         notes=(_CLASS_DEFINITION,),

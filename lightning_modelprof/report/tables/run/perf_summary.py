@@ -7,15 +7,64 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.benchmark import Statistics
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
+_OF_STEPS: Final = "of the steps' values. Percentiles interpolate linearly between the two nearest steps."
 _COLUMNS: Final = (
     Column("name", ""),
-    *(Column(key, "std. error" if key == "standard_error" else key, Unit.BY_ROW) for key in _STATISTICS),
+    Column(
+        "avg",
+        "avg",
+        Unit.BY_ROW,
+        help="of the whole set; for a rate or a ratio total over total, not the mean of the steps' values.",
+    ),
+    *(Column(key, key, Unit.BY_ROW, help=_OF_STEPS) for key in _STATISTICS[1:-1]),
+    Column(
+        "standard_error",
+        "std. error",
+        Unit.BY_ROW,
+        help=(
+            "the standard error of avg. Two runs whose averages differ by less than about three of it may not"
+            " differ at all. It does not take steps as independent: with workers slow and fast steps take"
+            " turns, and avg varies less than the sample deviation over √n says; where they come in runs it"
+            " varies more. So it is estimated from overlapping batch means (Meketon and Schmeiser, 1984)."
+            " With fewer than 4 steps it is the sample deviation over √n, with few steps little more than a"
+            " guess, and with one step a dash. What changes from run to run, such as another load of the"
+            " machine, is not in it."
+        ),
+    ),
 )
+PERF_SUMMARY: Final = TableKind(
+    id="perf_summary",
+    title="Perf Summary",
+    help=(
+        "Over one and the same set of clean steps; the notes say how many steps were left out and"
+        " why. `b` is a step's wall time without the phase Profiler (what this profiler did between"
+        " two steps, such as sending scalars to loggers), `r` its phase `dataloader`, `s` what"
+        " `samples_fn` counts in its batch (by default the one number that all parts of the batch"
+        " allow)."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "reader_cost": ("how long a step waits for its batch: avg is the mean of r, the others are of r."),
+        "batch_cost": "how long a step takes: avg is the mean of b, the others are of b.",
+        "ips": (
+            "steps (in evaluation loops batches), and samples, in a second: avg is the number of steps /"
+            " Σb and Σs / Σb, the others are of 1 / b and s / b."
+        ),
+        "Reader Ratio": (
+            "the share of the time that is spent waiting for batches: avg is Σr / Σb, the others are of r"
+            " / b."
+        ),
+    },
+    views=("overview",),
+    compared=Figure(keys=("avg",)),
+)
+
 
 _FEW: Final = 10
 """With fewer clean steps a single slow one decides the figures."""
@@ -89,10 +138,7 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
 def _table(
     rows: tuple[tuple[Cell, ...], ...], units: tuple[Unit, ...], *, notes: tuple[str, ...], reason: str | None
 ) -> Table:
-    return Table(
-        id="perf_summary",
-        title="Perf Summary",
-        columns=_COLUMNS,
+    return PERF_SUMMARY.table(
         rows=rows,
         row_units=units,
         notes=notes,

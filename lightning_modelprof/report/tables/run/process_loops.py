@@ -8,30 +8,59 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
     Column("loop", "Loop"),
-    Column("created", "Started"),
-    Column("model", "Model"),
-    Column("status", "Status"),
-    Column("steps", "Steps", Unit.COUNT),
-    Column("steps_per_s", "Steps/s", Unit.RATE),
-    Column("standard_error", "std. error", Unit.RATE),
-    Column("verdict", "Verdict"),
-    Column("folder", "Folder"),
+    Column("created", "Started", help="when it began."),
+    Column("model", "Model", help="class of the LightningModule."),
+    Column("status", "Status", help="how it ended."),
+    Column("steps", "Steps", Unit.COUNT, help="finished ones."),
+    Column("steps_per_s", "Steps/s", Unit.RATE, help="over clean steps."),
+    Column("standard_error", "std. error", Unit.RATE, help="of Steps/s."),
+    Column("verdict", "Verdict", help="what limits the loop."),
+    Column("folder", "Folder", help="where its files are."),
 )
+LOOPS: Final = TableKind(
+    id="loops",
+    title="Loops",
+    help=(
+        "What else the process ran, in the report of its first loop: those with a report of their"
+        " own. Files of later loops that want the same folder lie in it (`modelprof/fit_2`,"
+        " `modelprof/test`), and the terminal has a line for each after the first of its kind (in a"
+        " notebook: of its cell)."
+    ),
+    columns=_LOOP_COLUMNS,
+)
+
 _SHORT_COLUMNS: Final = (
     Column("loop", "Loop"),
-    Column("model", "Model"),
+    Column("model", "Model", help="class of the LightningModule."),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("batches", "Batches", Unit.COUNT, adds_up=True),
+    Column("batches", "Batches", Unit.COUNT, adds_up=True, help="of all calls."),
     Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-    Column("mean_ns", "Mean", Unit.DURATION_NS),
-    Column("p99_ns", "p99", Unit.DURATION_NS),
-    Column("failed", "Failed", Unit.COUNT, adds_up=True),
+    Column("mean_ns", "Mean", Unit.DURATION_NS, help="over calls."),
+    Column(
+        "p99_ns",
+        "p99",
+        Unit.DURATION_NS,
+        help="over calls; of more than 4,096 calls it is of some of them, spread evenly.",
+    ),
+    Column("failed", "Failed", Unit.COUNT, adds_up=True, help="ended with an exception."),
+)
+SHORT_LOOPS: Final = TableKind(
+    id="short_loops",
+    title="Short loops",
+    help=(
+        "Fits of fewer than 5 steps, and validations, tests and predictions of fewer than 20 batches,"
+        " unless `steps`, `active` or `flops` ask for one of their steps. Only their time is taken:"
+        " from the loop's first hook to its last. They are written when the program ends, or with the"
+        " next loop that has a report."
+    ),
+    columns=_SHORT_COLUMNS,
 )
 
 
@@ -62,13 +91,10 @@ def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple
             )
             for one in loops
         )
-        tables.append(Table(id="loops", title="Loops", columns=_LOOP_COLUMNS, rows=rows))
+        tables.append(LOOPS.table(rows=rows))
     if short:
         tables.append(
-            Table(
-                id="short_loops",
-                title="Short loops",
-                columns=_SHORT_COLUMNS,
+            SHORT_LOOPS.table(
                 rows=tuple(_short_row(one) for one in short),
                 notes=(
                     "Loops of the same process that are too short for a report of their own, from the first"

@@ -7,6 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.ranks import RankPace, RankSkew
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -61,20 +62,58 @@ def _row(pace: RankPace) -> tuple[Cell, ...]:
     )
 
 
-def _ranks(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
-    return Table(
-        id="rank_phases",
-        title="Ranks",
-        columns=(
-            Column("rank", "Rank"),
-            Column("host", "Host"),
-            Column("num_steps", "Clean steps", Unit.COUNT),
-            Column("step_ns", "Step", Unit.DURATION_NS),
-            *(Column(f"{phase.key}_ns", phase.label, Unit.DURATION_NS) for phase in _CORE),
-            Column("own_ns", "Own", Unit.DURATION_NS),
-            Column("late_ns", "Later by", Unit.DURATION_NS),
-            Column("slowest", "Slowest(%)", Unit.RATIO),
+_MEAN: Final = "mean over the clean steps of the rank."
+RANKS: Final = TableKind(
+    id="rank_phases",
+    title="Ranks",
+    help=(
+        "Shown for more than one rank, when their steps could be brought together: at the end of a"
+        " loop that ended well, or by `lightning-modelprof report` from the files that each rank"
+        " wrote. Durations alone are compared, each by its own rank's clock.\n\n"
+        "Ranks meet in every step and take the same time for it: what one does for longer on its own"
+        " shows on the others where they wait, mostly in Backward. A slow loader on rank 1 is a long"
+        " Dataloader on rank 1 and a long Backward everywhere else."
+    ),
+    columns=(
+        Column("rank", "Rank"),
+        Column("host", "Host", help="where it ran."),
+        Column("num_steps", "Clean steps", Unit.COUNT, help="of the rank."),
+        Column("step_ns", "Step", Unit.DURATION_NS, help=_MEAN),
+        *(Column(f"{phase.key}_ns", phase.label, Unit.DURATION_NS, help=_MEAN) for phase in _CORE),
+        Column(
+            "own_ns",
+            "Own",
+            Unit.DURATION_NS,
+            help=(
+                "the phases that a rank does until ranks meet, all but Forward, Backward, Optimization,"
+                " Gradient clipping, Validation, Rank wait, Loop, Epoch turn and Profiler. It is tried with"
+                " Forward, with Optimization and Gradient clipping, and with all three, too: what explains at"
+                " least a tenth more of the time counts, and the note says which. The mean over steps that"
+                " are clean on all ranks."
+            ),
         ),
+        Column(
+            "late_ns",
+            "Later by",
+            Unit.DURATION_NS,
+            help=(
+                "Own less the mean Own of the other ranks in the same step. The mean over steps that are"
+                " clean on all ranks."
+            ),
+        ),
+        Column(
+            "slowest",
+            "Slowest(%)",
+            Unit.RATIO,
+            help=("share of the steps in which no rank had more Own, of those that are clean on all ranks."),
+        ),
+    ),
+    views=("distributed",),
+)
+
+
+def _ranks(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
+    return RANKS.table(
         rows=rows,
         notes=notes,
         absent_reason=reason,
@@ -110,22 +149,45 @@ def _spread_table(skew: RankSkew) -> Table:
     return _spread(tuple(rows), None)
 
 
+RANK_SPREAD: Final = TableKind(
+    id="rank_spread",
+    title="Phases over the ranks",
+    help="How far the means of the ranks lie apart, phase by phase.",
+    columns=(
+        Column("label", "Phase"),
+        Column("mean_ns", "Mean", Unit.DURATION_NS, help="of the ranks' means."),
+        Column("least_ns", "Least", Unit.DURATION_NS, help="the least and the most of the ranks' means."),
+        Column("least_rank", "of rank", Unit.COUNT, help="the rank that has it."),
+        Column("most_ns", "Most", Unit.DURATION_NS, help="the least and the most of the ranks' means."),
+        Column("most_rank", "of rank", Unit.COUNT, help="the rank that has it."),
+        Column("spread_ns", "Apart", Unit.DURATION_NS, help="how far the least and the most lie apart."),
+    ),
+    has_phases=True,
+    views=("distributed",),
+)
+
+
 def _spread(rows: tuple[tuple[Cell, ...], ...], reason: str | None) -> Table:
-    return Table(
-        id="rank_spread",
-        title="Phases over the ranks",
-        columns=(
-            Column("label", "Phase"),
-            Column("mean_ns", "Mean", Unit.DURATION_NS),
-            Column("least_ns", "Least", Unit.DURATION_NS),
-            Column("least_rank", "of rank", Unit.COUNT),
-            Column("most_ns", "Most", Unit.DURATION_NS),
-            Column("most_rank", "of rank", Unit.COUNT),
-            Column("spread_ns", "Apart", Unit.DURATION_NS),
-        ),
+    return RANK_SPREAD.table(
         rows=rows,
         absent_reason=reason,
     )
+
+
+ALL_RANKS: Final = TableKind(
+    id="all_ranks",
+    title="All ranks",
+    help=(
+        "Shown for more than one rank: the same averages over the clean steps of every rank, in the"
+        " report of the first one. Samples/s of all ranks is the total samples over the mean time of a"
+        " rank. Where ranks are missing, the title and that line say of how many it is."
+    ),
+    columns=(
+        Column("figure", "Figure"),
+        Column("value", "Value", Unit.BY_ROW, help="of all ranks together."),
+    ),
+    views=("distributed",),
+)
 
 
 def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -154,12 +216,10 @@ def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  
         ),
     )
     return (
-        Table(
-            id="all_ranks",
+        ALL_RANKS.table(
             title=f"All {ranks.world_size} ranks"
             if ranks.world_size == analysis.info.world_size
             else f"{ranks.world_size} of {analysis.info.world_size} ranks",
-            columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW)),
             rows=tuple((label, value) for label, value, _ in named),
             row_units=tuple(row_unit for _, _, row_unit in named),
             notes=("Over the clean steps of every one of these ranks.",),

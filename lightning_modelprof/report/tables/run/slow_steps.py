@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.words import cause_words
@@ -69,26 +72,99 @@ def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     return (*notes, f"CPU wait: {record.why_no_cpu_wait}. So the machine is named as no cause.")
 
 
-def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
-    return Table(
-        id="slow_steps",
-        title="Slow steps",
-        columns=(
-            Column("step", "Step"),
-            Column("duration_ns", "Time", Unit.DURATION_NS),
-            Column("times_usual", "Times usual", Unit.RATE),
-            Column("cause", "Cause"),
-            Column("phase", "Longest beyond usual"),
-            Column("phase_excess_ns", "Beyond by", Unit.DURATION_NS),
-            Column("collector_ns", "Collector", Unit.DURATION_NS),
-            Column("major_faults", "Faults", Unit.COUNT),
-            Column("cpu_wait", "CPU wait", Unit.RATIO),
+SLOW_STEPS: Final = TableKind(
+    id="slow_steps",
+    title="Slow steps",
+    help=(
+        "Steps are checked in groups of 200 (the last group has the rest). A step is slow if it takes"
+        " more than three times the median of the last 512 clean, not slow steps before its group. As"
+        " long as fewer than 20 of these are known, the group's own clean steps count as well: the"
+        " first group is compared with its own median, and with fewer than 20 no step is called slow."
+        " If at least half of a group's clean steps are slow, that pace becomes the usual one. Times"
+        " are without the phase Profiler. Steps in which this profiler was at work, and the first"
+        " ones, are none of them. The slowest eight that are clean are shown, and the slowest eight of"
+        " those with a validation or the start of an epoch."
+    ),
+    columns=(
+        Column("step", "Step"),
+        Column("duration_ns", "Time", Unit.DURATION_NS, help="of the step."),
+        Column("times_usual", "Times usual", Unit.RATE, help="the same by the median."),
+        Column(
+            "cause",
+            "Cause",
+            help=(
+                "the collector, if it took half of the time beyond the median, with the oldest generation"
+                " that it collected; else the phase that took half of it; but the machine, if CPU wait"
+                " explains half and the phase is one that computes, or there is none; else unknown."
+            ),
         ),
+        Column(
+            "phase",
+            "Longest beyond usual",
+            help="the phase that is longest beyond its median over the clean steps.",
+        ),
+        Column(
+            "phase_excess_ns",
+            "Beyond by",
+            Unit.DURATION_NS,
+            help="how much longer that phase took than its median.",
+        ),
+        Column(
+            "collector_ns",
+            "Collector",
+            Unit.DURATION_NS,
+            help="time in Python's garbage collector, in runs of a millisecond and more.",
+        ),
+        Column(
+            "major_faults",
+            "Faults",
+            Unit.COUNT,
+            help=(
+                "page faults of the process that read from a disk, of the whole group of steps; empty where"
+                " the system does not count. They are shown and never a cause: how long one took is not"
+                " known."
+            ),
+        ),
+        Column(
+            "cpu_wait",
+            "CPU wait",
+            Unit.RATIO,
+            help=(
+                "the share of the time in which the training thread was ready to run and had no CPU, of the"
+                " whole group of steps; empty where the system does not count (only Linux with scheduler"
+                " statistics does)."
+            ),
+        ),
+    ),
+    views=("steps",),
+)
+
+
+def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
+    return SLOW_STEPS.table(
         rows=rows,
         notes=notes,
         absent_reason=reason,
         is_detail=not rows,  # most runs have none, and then nobody wants to read of them
     )
+
+
+WORST_STEP: Final = TableKind(
+    id="worst_step",
+    title="A typical step and the worst",
+    help=(
+        "Medians of the phases over the clean steps beside the slowest clean step; CPU wait of groups"
+        " without a slow clean step beside its group's."
+    ),
+    columns=(
+        Column("label", "Phase"),
+        Column("typical", "Typical", Unit.BY_ROW, help="median over the clean steps."),
+        Column("worst", "Worst", Unit.BY_ROW, help="of the slowest clean step."),
+        Column("more", "More", Unit.BY_ROW, help="how much more that is."),
+    ),
+    has_phases=True,
+    views=("steps",),
+)
 
 
 def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
@@ -111,15 +187,8 @@ def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
             " that were looked at together with it.",
         )
     is_special = " with a validation or an epoch's start" if worst.slow.tags & SPECIAL else ""
-    return Table(
-        id="worst_step",
+    return WORST_STEP.table(
         title=f"A typical {step} and the worst",
-        columns=(
-            Column("label", "Phase"),
-            Column("typical", "Typical", Unit.BY_ROW),
-            Column("worst", "Worst", Unit.BY_ROW),
-            Column("more", "More", Unit.BY_ROW),
-        ),
         rows=tuple(rows),
         row_units=tuple(units),
         notes=(

@@ -7,6 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.words import milliseconds
@@ -14,13 +15,75 @@ from lightning_modelprof.run.loops import loop_of
 
 _COLUMNS: Final = (
     Column("label", "Part"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-    Column("per_batch_ns", "Per batch", Unit.DURATION_NS, adds_up=True),
-    Column("per_run_ns", "Per validation", Unit.DURATION_NS, adds_up=True),
-    Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True),
+    Column(
+        "calls",
+        "Calls",
+        Unit.COUNT,
+        adds_up=True,
+        help=(
+            "how often the part was entered: fetches, transfers with their hooks, batches, hooks,"
+            " validations; a dash for what is the rest between others."
+        ),
+    ),
+    Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True, help="self time."),
+    Column("per_batch_ns", "Per batch", Unit.DURATION_NS, adds_up=True, help="Total by validation batch."),
+    Column("per_run_ns", "Per validation", Unit.DURATION_NS, adds_up=True, help="Total by validation."),
+    Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="of all parts."),
+    Column(
+        "device_ns",
+        "Device total",
+        Unit.DURATION_NS,
+        adds_up=True,
+        help=(
+            "elapsed time on the device's stream while the part was running, callbacks in it included, as"
+            " far as the device had come when the report was made."
+        ),
+    ),
 )
-_DEVICE_COLUMN: Final = Column("device_ns", "Device total", Unit.DURATION_NS, adds_up=True)
+VALIDATION: Final = TableKind(
+    id="validation",
+    title="Validation",
+    help=(
+        "What the validations inside a fit spent their time on, over all of them, whether or not the"
+        " step around them finished. The parts share the phase Validation: they sum to its time in the"
+        " whole fit, to the nanosecond. Callbacks and checkpoints are phases of their own and in no"
+        " part; a note says what callbacks took in validations. The sanity check before training is"
+        " not measured.\n\n"
+        "Workers that start make the first batch late: the note says how much longer first batches"
+        " were waited for than as many others."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "Dataloader": (
+            "the loop waits for its next validation batch. Of a second dataloader the first fetch holds"
+            " the start of its workers."
+        ),
+        "Transfer": "moving the batch to the device, with the batch-transfer hooks.",
+        "Forward": ("`validation_step`, with all `self.log` calls and updates of metrics in it."),
+        "Module hooks": (
+            "`on_validation_...` hooks of the LightningModule and the Strategy that somebody overrides,"
+            " but for `on_validation_epoch_end`."
+        ),
+        "Metrics and epoch end": (
+            "Lightning computes the metrics that were logged, of each dataloader after its last batch;"
+            " `on_validation_epoch_end` of the module. With several ranks also what they wait for each"
+            " other there."
+        ),
+        "Logging": (
+            "after each batch until the next fetch, and what goes to the loggers at the end: metrics,"
+            " loggers, progress counters."
+        ),
+        "Dataloader init": (
+            "before the first batch: `val_dataloader` if it is asked again, the iterator of the first"
+            " dataloader, its workers' start; of an iterable data set without a length also the fetch of"
+            " its first batch. While gradients accumulate also what follows the training batch, as"
+            " Lightning fires nothing in between."
+        ),
+        "Loop": "Lightning's loop between the above.",
+    },
+    views=("steps",),
+    compared=Figure(keys=("per_batch_ns", "per_run_ns")),
+)
 
 
 def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -35,7 +98,7 @@ def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, 
     if isinstance(split, Absent):
         return (_table((), absent_reason=split.reason),)
     has_device = any(part.device_ns is not None for part in split.parts)
-    columns = (*_COLUMNS, _DEVICE_COLUMN) if has_device else _COLUMNS
+    columns = _COLUMNS if has_device else _COLUMNS[:-1]
     rows = tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts)
     reason = None if rows else "the validations took no time that could be measured"
     return (
@@ -69,14 +132,12 @@ def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> t
 
 def _table(
     rows: tuple[tuple[str | int | float | None, ...], ...],
-    columns: tuple[Column, ...] = _COLUMNS,
+    columns: tuple[Column, ...] = _COLUMNS[:-1],
     *,
     notes: tuple[str, ...] = (),
     absent_reason: str | None,
 ) -> Table:
-    return Table(
-        id="validation",
-        title="Validation",
+    return VALIDATION.table(
         columns=columns,
         rows=rows,
         notes=notes,

@@ -8,6 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -20,8 +21,43 @@ _COLUMNS: Final = (
     Column("avg", "Avg", Unit.BY_ROW),
     Column("max", "Max", Unit.BY_ROW),
     Column("min", "Min", Unit.BY_ROW),
-    Column("ratio", "Ratio(%)", Unit.RATIO),
+    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the steps' time."),
 )
+DATALOADER: Final = TableKind(
+    id="dataloader",
+    title="Dataloader",
+    help=(
+        "Where the time to fetch a batch goes, on the thread that runs the steps, clipped to the"
+        " steps. A fetch is our range `modelprof: dataloader`, in traces without it"
+        " `enumerate(DataLoader)#...__next__` (or `DataPipe`). Below: copies from the host to a device"
+        " launched in the steps, by kind (the name tells pageable from pinned memory), with their time"
+        " on the device and their bytes (a dash if the size of any is not recorded). A note says"
+        " whether worker processes or the training thread make the batches. Several ranks: pooled,"
+        " with a row per rank under Fetch. Absent when the trace has no fetch, or none in the steps on"
+        " their thread."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "Fetch": "fetches, their total, avg, max, min, and share of the steps' time.",
+        "per step": "the same of each step's fetch time, 0 where it has none.",
+        "hidden by the device": (
+            "fetch time in which any device of the process worked (kernels, copies, sets), of each fetch;"
+            " left out without device events."
+        ),
+        "exposed": (
+            "the rest, the most that faster loading can save, of each fetch; left out without device events."
+        ),
+        "in other operators": (
+            "fetch time in operators beside the five with the most, on that thread, without those inside"
+            " another operator."
+        ),
+        "outside operators": ("Python, the data set, waiting; with the rows of operators it sums to Fetch."),
+        "size": "bytes of the copies.",
+    },
+    views=("steps",),
+    compared=Figure(keys=("total",), sum_over="window"),
+)
+
 
 _MOST_OPERATORS: Final = 5
 
@@ -67,9 +103,7 @@ def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: Ta
     """
     ranks = split_ranks(by_rank)
     if not ranks.found:
-        return Table(
-            id="dataloader", title=_TITLE, columns=_COLUMNS, rows=(), absent_reason=ranks.absent_reason
-        )
+        return DATALOADER.table(absent_reason=ranks.absent_reason)
     pooled = pool_dataloader(list(ranks.found.values()))
     lines = [_time_line(0, "Fetch", pooled.fetches, pooled.steps_ns)]
     if ranks.are_several:
@@ -77,10 +111,7 @@ def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: Ta
             _time_line(1, f"rank {rank}", fact.fetches, fact.steps_ns) for rank, fact in ranks.found.items()
         ]
     lines += [*_fetch_lines(pooled), *(line for copy in pooled.copies for line in _copy_lines(copy))]
-    return Table(
-        id="dataloader",
-        title=_TITLE,
-        columns=_COLUMNS,
+    return DATALOADER.table(
         rows=tuple(cells for _, _, cells in lines),
         depths=tuple(depth for depth, _, _ in lines),
         row_units=tuple(unit for _, unit, _ in lines),

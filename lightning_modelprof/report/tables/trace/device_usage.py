@@ -7,6 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -14,17 +15,89 @@ from lightning_modelprof.report.tables.rows import split_ranks
 _TITLE: Final = "Device Summary"
 _COLUMNS: Final = (
     Column("name", "Device"),
-    Column("utilization", "Utilization (%)", Unit.RATIO),
-    Column("busy", "Busy (%)", Unit.RATIO),
-    Column("sm_efficiency", "SM efficiency (%)", Unit.RATIO),
-    Column("occupancy", "Occupancy (%)", Unit.RATIO),
-    Column("occupancy_zero", "Occupancy 0 (%)", Unit.RATIO),
-    Column("tensor_cores", "Tensor Cores (%)", Unit.RATIO),
-    Column("tensor_unknown", "Tensor Cores unknown (%)", Unit.RATIO),
-    Column("model", "Model"),
-    Column("memory_bytes", "Memory", Unit.BYTES),
-    Column("compute_capability", "Compute capability"),
+    Column("utilization", "Utilization (%)", Unit.RATIO, help="|union of kernels| / T."),
+    Column("busy", "Busy (%)", Unit.RATIO, help="the same with copies and sets."),
+    Column(
+        "sm_efficiency",
+        "SM efficiency (%)",
+        Unit.RATIO,
+        help=(
+            "∫ min(1, Σ blocks per SM of the running kernels) dt / T, idle time as 0; kernels without"
+            " that number count as 0, and a dash means that none has it."
+        ),
+    ),
+    Column(
+        "occupancy",
+        "Occupancy (%)",
+        Unit.RATIO,
+        help=(
+            "mean of the profiler's estimate over the kernels that have one, weighted by their time in"
+            " the span; idle time does not count."
+        ),
+    ),
+    Column(
+        "occupancy_zero",
+        "Occupancy 0 (%)",
+        Unit.RATIO,
+        help="the profiler writes 0 for some busy kernels: the share of that time.",
+    ),
+    Column(
+        "tensor_cores",
+        "Tensor Cores (%)",
+        Unit.RATIO,
+        help=(
+            "time of kernels whose names say that they use tensor cores / time of the kernels whose names"
+            " tell, in the span. A dash without kernels and on devices without tensor cores: other makers'"
+            " (told by the runtime's calls or the devices' models), and NVIDIA's before Volta or of the"
+            " GTX 16 series."
+        ),
+    ),
+    Column(
+        "tensor_unknown",
+        "Tensor Cores unknown (%)",
+        Unit.RATIO,
+        help=(
+            "time of the kernels whose names do not tell (somebody's own, most of Triton's) / time of all"
+            " kernels in the span. A dash where Tensor Cores is one."
+        ),
+    ),
+    Column("model", "Model", help="what the file says."),
+    Column("memory_bytes", "Memory", Unit.BYTES, help="what the file says."),
+    Column("compute_capability", "Compute capability", help="what the file says."),
 )
+DEVICE_USAGE: Final = TableKind(
+    id="device_usage",
+    title="Device Summary",
+    help=(
+        "The CPU rows are read once when a window starts to record and once when it stops; *elapsed*"
+        " is the host time between the two. They are absent for traces that the callback did not"
+        " record: torch does not write CPU times.\n\n"
+        "One row per device (and rank) over the span, of length T; without steps over the operators,"
+        " else over the device events. The first step begins when the device events that are left over"
+        " from before it have ended."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "CPU(Process)": (
+            "CPU time (user and system, all threads) of the training process / elapsed. 100 % is one CPU,"
+            " so the most is 100 % × number of CPUs."
+        ),
+        "CPU(Workers)": (
+            "the same for all processes that the training process started, and those that they started:"
+            " DataLoader workers above all. Those that began or ended inside the window are counted; other"
+            " ranks of the job, which Lightning's rank 0 starts, and their workers are not. In ticks of 10"
+            " ms per process, so short windows are coarse. A dash where an ended worker's time is not"
+            " accounted for (macOS, Windows, or where the process that started it ended first)."
+        ),
+        "CPU(System)": (
+            "time that CPUs of the machine worked / (that + idle + waiting for a disk), all processes of"
+            " all users: 100 % is every CPU busy. The same for every rank of a machine."
+        ),
+    },
+    views=("overview",),
+    compared=Figure(keys=("value",), names=("name", "figure")),
+)
+
 
 _CPU_NOTE: Final = (
     "CPU(Process) and CPU(Workers) are the processor time of the training process and of its children per"
@@ -81,9 +154,7 @@ def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: Tab
     rows = [row for rank, usage in ranks.found.items() for row in _rows(usage, ranks.prefix(rank))]
     # Without a device all columns but the first two would be empty.
     num_columns = len(_COLUMNS) if any(usage.devices for usage in usages) or not usages else 2
-    return Table(
-        id="device_usage",
-        title=_TITLE,
+    return DEVICE_USAGE.table(
         columns=_COLUMNS[:num_columns],
         rows=tuple(row[:num_columns] for row in rows),
         notes=(*_cpu_notes([usage.host for usage in usages]), *_device_notes(usages), *ranks.notes),

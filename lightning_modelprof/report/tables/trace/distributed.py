@@ -8,16 +8,59 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("total_ns", "Total Time", Unit.DURATION_NS),
-    Column("ratio", "Ratio(%)", Unit.RATIO),
-    Column("step_mean_ns", "Per step", Unit.DURATION_NS),
+    Column("total_ns", "Total Time", Unit.DURATION_NS, help="over the whole trace."),
+    Column(
+        "ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        help=(
+            "how much of the first row (ProfileStep) each fills: the time inside the span of the kept"
+            " steps / that span; without steps that of the operators or of the device events. What ran"
+            " outside counts in Total Time only, so no ratio exceeds 100 %."
+        ),
+    ),
+    Column("step_mean_ns", "Per step", Unit.DURATION_NS, help="the mean of the time inside the kept steps."),
 )
+DISTRIBUTED: Final = TableKind(
+    id="distributed",
+    title="Distributed Summary",
+    help=(
+        "Per rank, over the whole trace, what overlaps counted once. There is no table when the trace"
+        " has no communication, nor when the host asked NCCL for it but no recorded kernel"
+        " communicates: a job of one process, or, where the trace tells of several, kernels that were"
+        " not recognised."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "Communication": (
+            "time in which at least one kernel that communicates runs, on any stream or device, the wait"
+            " for other ranks included: by their names those of NCCL, RCCL, MSCCL, oneCCL, HCCL, NVSHMEM,"
+            " DeepEP and other exchanges between experts, torch's symmetric memory and custom collectives"
+            " (vLLM, FlashInfer, TensorRT-LLM), and kernels launched in a range of a backend"
+            " (`xccl:all_reduce`) or an operator of symmetric memory, but neither torch's own"
+            " (`at::native`), which copy around a collective, nor those of operators that also multiply."
+            " Where a trace has none, it is the time of the backend's ranges on the host"
+            " (`gloo:all_reduce`) on any thread, and a note says so."
+        ),
+        "Computation": (
+            "time in which at least one other kernel runs (no copies, no sets); a dash without any kernels."
+        ),
+        "Overlap": "time in both; a dash without any kernels.",
+        "Exposed": (
+            "Communication − Overlap: what faster communication could save; a dash without any kernels."
+        ),
+    },
+    views=("distributed",),
+    compared=Figure(keys=("step_mean_ns",)),
+)
+
 _PARTS: Final = (
     ("Communication", "communication_ns"),
     ("Computation", "computation_ns"),
@@ -51,17 +94,73 @@ _NO_KERNELS_NOTE: Final = (
     "Without kernels neither Computation is known nor how much of Communication it hides."
 )
 
+_OF_KERNELS: Final = (
+    "of the kernels' times (host ranges where there are no such kernels); calls that overlap are added up."
+)
 _COLLECTIVE_COLUMNS: Final = (
     Column("name", "Name"),
-    Column("group", "Process group"),
-    Column("group_size", "Ranks", Unit.COUNT),
+    Column(
+        "group",
+        "Process group",
+        help=(
+            "name, group and size come from the kernel's own description, else from that of the operator"
+            " around its launch, else the name comes from the `nccl:` range around the launch or from the"
+            " kernel's name."
+        ),
+    ),
+    Column("group_size", "Ranks", Unit.COUNT, help="in the group."),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Time", adds_up=True),
-    Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
-    Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
-    Column("min_ns", "Min", Unit.DURATION_NS, "Time"),
-    Column("size_bytes", "Size", Unit.BYTES, adds_up=True),
+    Column(
+        "total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "Time",
+        adds_up=True,
+        help=_OF_KERNELS,
+    ),
+    Column(
+        "avg_ns",
+        "Avg",
+        Unit.DURATION_NS,
+        "Time",
+        help=_OF_KERNELS,
+    ),
+    Column(
+        "max_ns",
+        "Max",
+        Unit.DURATION_NS,
+        "Time",
+        help=_OF_KERNELS,
+    ),
+    Column(
+        "min_ns",
+        "Min",
+        Unit.DURATION_NS,
+        "Time",
+        help=_OF_KERNELS,
+    ),
+    Column(
+        "size_bytes",
+        "Size",
+        Unit.BYTES,
+        adds_up=True,
+        help=(
+            "what the ranks put in, Σ elements × bytes per element over all ranks and calls, a dash when"
+            " not every call recorded it."
+        ),
+    ),
 )
+COLLECTIVES: Final = TableKind(
+    id="collectives",
+    title="Collectives",
+    help=(
+        "By collective and process group, all ranks together. Absent together with the Distributed Summary."
+    ),
+    columns=_COLLECTIVE_COLUMNS,
+    views=("distributed",),
+    compared=Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
+)
+
 _COLLECTIVE_NOTES: Final = (
     "Calls and times are those of the kernels, or of ranges on the host where no kernel communicates. They"
     " contain the wait for other ranks; calls that overlap are added up.",
@@ -87,10 +186,7 @@ def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: Tabl
             depths.append(0 if fact.base_ns is None else 1)
     facts = tuple(ranks.found.values())
     host = any(fact.source == "host" for fact in facts)
-    return Table(
-        id="distributed",
-        title="Distributed Summary",
-        columns=_COLUMNS,
+    return DISTRIBUTED.table(
         rows=tuple(rows),
         depths=tuple(depths),
         notes=(
@@ -108,10 +204,7 @@ def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: Tabl
 def collectives_table(by_rank: Mapping[int, Distributed | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Calls, time and size of every collective in every process group, all ranks together."""
     ranks = split_ranks(by_rank)
-    return Table(
-        id="collectives",
-        title="Collectives",
-        columns=_COLLECTIVE_COLUMNS,
+    return COLLECTIVES.table(
         rows=tuple(
             (
                 one.name,

@@ -8,19 +8,59 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace, pool_host_waits
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("waits_for", "Waits for"),
-    Column("where", "Where"),
-    Column("calls", "Calls", Unit.COUNT, "Per step"),
-    Column("wait_ns", "Host waits", Unit.DURATION_NS, "Per step"),
-    Column("idle_ns", "Device idle", Unit.DURATION_NS, "Per step"),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "Per step"),
+    Column("waits_for", "Waits for", help="the device, or a copy from or to it."),
+    Column("where", "Where", help="the operator, and your line if stacks were recorded."),
+    Column("calls", "Calls", Unit.COUNT, "Per step", help="of this place in a step."),
+    Column("wait_ns", "Host waits", Unit.DURATION_NS, "Per step", help="time of the host in them."),
+    Column(
+        "idle_ns",
+        "Device idle",
+        Unit.DURATION_NS,
+        "Per step",
+        help="idle time of the device in a step that this row explains.",
+    ),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "Per step", help="that, of the step."),
 )
+HOST_WAITS: Final = TableKind(
+    id="host_waits",
+    title="Host Wait Summary",
+    help=(
+        "Why the busiest device is idle in a step, as means over the recorded steps. Of several steps"
+        " in a row the first does not count: what the host did before it was not recorded. Calls that"
+        " wait are synchronizations, copies without `Async`, copies from pageable memory to the"
+        " device, and asynchronous copies from or to memory that is not pinned which return only after"
+        " the copy. All waits are thought away together: of two in a row, removing one may only make"
+        " the other wait."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "Idle": "all time without an event of that device.",
+        "Idle in all steps": "the same with the first of several steps in a row.",
+        "Dataloader": "nothing was queued and the launching thread waited for its batch.",
+        "After waits": (
+            "what would be saved if no call waited for the device; below it each place that waits."
+            " Without its waits the host would have launched everything after them earlier by the time it"
+            " waited, so the device would be done earlier by the idle time that follows, as far as nothing"
+            " was queued, but never by more than the host waited. A gap is put down to the latest waits"
+            " before it, and a wait is forgotten at the end of the next step."
+        ),
+        "Host late": "what is left of the time in which nothing was queued.",
+        "Other": (
+            "work was queued and yet waited, its launch is not known, or it is before the first or after"
+            " the last event."
+        ),
+    },
+    views=("kernels",),
+    compared=Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
+)
+
 _WAITS_FOR: Final = {
     "sync": "the device",
     "device_to_host": "copy to host",
@@ -58,10 +98,7 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOp
             ratio = share(fact.covered_idle_ns, fact.covered_ns)
             rows.append((IN_ALL_STEPS, None, None, None, None, None, ratio))
             depths.append(0)
-    return Table(
-        id="host_waits",
-        title="Host Wait Summary",
-        columns=_COLUMNS,
+    return HOST_WAITS.table(
         rows=tuple(rows),
         depths=tuple(depths),
         notes=(*(_NOTES if ranks.found else ()), *ranks.notes),

@@ -8,20 +8,62 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("gaps", "Gaps", Unit.COUNT),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Time"),
-    Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
-    Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "Time"),
-    Column("covered_ns", "Total", Unit.DURATION_NS, "In the steps"),
-    Column("covered_ratio", "Ratio(%)", Unit.RATIO, "In the steps"),
+    Column("gaps", "Gaps", Unit.COUNT, help="how many."),
+    Column("total_ns", "Total", Unit.DURATION_NS, "Time", help="of all gaps."),
+    Column("avg_ns", "Avg", Unit.DURATION_NS, "Time", help="of one gap."),
+    Column("max_ns", "Max", Unit.DURATION_NS, "Time", help="of one gap."),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "Time", help="the share of the span."),
+    Column(
+        "covered_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "In the steps",
+        help=(
+            "the same in the time of Device Summary, whose Busy it has; before the first and after the"
+            " last event is Other there."
+        ),
+    ),
+    Column(
+        "covered_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "In the steps",
+        help="the share of the time of Device Summary.",
+    ),
 )
+IDLE: Final = TableKind(
+    id="idle",
+    title="Idle Summary",
+    help=(
+        "Why each device had nothing to do between its first event of the trace and the end of its"
+        " last one. Busy + Host wait + Kernel gap + Other = that span, exactly. A gap has one cause,"
+        " told from the event that ends it (of several the one launched first). Absent without device"
+        " events."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "Busy": "time in which at least one kernel, copy or set runs on any stream.",
+        "Idle": "the gaps between.",
+        "Host wait": (
+            "its launch began after the gap did, so nothing was queued. It is split by time into"
+            " Dataloader and Host."
+        ),
+        "Dataloader": ("the part of Host wait in which the launching thread waited for its next batch."),
+        "Host": "the rest of Host wait.",
+        "Kernel gap": ("launched before, and shorter than 30 µs (the limit of HolisticTraceAnalysis)."),
+        "Other": "launched before and yet it waited, or its launch is not known.",
+    },
+    views=("kernels",),
+    compared=Figure(keys=("total_ns",), sum_over="window"),
+)
+
 
 _CAUSES: Final = (
     (0, "Idle", "idle"),
@@ -60,10 +102,7 @@ def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> T
             rows += _rows(device, prefix)
             depths += [0, *(depth for depth, _, _ in _CAUSES)]
             num_unknown += device.num_unknown
-    return Table(
-        id="idle",
-        title="Idle Summary",
-        columns=_COLUMNS,
+    return IDLE.table(
         rows=tuple(rows),
         depths=tuple(depths),
         notes=(*(_NOTES if ranks.found else ()), *_unknown_note(num_unknown), *ranks.notes),

@@ -7,24 +7,74 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import row_order, split_ranks
 
+_WEIGHTED: Final = (
+    "mean weighted by time over the calls that have the value; a dash where none was recorded (ROCm, XPU)."
+)
 _COLUMNS: Final = (
     Column("name", "Name"),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", adds_up=True),
-    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
-    Column("operator", "Operator"),
-    Column("num_operators", "Operators", Unit.COUNT),
-    Column("blocks_per_sm", "Blocks per SM", Unit.COUNT),
-    Column("occupancy", "Occupancy (%)", Unit.RATIO),
-    Column("tensor_cores", "Tensor Cores"),
+    Column(
+        "device_total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "GPU",
+        adds_up=True,
+        help="sum of durations, overlap counted in full.",
+    ),
+    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU", help="per call."),
+    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU", help="per call."),
+    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU", help="per call."),
+    Column(
+        "device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True, help="share of the kernels' summed time."
+    ),
+    Column(
+        "operator",
+        "Operator",
+        help=(
+            "the innermost operator that launched most of the kernel's time; a dash when no launch is known."
+        ),
+    ),
+    Column(
+        "num_operators",
+        "Operators",
+        Unit.COUNT,
+        help="how many different operators launched it; a dash when no launch is known.",
+    ),
+    Column(
+        "blocks_per_sm",
+        "Blocks per SM",
+        Unit.COUNT,
+        help=_WEIGHTED,
+    ),
+    Column(
+        "occupancy",
+        "Occupancy (%)",
+        Unit.RATIO,
+        help=_WEIGHTED,
+    ),
+    Column(
+        "tensor_cores",
+        "Tensor Cores",
+        help=("by the kernel's name; a dash where it does not tell, and on devices without them."),
+    ),
 )
+KERNELS: Final = TableKind(
+    id="kernels",
+    title="Kernel Summary",
+    help=(
+        "By name, over all kernels of the file, also outside the steps; ranks, devices and streams"
+        " together. Sorted by GPU total or `sorted_by`; a CPU key counts as the GPU's."
+    ),
+    columns=_COLUMNS,
+    views=("kernels",),
+    compared=Figure(keys=("device_total_ns",), sum_over="window"),
+)
+
 
 _NOTE: Final = (
     "All kernels of the file, also outside the steps. Those that overlap on different streams count in full,"
@@ -52,10 +102,7 @@ def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: TableOptions
     """
     ranks = split_ranks(by_rank)
     pooled = pool_kernels(ranks.found.values())
-    return Table(
-        id="kernels",
-        title="Kernel Summary",
-        columns=_COLUMNS,
+    return KERNELS.table(
         rows=tuple(_row(pooled, kernel) for kernel in _sorted(pooled, options)),
         notes=(*_notes(pooled), *ranks.notes),
         absent_reason=ranks.absent_reason,

@@ -15,21 +15,70 @@ from lightning_modelprof.analysis.trace.launches import (
     TimeSpread,
     pool_runtime_calls,
 )
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
+_RECORDED: Final = (
+    "recorded values; p90 is the smallest that at least nine tenths of the others do not exceed."
+)
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("count", "Count", Unit.COUNT),
-    Column("ratio", "Ratio(%)", Unit.RATIO),
+    Column("count", "Count", Unit.COUNT, help="kernels, or calls."),
+    Column(
+        "ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        help=("the share of all kernels, for Shorter and Negative of those whose launch is known."),
+    ),
     Column("total_ns", "Total", Unit.DURATION_NS, "Time"),
     Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
-    Column("median_ns", "Median", Unit.DURATION_NS, "Time"),
-    Column("p90_ns", "p90", Unit.DURATION_NS, "Time"),
+    Column(
+        "median_ns",
+        "Median",
+        Unit.DURATION_NS,
+        "Time",
+        help=_RECORDED,
+    ),
+    Column(
+        "p90_ns",
+        "p90",
+        Unit.DURATION_NS,
+        "Time",
+        help=_RECORDED,
+    ),
     Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
     Column("min_ns", "Min", Unit.DURATION_NS, "Time"),
 )
+LAUNCHES: Final = TableKind(
+    id="launches",
+    title="Launch Summary",
+    help="Kernels of each rank over the whole trace. Absent without kernels.",
+    columns=_COLUMNS,
+    rows={
+        "Kernel time": "durations on the device; the rows below it overlap.",
+        "At most 5 us": "kernels that take no longer.",
+        "At most 10 us": "kernels that take no longer.",
+        "Known launch": "kernels whose launching call is known, or is not.",
+        "Unknown launch": "kernels whose launching call is known, or is not.",
+        "Shorter than their launch": (
+            "the host time of the launching call is above the device time of all it launched."
+        ),
+        "Launch call": (
+            "host time of the calls that launched kernels; one that launched several (a CUDA graph)"
+            " counts once."
+        ),
+        "Queue delay": (
+            "begin of the kernel − end of its launch call: small where the device waits for the host,"
+            " large where the host is ahead."
+        ),
+        "Negative": "the kernel began before the call returned, or the clocks differ.",
+    },
+    views=("kernels",),
+    compared=Figure(keys=("avg_ns",)),
+)
+
 _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
 
 _NOTES: Final = (
@@ -49,9 +98,37 @@ _CALL_COLUMNS: Final = (
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
     Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
-    Column("wait_ns", "Waits for GPU", Unit.DURATION_NS),
+    Column(
+        "host_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "CPU",
+        help="the share of the time in all runtime calls, summed over threads.",
+    ),
+    Column(
+        "wait_ns",
+        "Waits for GPU",
+        Unit.DURATION_NS,
+        help=(
+            "the time in calls that by their names return only when the device is done: `…Synchronize`,"
+            " and copies without `Async`; a dash for the others, though `cudaMalloc`, `cudaFree`,"
+            " asynchronous copies of memory that is not pinned and launches into a full queue wait at"
+            " times."
+        ),
+    ),
 )
+RUNTIME_CALLS: Final = TableKind(
+    id="runtime_calls",
+    title="Runtime Calls",
+    help=(
+        "By function of CUDA's, ROCm's or XPU's runtime and driver, all ranks together: calls and"
+        " host times. The first row sums all calls. Absent when the trace has no runtime calls."
+    ),
+    columns=_CALL_COLUMNS,
+    views=("kernels",),
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+)
+
 _CALL_NOTES: Final = (
     "Ratio is the share of the time in all runtime calls, summed over threads.",
     "Waits for GPU is the time in calls that by their names return only when the device is done: those that"
@@ -65,10 +142,7 @@ def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: Tabl
     ranks = split_ranks(by_rank)
     rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
     num_graph_calls = sum(fact.num_graph_calls for fact in ranks.found.values())
-    return Table(
-        id="launches",
-        title="Launch Summary",
-        columns=_COLUMNS,
+    return LAUNCHES.table(
         rows=tuple(cells for _, cells in rows),
         depths=tuple(depth for depth, _ in rows),
         notes=(*(_notes(num_graph_calls) if rows else ()), *_graph_note(num_graph_calls), *ranks.notes),
@@ -90,10 +164,7 @@ def runtime_calls_table(by_rank: Mapping[int, RuntimeCalls | Absent], options: T
         for name, host, wait_ns in named:
             times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)
             rows.append((name, host.calls, *times, share(host.total_ns, whole_ns), wait_ns))
-    return Table(
-        id="runtime_calls",
-        title="Runtime Calls",
-        columns=_CALL_COLUMNS,
+    return RUNTIME_CALLS.table(
         rows=tuple(rows),
         depths=(0, *[1] * (len(rows) - 1)) if rows else (),
         notes=(*(_CALL_NOTES if rows else ()), *ranks.notes),

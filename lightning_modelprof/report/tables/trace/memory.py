@@ -7,22 +7,60 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("allocations", "Allocations", Unit.COUNT),
-    Column("releases", "Frees", Unit.COUNT),
-    Column("allocated_bytes", "Allocated", Unit.BYTES),
-    Column("released_bytes", "Freed", Unit.BYTES),
-    Column("increased_bytes", "Increased", Unit.BYTES),
-    Column("peak_allocated_bytes", "Peak allocated", Unit.BYTES),
-    Column("peak_reserved_bytes", "Peak reserved", Unit.BYTES),
-    Column("begin_bytes", "At start", Unit.BYTES),
-    Column("end_bytes", "At end", Unit.BYTES),
+    Column("allocations", "Allocations", Unit.COUNT, help="how many."),
+    Column("releases", "Frees", Unit.COUNT, help="how many."),
+    Column("allocated_bytes", "Allocated", Unit.BYTES, help="bytes of the allocations."),
+    Column("released_bytes", "Freed", Unit.BYTES, help="bytes of the frees."),
+    Column(
+        "increased_bytes", "Increased", Unit.BYTES, help="allocated - freed, by which the rows are sorted."
+    ),
+    Column(
+        "peak_allocated_bytes",
+        "Peak allocated",
+        Unit.BYTES,
+        help=(
+            "the most that was allocated in the recorded window, its begin included, not over the"
+            " process's life."
+        ),
+    ),
+    Column(
+        "peak_reserved_bytes",
+        "Peak reserved",
+        Unit.BYTES,
+        help="the most that the caching allocator held (a dash for the CPU, which has none).",
+    ),
+    Column("begin_bytes", "At start", Unit.BYTES, help="allocated before the first event."),
+    Column("end_bytes", "At end", Unit.BYTES, help="allocated after the last event."),
 )
+MEMORY: Final = TableKind(
+    id="memory",
+    title="Memory Summary",
+    help=(
+        "With `profile_memory=True`: a row per device (and rank), under it who allocated and freed."
+        " Each allocation and release counts once, for the innermost operator open on its thread at"
+        " that moment (open from its begin until just before its end); without one for the innermost"
+        " annotation, else `(none)`. `aten::empty` and its kin are shown as `caller (aten::empty)`;"
+        " all steps are one row. The rows of a device sum to it exactly. A negative row frees what"
+        " another one allocated.\n\n"
+        "On the CPU peak, At start and At end are sums of the sizes since the window began: At start"
+        " is 0, At end is Increased, both it and single rows below 0 where more was freed than"
+        " allocated, and the peak is the highest sum, at least 0. (What torch writes as allocated"
+        " there is 0 for the shared memory of a DataLoader's workers and counts only while a profiler"
+        " runs.) For other devices dashes where the torch version did not record totals (1.9). Absent"
+        " when no memory was recorded."
+    ),
+    columns=_COLUMNS,
+    views=("memory",),
+    compared=Figure(keys=("allocated_bytes",), sum_over="window"),
+)
+
 
 _NOTES: Final = (
     "Each allocation and free counts once, for the innermost operator on its thread (without one, for the"
@@ -59,10 +97,7 @@ def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) 
     for name, device in devices:
         rows += [_device_row(name, device), *(_flow_row(flow.name, flow) for flow in device.operators)]
         depths += [0, *(1 for _ in device.operators)]
-    return Table(
-        id="memory",
-        title="Memory Summary",
-        columns=_COLUMNS,
+    return MEMORY.table(
         rows=tuple(rows),
         depths=tuple(depths),
         notes=(*(_NOTES if rows else ()), *_device_notes(devices), *ranks.notes),

@@ -7,6 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -14,18 +15,63 @@ from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT),
-    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
+    Column("calls", "Calls", Unit.COUNT, help="how often it happened. Others has no calls."),
+    Column(
+        "host_total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "CPU",
+        help=(
+            "time in which the phase's range is the innermost one of ours, clipped to the steps. The rows"
+            " of one level sum to the row above them exactly."
+        ),
+    ),
+    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep per step."),
+    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep per step."),
+    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep per step."),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="the share of ProfileStep."),
+    Column(
+        "device_total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "GPU",
+        help=(
+            "the sum of the durations of the device events (kernels, copies, sets) *launched* while the"
+            " phase was innermost, by whatever thread, whenever they ran. Events that overlap on different"
+            " streams count in full, as in Paddle."
+        ),
+    ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU"),
+    Column(
+        "device_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "GPU",
+        help="the share of ProfileStep's GPU total, not utilisation.",
+    ),
 )
+MODEL_SUMMARY: Final = TableKind(
+    id="model_summary",
+    title="Model Summary",
+    help=(
+        "From the trace of one profiler window (the newest three have a table), in Paddle's layout."
+        " Profiling slows the steps that it records: compare shares with the phases below, and take"
+        " speeds from the Perf Summary. Traces without our ranges, recorded by torch.profiler alone,"
+        " get phases from torch's own ranges; a note under the table says how."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "ProfileStep": "the recorded steps.",
+        "Others": ("what is in none of the other rows of its level; what it consists of stands below it."),
+        "Not in any range": ("the part of the steps that is in none of our ranges, Lightning's loop."),
+    },
+    has_phases=True,
+    views=("overview",),
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+)
+
 
 _CPU_NOTE: Final = (
     "CPU time of a phase is the time in which it is the innermost one, so the phases and Others sum to"
@@ -70,16 +116,15 @@ def window_model_summary(window: Window, summary: ModelSummary | Absent | None, 
 
 
 def _absent_table(table_id: str, title_suffix: str, reason: str) -> Table:
-    return Table(id=table_id, title=_TITLE + title_suffix, columns=_COLUMNS, rows=(), absent_reason=reason)
+    return MODEL_SUMMARY.table(id=table_id, title=_TITLE + title_suffix, absent_reason=reason)
 
 
 def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Table:
     """A Model Summary as a table, with more notes after those on what the figures mean."""
     steps = _steps_text(summary.step_numbers)
-    return Table(
+    return MODEL_SUMMARY.table(
         id=table_id,
         title=f"{_TITLE} ({steps})",
-        columns=_COLUMNS,
         rows=tuple(
             (row.label, *(getattr(row, column.key) for column in _COLUMNS[1:])) for row in summary.rows
         ),

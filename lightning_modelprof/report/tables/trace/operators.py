@@ -10,36 +10,162 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
 
 _NAME: Final = Column("name", "Name")
-_SHAPE: Final = Column("input_shapes", "Input Shapes")
+_SHAPE: Final = Column("input_shapes", "Input Shapes", help="the shapes of its inputs.")
 _FIGURES: Final = (
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
-    Column("host_self_ns", "Self", Unit.DURATION_NS, "CPU", adds_up=True),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls."),
+    Column(
+        "host_total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "CPU",
+        help=(
+            "time of the calls with all inside them; a call inside one of the same name counts in Calls"
+            " and Self only, so Avg, Max and Min are of the outermost calls."
+        ),
+    ),
+    Column(
+        "host_self_ns",
+        "Self",
+        Unit.DURATION_NS,
+        "CPU",
+        adds_up=True,
+        help=(
+            "time in which neither an operator nor a runtime call (cudaLaunchKernel, ...) inside was"
+            " running; over all operators it sums to the union of the operators of each thread minus their"
+            " runtime calls."
+        ),
+    ),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
     Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
-    Column("device_self_ns", "Self", Unit.DURATION_NS, "GPU", adds_up=True),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="Self / Σ Self of all operators."),
+    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", help="GPU Self with the operators inside."),
+    Column(
+        "device_self_ns",
+        "Self",
+        Unit.DURATION_NS,
+        "GPU",
+        adds_up=True,
+        help=(
+            "sum of the durations of the device events (kernels, copies, sets) that the operator launched"
+            " itself, whenever they ran, in full where they overlap. Without device events the GPU columns"
+            " are dashes."
+        ),
+    ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True),
-    Column("flops", "FLOPs", Unit.FLOPS, adds_up=True),
+    Column(
+        "device_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "GPU",
+        adds_up=True,
+        help="GPU Self / time of all device events.",
+    ),
+    Column(
+        "flops",
+        "FLOPs",
+        Unit.FLOPS,
+        adds_up=True,
+        help=(
+            "from recorded input shapes (`record_shapes=True`), a multiplication with its addition as"
+            " two, for mm, addmm, bmm, baddbmm, convolution and convolution_backward, counted in the"
+            " outermost of them; a dash is not known."
+        ),
+    ),
+)
+_MEMORY_CHANGE: Final = (
+    "what was allocated less what was released while the operator ran; Self without the operators inside."
 )
 _MEMORY: Final = (
-    Column("host_bytes", "Total", Unit.BYTES, "CPU memory"),
-    Column("host_self_bytes", "Self", Unit.BYTES, "CPU memory", adds_up=True),
-    Column("device_bytes", "Total", Unit.BYTES, "GPU memory"),
-    Column("device_self_bytes", "Self", Unit.BYTES, "GPU memory", adds_up=True),
+    Column(
+        "host_bytes",
+        "Total",
+        Unit.BYTES,
+        "CPU memory",
+        help=_MEMORY_CHANGE,
+    ),
+    Column(
+        "host_self_bytes",
+        "Self",
+        Unit.BYTES,
+        "CPU memory",
+        adds_up=True,
+        help=_MEMORY_CHANGE,
+    ),
+    Column(
+        "device_bytes",
+        "Total",
+        Unit.BYTES,
+        "GPU memory",
+        help=_MEMORY_CHANGE,
+    ),
+    Column(
+        "device_self_bytes",
+        "Self",
+        Unit.BYTES,
+        "GPU memory",
+        adds_up=True,
+        help=_MEMORY_CHANGE,
+    ),
 )
-_MODULE: Final = Column("module", "Module")
-_CALLER: Final = Column("called_from", "Called from")
+_MODULE: Final = Column(
+    "module",
+    "Module",
+    help=(
+        "(if calls of modules were recorded) the innermost module around the calls with most host"
+        " time, and how many others there are."
+    ),
+)
+_CALLER: Final = Column(
+    "called_from",
+    "Called from",
+    help=(
+        "(if stacks were recorded) the most frequent innermost frame outside torch and Lightning"
+        " (packages of these names at the begin of the path or in `site-packages`, `dist-packages`)"
+        " and this package."
+    ),
+)
+_COMPARED: Final = ("device_total_ns", "host_self_ns")
+OPERATORS: Final = TableKind(
+    id="operators",
+    title="Operator Summary",
+    help=(
+        "One row per operator name, over all threads and ranks; with `thread_sep` one section per"
+        " host thread, headed by its sums (Total there is the time in which any operator was running)."
+        " With `op_detail`, below each operator: the operators that it calls directly (and the device"
+        " events that each of those launched), then the device events that it launched itself; their"
+        " ratio is the share of the operator's Total, for the device events below a called operator of"
+        " that one's."
+    ),
+    columns=(_NAME, *_FIGURES, *_MEMORY, _MODULE, _CALLER),
+    rows={
+        "(no operator)": (
+            "the device events that no operator launched, so GPU Self sums to all device time."
+        ),
+    },
+    views=("operators",),
+    compared=Figure(keys=_COMPARED, sum_over="window"),
+)
+OPERATORS_BY_SHAPE: Final = TableKind(
+    id="operators_by_shape",
+    title="Operator Summary by input shapes",
+    help=(
+        "The same figures by operator name and the shapes of its inputs. Calls without recorded shapes are a"
+        " row of their own with a dash. Absent without `record_shapes=True`."
+    ),
+    columns=(_NAME, _SHAPE, *OPERATORS.columns[1:]),
+    views=("operators",),
+    compared=Figure(keys=_COMPARED, sum_over="window", names=("name", "input_shapes")),
+)
+
 
 NO_OPERATOR: Final = "(no operator)"
 """Name of the row with the device events that no operator launched."""
@@ -87,7 +213,7 @@ def operators_table(by_rank: Mapping[int, Operators | Absent], options: TableOpt
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section,
             ``op_detail`` adds rows below each operator.
     """
-    return _Writer(by_rank, options, "operators", "Operator Summary", with_shapes=False).table()
+    return _Writer(by_rank, options, OPERATORS).table()
 
 
 def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
@@ -97,26 +223,18 @@ def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: 
         by_rank: the operators of each rank.
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
     """
-    title = "Operator Summary by input shapes"
-    return _Writer(by_rank, options, "operators_by_shape", title, with_shapes=True).table()
+    return _Writer(by_rank, options, OPERATORS_BY_SHAPE).table()
 
 
 class _Writer:
     """Turns the operators of the ranks into rows."""
 
     def __init__(
-        self,
-        by_rank: Mapping[int, Operators | Absent],
-        options: TableOptions,
-        table_id: str,
-        title: str,
-        *,
-        with_shapes: bool,
+        self, by_rank: Mapping[int, Operators | Absent], options: TableOptions, kind: TableKind
     ) -> None:
         self.options = options
-        self.table_id = table_id
-        self.title = title
-        self.with_shapes = with_shapes
+        self.kind = kind
+        self.with_shapes = with_shapes = kind is OPERATORS_BY_SHAPE
         self.ranks = split_ranks(_with_shapes(by_rank) if with_shapes else by_rank)
         facts = self.ranks.found.values()
         self.host_self_ns = sum(fact.host_self_ns for fact in facts)
@@ -137,9 +255,7 @@ class _Writer:
             *([_CALLER] if self.has_callers else []),
         )
         rows = [*self._rows(), *self._not_launched()]
-        return Table(
-            id=self.table_id,
-            title=self.title,
+        return self.kind.table(
             columns=columns,
             rows=tuple(row.cells for row in rows),
             depths=tuple(row.depth for row in rows) if any(row.depth for row in rows) else (),

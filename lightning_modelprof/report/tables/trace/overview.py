@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.trace.overview import (
     Overview,
     pool_overviews,
 )
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -20,12 +21,71 @@ from lightning_modelprof.report.tables.rows import split_ranks
 _TITLE: Final = "Overview Summary"
 _COLUMNS: Final = (
     Column("name", "Event Type"),
-    Column("calls", "Calls", Unit.COUNT),
-    Column("host_total_ns", "Time", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
-    Column("device_total_ns", "Time", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU"),
+    Column("calls", "Calls", Unit.COUNT, help="events that begin in the steps."),
+    Column(
+        "host_total_ns",
+        "Time",
+        Unit.DURATION_NS,
+        "CPU",
+        help=("the union of the type's intervals over all threads, clipped to the steps on the host."),
+    ),
+    Column(
+        "host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="that over the steps' time (ProfileStep, 100 %)."
+    ),
+    Column(
+        "device_total_ns",
+        "Time",
+        Unit.DURATION_NS,
+        "GPU",
+        help="the union over all streams and devices, clipped to the span.",
+    ),
+    Column(
+        "device_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "GPU",
+        help="to the span, since the device lags behind the host.",
+    ),
 )
+_AS_MODEL_SUMMARY: Final = (
+    "the same figures as in the Model Summary, so only on the thread of the steps and without the"
+    " forward and backward that Lightning runs in the optimizer's closure."
+)
+OVERVIEW: Final = TableKind(
+    id="overview",
+    title="Overview Summary",
+    help=(
+        "What each type of event covers of the steps. Overlap counts once, so no ratio exceeds 100 %;"
+        " types overlap, so rows do not sum to ProfileStep. Each event is of one type, longest first,"
+        " only those that occur. Several ranks: calls and times are added up, CPU ratios are to the"
+        " sum of the ranks' steps, GPU ratios to the sum of the spans of those ranks that have device"
+        " events; a note names the others. Absent when the trace has neither steps nor operators, or"
+        " none of the recorded steps."
+    ),
+    columns=_COLUMNS,
+    rows={
+        "Operator": "operators, without nodes of autograd's graph (Backward).",
+        "Backward": (
+            "nodes of autograd's graph, `autograd::engine::evaluate_function`; before torch 1.10 by the"
+            " nodes' names."
+        ),
+        "Runtime": "calls of CUDA, ROCm, XPU.",
+        "Dataloader": "fetches by torch or in our range, none inside another.",
+        "Optimization": _AS_MODEL_SUMMARY,
+        "Zero grad": _AS_MODEL_SUMMARY,
+        "Communication": (
+            "operators of a backend, `nccl:`, `gloo:`; on the device its kernels (see Distributed Summary)."
+        ),
+        "UserDefined": "other annotations, as in that table, none around all steps.",
+        "PythonFunction": "calls of Python functions.",
+        "Profiler overhead": "the profiler's own work.",
+        "Kernel": "computation.",
+        "Memcpy": "copies on the device.",
+        "Memset": "sets on the device.",
+    },
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+)
+
 
 _LABELS: Final[dict[HostType | DeviceType, str]] = {
     "operator": "Operator",
@@ -75,15 +135,10 @@ def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptio
     """
     ranks = split_ranks(by_rank)
     if not ranks.found:
-        return Table(
-            id="overview", title=_TITLE, columns=_COLUMNS, rows=(), absent_reason=ranks.absent_reason
-        )
+        return OVERVIEW.table(absent_reason=ranks.absent_reason)
     pooled = pool_overviews(list(ranks.found.values()))
     whole = 1.0 if pooled.steps_ns else None
-    return Table(
-        id="overview",
-        title=_TITLE,
-        columns=_COLUMNS,
+    return OVERVIEW.table(
         rows=(
             ("ProfileStep", pooled.num_steps, pooled.steps_ns, whole, None, None),
             *((*_named(one), one.total_ns, one.ratio, None, None) for one in pooled.host),

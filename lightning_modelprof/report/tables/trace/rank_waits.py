@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
@@ -16,17 +17,75 @@ from lightning_modelprof.report.words import milliseconds
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Communication", adds_up=True),
-    Column("transfer_ns", "Transfer", Unit.DURATION_NS, "Communication", adds_up=True),
-    Column("waited_ns", "Total", Unit.DURATION_NS, "Waited", adds_up=True),
-    Column("waited_step_ns", "Per step", Unit.DURATION_NS, "Waited"),
-    Column("waited_ratio", "Ratio(%)", Unit.RATIO, "Waited"),
-    Column("last", "Calls", Unit.COUNT, "Came last", adds_up=True),
-    Column("last_ratio", "Ratio(%)", Unit.RATIO, "Came last"),
-    Column("caused_ns", "Total", Unit.DURATION_NS, "Others waited"),
-    Column("caused_step_ns", "Per step", Unit.DURATION_NS, "Others waited"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="calls that were compared."),
+    Column(
+        "total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "Communication",
+        adds_up=True,
+        help="time of the compared calls on this rank; calls that overlap are added up.",
+    ),
+    Column(
+        "transfer_ns",
+        "Transfer",
+        Unit.DURATION_NS,
+        "Communication",
+        adds_up=True,
+        help="of each call the shortest duration over the ranks, added up.",
+    ),
+    Column(
+        "waited_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "Waited",
+        adds_up=True,
+        help="Communication Total − Transfer: this rank waited for others.",
+    ),
+    Column(
+        "waited_step_ns", "Per step", Unit.DURATION_NS, "Waited", help="the mean over the compared steps."
+    ),
+    Column("waited_ratio", "Ratio(%)", Unit.RATIO, "Waited", help="its share of Communication Total."),
+    Column(
+        "last",
+        "Calls",
+        Unit.COUNT,
+        "Came last",
+        adds_up=True,
+        help="calls in which this rank alone had the shortest time.",
+    ),
+    Column("last_ratio", "Ratio(%)", Unit.RATIO, "Came last", help="their share of the compared calls."),
+    Column(
+        "caused_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "Others waited",
+        help=("how long the other ranks, on average, waited in the calls to which this one came last."),
+    ),
+    Column(
+        "caused_step_ns",
+        "Per step",
+        Unit.DURATION_NS,
+        "Others waited",
+        help="the mean over the compared steps.",
+    ),
 )
+RANK_WAITS: Final = TableKind(
+    id="rank_waits",
+    title="Waiting for other ranks",
+    help=(
+        "Who waited for whom, where traces of several ranks of one job are here. A collective in"
+        " which every rank needs something of every other one ends at about the same time on all of"
+        " them, so a shorter kernel means a later start. Of each compared call the transfer is the"
+        " shortest duration over the ranks; what a rank's own call took longer is its wait. Only"
+        " durations are compared: clocks of different hosts need not agree. Below each rank are its"
+        " collectives, longest wait first."
+    ),
+    columns=_COLUMNS,
+    views=("distributed",),
+    compared=Figure(keys=("waited_step_ns",)),
+)
+
 
 _ONLY_ONE: Final = "only one rank's trace is here"
 
@@ -66,11 +125,7 @@ def rank_waits_table(
     ranks = split_ranks(by_rank)
     waits = _compare(ranks)
     if isinstance(waits, Absent):
-        return Table(
-            id="rank_waits",
-            title="Waiting for other ranks",
-            columns=_COLUMNS,
-            rows=(),
+        return RANK_WAITS.table(
             notes=ranks.notes,
             absent_reason=waits.reason,
         )
@@ -83,10 +138,7 @@ def rank_waits_table(
         for (name, group), part in one.by_collective.items():
             rows.append(_row(f"{name} in {group or 'no known group'}" if len(groups) > 1 else name, part))
             depths.append(1)
-    return Table(
-        id="rank_waits",
-        title="Waiting for other ranks",
-        columns=_COLUMNS,
+    return RANK_WAITS.table(
         rows=tuple(rows),
         depths=tuple(depths),
         notes=(

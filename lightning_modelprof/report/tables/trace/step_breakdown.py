@@ -11,16 +11,50 @@ from lightning_modelprof.analysis.trace.step_breakdown import (
     StepBreakdown,
     pool_breakdowns,
 )
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
 
+_CATEGORIES: Final = {
+    "kernel": "without communication; a dash without device events.",
+    "memcpy": "copies on the device; a dash without device events.",
+    "memset": "sets on the device; a dash without device events.",
+    "communication": "as in the Distributed Summary, and the host's `nccl:` and `gloo:` operators.",
+    "runtime": "calls of CUDA or ROCm; a dash without runtime calls.",
+    "dataloader": "`enumerate(DataLoader)#...`.",
+    "cpu_exec": (
+        "other operators and annotations, but none that wraps a whole step, nor Lightning's `[pl]` and our"
+        " own ranges."
+    ),
+    "other": "the rest.",
+}
 _COLUMNS: Final = (
     Column("name", "Step"),
-    Column("total_ns", "Total", Unit.BY_ROW),
-    *(Column(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW) for key in STEP_CATEGORIES),
+    Column("total_ns", "Total", Unit.BY_ROW, help="of the step, which the others sum to."),
+    *(Column(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW, help=_CATEGORIES[key]) for key in STEP_CATEGORIES),
 )
+STEP_BREAKDOWN: Final = TableKind(
+    id="step_breakdown",
+    title="Step time breakdown",
+    help=(
+        "Per step and as a mean (with several ranks only the means): the categories of the Overview"
+        " of PyTorch's removed TensorBoard plugin. Each moment of a step goes to the first of these"
+        " that is busy then, on any thread, stream or device; they sum to the step exactly. A step"
+        " begins where the device events launched in the step before end (the first one where those"
+        " left over from before it do), and lasts to the end of its own; last steps that are"
+        " incomplete are left out, and named. A runtime call that straddles the end of a step belongs"
+        " to no step here (as in the plugin), so what it launched does not lengthen one; the Model"
+        " Summary counts it in the step in which it begins. An annotation a little shorter than a step"
+        " makes all time in it CPU Exec. Host work while the device works does not show. Several"
+        " ranks: where any has device events, those without are left out of Mean and Share, and named."
+    ),
+    columns=_COLUMNS,
+    views=("overview",),
+    compared=Figure(keys=("mean",)),
+)
+
 
 _ON_DEVICE: Final = frozenset({"kernel", "memcpy", "memset"})
 _BY_RUNTIME: Final = frozenset({"runtime"})
@@ -44,11 +78,7 @@ def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options:
     """
     ranks = split_ranks(by_rank)
     if ranks.absent_reason is not None:
-        return Table(
-            id="step_breakdown",
-            title="Step time breakdown",
-            columns=_COLUMNS,
-            rows=(),
+        return STEP_BREAKDOWN.table(
             absent_reason=ranks.absent_reason,
         )
     whole = pool_breakdowns(list(ranks.found.values()))
@@ -60,10 +90,7 @@ def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options:
     else:
         rows = [_row(f"step {step.number}", step.total_ns, step.parts_ns, whole) for step in whole.steps]
     total_share = 1.0 if whole.mean_total_ns else None
-    return Table(
-        id="step_breakdown",
-        title="Step time breakdown",
-        columns=_COLUMNS,
+    return STEP_BREAKDOWN.table(
         rows=(
             # The mean stands first: it is what most readers want, and long tables are cut at their end.
             _row("Mean", whole.mean_total_ns, whole.mean_parts_ns, whole),

@@ -1,4 +1,4 @@
-"""The tables of traces, in reading order. A new table is one file beside this one and one line here."""
+"""The tables of traces, in reading order. A new table is one file beside this one and one entry here."""
 
 from __future__ import annotations
 
@@ -7,23 +7,39 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions, View
-from lightning_modelprof.report.tables.trace.copies import copies_table
-from lightning_modelprof.report.tables.trace.dataloader import dataloader_table
-from lightning_modelprof.report.tables.trace.device_usage import device_usage_table
-from lightning_modelprof.report.tables.trace.distributed import collectives_table, distributed_table
-from lightning_modelprof.report.tables.trace.host_waits import host_waits_table
-from lightning_modelprof.report.tables.trace.idle import idle_table
-from lightning_modelprof.report.tables.trace.kernels import kernels_table
-from lightning_modelprof.report.tables.trace.launches import launches_table, runtime_calls_table
-from lightning_modelprof.report.tables.trace.memory import memory_table
-from lightning_modelprof.report.tables.trace.model_summary import model_summary_table
-from lightning_modelprof.report.tables.trace.operators import operator_by_shape_table, operators_table
-from lightning_modelprof.report.tables.trace.overview import overview_table
-from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
-from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
-from lightning_modelprof.report.tables.trace.user_ranges import user_ranges_table
+from lightning_modelprof.report.tables.trace.copies import COPIES, copies_table
+from lightning_modelprof.report.tables.trace.dataloader import DATALOADER, dataloader_table
+from lightning_modelprof.report.tables.trace.device_usage import DEVICE_USAGE, device_usage_table
+from lightning_modelprof.report.tables.trace.distributed import (
+    COLLECTIVES,
+    DISTRIBUTED,
+    collectives_table,
+    distributed_table,
+)
+from lightning_modelprof.report.tables.trace.host_waits import HOST_WAITS, host_waits_table
+from lightning_modelprof.report.tables.trace.idle import IDLE, idle_table
+from lightning_modelprof.report.tables.trace.kernels import KERNELS, kernels_table
+from lightning_modelprof.report.tables.trace.launches import (
+    LAUNCHES,
+    RUNTIME_CALLS,
+    launches_table,
+    runtime_calls_table,
+)
+from lightning_modelprof.report.tables.trace.memory import MEMORY, memory_table
+from lightning_modelprof.report.tables.trace.model_summary import MODEL_SUMMARY, model_summary_table
+from lightning_modelprof.report.tables.trace.operators import (
+    OPERATORS,
+    OPERATORS_BY_SHAPE,
+    operator_by_shape_table,
+    operators_table,
+)
+from lightning_modelprof.report.tables.trace.overview import OVERVIEW, overview_table
+from lightning_modelprof.report.tables.trace.rank_waits import RANK_WAITS, rank_waits_table
+from lightning_modelprof.report.tables.trace.step_breakdown import STEP_BREAKDOWN, step_breakdown_table
+from lightning_modelprof.report.tables.trace.user_ranges import USER_RANGES, user_ranges_table
 
 _Fact = TypeVar("_Fact")
 
@@ -33,11 +49,13 @@ class TraceTable(Generic[_Fact]):
     """One table of a trace.
 
     Attributes:
+        kind: what is known of it.
         view: the name by which a reader asks for it.
         fact: what of a trace's facts it shows.
         build: makes it of that fact of every rank.
     """
 
+    kind: TableKind
     view: View
     fact: Callable[[TraceFacts], _Fact]
     build: Callable[[Mapping[int, _Fact], TableOptions], Table]
@@ -48,24 +66,24 @@ class TraceTable(Generic[_Fact]):
 
 
 TRACE_TABLES: Final[tuple[TraceTable[Any], ...]] = (
-    TraceTable("device", lambda facts: facts.device_usage, device_usage_table),
-    TraceTable("overview", lambda facts: facts.overview, overview_table),
-    TraceTable("model", lambda facts: facts.model_summary, model_summary_table),
-    TraceTable("distributed", lambda facts: facts.distributed, distributed_table),
-    TraceTable("distributed", lambda facts: facts.distributed, collectives_table),
-    TraceTable("distributed", lambda facts: facts.communication_calls, rank_waits_table),
-    TraceTable("operator", lambda facts: facts.operators, operators_table),
-    TraceTable("operator", lambda facts: facts.operators, operator_by_shape_table),
-    TraceTable("kernel", lambda facts: facts.kernels, kernels_table),
-    TraceTable("memory_manipulation", lambda facts: facts.copies, copies_table),
-    TraceTable("userdefined", lambda facts: facts.user_ranges, user_ranges_table),
-    TraceTable("memory", lambda facts: facts.memory, memory_table),
-    TraceTable("step_breakdown", lambda facts: facts.step_breakdown, step_breakdown_table),
-    TraceTable("idle", lambda facts: facts.idle, idle_table),
-    TraceTable("launch", lambda facts: facts.host_waits, host_waits_table),
-    TraceTable("launch", lambda facts: facts.kernel_launches, launches_table),
-    TraceTable("launch", lambda facts: facts.runtime_calls, runtime_calls_table),
-    TraceTable("dataloader", lambda facts: facts.dataloader, dataloader_table),
+    TraceTable(DEVICE_USAGE, "device", lambda facts: facts.device_usage, device_usage_table),
+    TraceTable(OVERVIEW, "overview", lambda facts: facts.overview, overview_table),
+    TraceTable(MODEL_SUMMARY, "model", lambda facts: facts.model_summary, model_summary_table),
+    TraceTable(DISTRIBUTED, "distributed", lambda facts: facts.distributed, distributed_table),
+    TraceTable(COLLECTIVES, "distributed", lambda facts: facts.distributed, collectives_table),
+    TraceTable(RANK_WAITS, "distributed", lambda facts: facts.communication_calls, rank_waits_table),
+    TraceTable(OPERATORS, "operator", lambda facts: facts.operators, operators_table),
+    TraceTable(OPERATORS_BY_SHAPE, "operator", lambda facts: facts.operators, operator_by_shape_table),
+    TraceTable(KERNELS, "kernel", lambda facts: facts.kernels, kernels_table),
+    TraceTable(COPIES, "memory_manipulation", lambda facts: facts.copies, copies_table),
+    TraceTable(USER_RANGES, "userdefined", lambda facts: facts.user_ranges, user_ranges_table),
+    TraceTable(MEMORY, "memory", lambda facts: facts.memory, memory_table),
+    TraceTable(STEP_BREAKDOWN, "step_breakdown", lambda facts: facts.step_breakdown, step_breakdown_table),
+    TraceTable(IDLE, "idle", lambda facts: facts.idle, idle_table),
+    TraceTable(HOST_WAITS, "launch", lambda facts: facts.host_waits, host_waits_table),
+    TraceTable(LAUNCHES, "launch", lambda facts: facts.kernel_launches, launches_table),
+    TraceTable(RUNTIME_CALLS, "launch", lambda facts: facts.runtime_calls, runtime_calls_table),
+    TraceTable(DATALOADER, "dataloader", lambda facts: facts.dataloader, dataloader_table),
 )
 
 
@@ -87,9 +105,9 @@ def trace_tables(
         without: views to leave out though they are asked for.
     """
     tables = []
-    for kind in TRACE_TABLES:
-        if kind.view in without or (options.views is not None and kind.view not in options.views):
+    for entry in TRACE_TABLES:
+        if entry.view in without or (options.views is not None and entry.view not in options.views):
             continue
-        table = apply_options(kind.of(by_rank, options), options)
+        table = apply_options(entry.of(by_rank, options), options)
         tables.append(replace(table, id=table.id + id_suffix, title=table.title + title_suffix))
     return tuple(tables)

@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.trace.user_ranges import (
     UserRangeThread,
     pool_user_ranges,
 )
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, row_order, split_ranks
@@ -21,18 +22,61 @@ _TITLE: Final = "UserDefined Summary"
 _COLUMNS: Final = (
     Column("name", "Name"),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    Column(
+        "host_total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "CPU",
+        help=(
+            "time of the outermost calls with all inside them (a range inside one of the same name counts"
+            " in Calls only)."
+        ),
+    ),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
     Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU"),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU"),
+    Column(
+        "host_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "CPU",
+        help=(
+            "to the time of the steps. Ranges outside the steps and on several threads count in full, so"
+            " it can exceed 100 %; a dash without steps or operators."
+        ),
+    ),
+    Column(
+        "device_total_ns",
+        "Total",
+        Unit.DURATION_NS,
+        "GPU",
+        help=(
+            "the sum of the durations of the device events launched in the range on its own thread,"
+            " whenever they ran. What autograd launches from its own threads is not in it."
+        ),
+    ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU"),
-    Column("written_by", "Written by"),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", help="to all device time."),
+    Column(
+        "written_by", "Written by", help="marks the ranges that torch writes itself, judged by their names."
+    ),
 )
+USER_RANGES: Final = TableKind(
+    id="user_ranges",
+    title="UserDefined Summary",
+    help=(
+        'Ranges written with `torch.profiler.record_function("name")`, one row per name. Ranges that'
+        " torch writes itself (DistributedDataParallel, FSDP, compiled regions) come last. Steps,"
+        " phases, `[pl]` ranges, modules, data loading, optimizers and communication are left out;"
+        " other tables have them. Absent when there are no such ranges."
+    ),
+    columns=_COLUMNS,
+    views=("operators",),
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+)
+
 
 _HOST_NOTE: Final = (
     "CPU Total is the time of a range with all inside it; one inside another of the same name counts in Calls"
@@ -58,9 +102,7 @@ def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: Table
     """
     ranks = split_ranks(by_rank)
     if not ranks.found:
-        return Table(
-            id="user_ranges", title=_TITLE, columns=_COLUMNS, rows=(), absent_reason=ranks.absent_reason
-        )
+        return USER_RANGES.table(absent_reason=ranks.absent_reason)
     steps_ns = _sum_known(fact.steps_ns for fact in ranks.found.values())
     device_ns = _sum_known(fact.device_ns for fact in ranks.found.values())
 
@@ -86,10 +128,7 @@ def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: Table
             host, device = _cells(one.host, steps_ns), _cells(one.device, device_ns)
             rows.append((one.name, one.calls, *host, *device, "torch" if one.is_torch else "user"))
             depths.append(0 if header is None else 1)
-    return Table(
-        id="user_ranges",
-        title=_TITLE,
-        columns=_COLUMNS,
+    return USER_RANGES.table(
         rows=tuple(rows),
         depths=tuple(depths) if any(depths) else (),
         notes=(
