@@ -35,6 +35,43 @@ COMMON: Final[Mapping[str, str]] = {
 }
 """Label of a column of many tables → its definition, where its own table says nothing else."""
 
+WORDS: Final[Mapping[str, str]] = {
+    "step": (
+        "one training batch through the loop. A step runs from the start of its fetch to the start of"
+        " the next fetch. The first step of an epoch starts where the step before it ended, so it also"
+        " holds the end of the last epoch (hooks, checkpoints) and the exchange of the loader's"
+        " workers; the first step of a fit starts with its first epoch. So the steps tile the training"
+        " time. A batch that never ended (an exception, `return -1`) is no step; its time is"
+        " `outside_steps_ns`. In `trainer.validate`, `test` and `predict` every batch is a step: see"
+        " Evaluation loops."
+    ),
+    "phase": (
+        "one kind of work inside a step. Phases are exclusive (self time) and tile the step: they sum"
+        " to it to the nanosecond."
+    ),
+    "clean step": (
+        "a step that the benchmark uses: not the first of an epoch (in an evaluation loop: of a"
+        " dataloader), not among the first `skip_first`, no FLOPs counted or modules timed in it, no"
+        " profiler warm-up, not recorded, no window closed and no archive saved in it, no validation"
+        " in it, and its batch not prefetched while the profiler worked. The last: training stands"
+        " still while a window closes, the DataLoader's workers do not, so the next `num_workers` ×"
+        " `prefetch_factor` steps (of several dataloaders the largest number) find their batches ready"
+        " and are left out. After a save of the archive these are no more than the batches that steps"
+        " would have taken in the time of the save. Steps that only accumulate gradients are clean: a"
+        " step is one batch."
+    ),
+    "kept steps": (
+        "the steps between device-aware bounds (see Step time breakdown), without last ones that are"
+        " incomplete."
+    ),
+    "span": (
+        "from the begin of the first kept step to the end of the last, without the time between steps"
+        " that do not follow each other (several windows in one file, numbers left out, a gap longer"
+        " than 1 ms and than the median step); a note names the stretches."
+    ),
+}
+"""Words that definitions use → what they mean."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:

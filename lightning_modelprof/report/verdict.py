@@ -50,6 +50,39 @@ Source: the upper bands of TensorFlow's profiler: 20 % for input, 15 % for every
 host's own code are TraceML's, and taken for the optimizer's as well.
 """
 
+VERDICTS: Final[Mapping[str, str]] = {
+    "out_of_memory": "that ended the loop.",
+    "cannot_tell": (
+        "too little is accounted for; or on a device, without a window that has device events,"
+        " nothing before it holds."
+    ),
+    "device_bound": (
+        "kernels, copies and sets (Step time breakdown) take at least 85 % of the windows' steps;"
+        " it says Busy of Device Summary."
+    ),
+    "input_bound": "`input_bound`, `worker_startup`",
+    "optimizer_bound": ("`slow_optimizer`, on the CPU `optimizer_not_fused` and `dense_embeddings`"),
+    "host_bound": (
+        "`slow_forward_outside_model`, `slow_custom_module`, `slow_line_in_module`,"
+        " `slow_layer_hooks`, `anomaly_detection`, `competing_thread`. On a device, from 30 % on,"
+        " `launch_bound`; or 50 % in which the host is late in any phase"
+    ),
+    "sync_bound": "`host_device_sync`, `host_to_device_copy`",
+    "communication_bound": "`communication_exposed`",
+    "straggler_bound": "`straggler_rank`: the ranks wait for one of them",
+    "overhead_bound": (
+        "`slow_logging_calls`, `slow_callback`, `slow_module_hook`, `slow_logger`,"
+        " `validation_share`, `checkpoint_share`, `slow_epoch_turns`, `slow_transfer`,"
+        " `slow_lr_scheduler`, `zero_grad_cost`, `clip_cost`"
+    ),
+    "balanced": (
+        "nothing but the model takes time, or nothing else is large enough. There may be findings"
+        " all the same. On the CPU a model that takes its time is BALANCED, as no device is there"
+        " to be bound by."
+    ),
+}
+"""Kind of a verdict → its definition, in Markdown; of those in ``LEAST_SHARE`` whose time it is."""
+
 LEAST_OF_DEVICE: Final[Mapping[str, float]] = {
     "sync_bound": LEAST_SHARE["sync_bound"],
     "communication_bound": LEAST_SHARE["communication_bound"],

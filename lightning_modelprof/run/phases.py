@@ -21,7 +21,7 @@ class Phase(NamedTuple):
     Attributes:
         key: in files and code.
         label: what a reader sees.
-        definition: what it is, for a reader.
+        definition: what it is, for a reader, in Markdown.
         among_ranks: whether a rank does it on its own, may wait for others in it, or does nothing else.
         is_core: whether Paddle's Model Summary shows it by name; the rest are parts of Others.
         on_device: whether it launches work on a device; others keep the mark of the phase before them.
@@ -39,7 +39,13 @@ class Phase(NamedTuple):
 
 
 PHASES: Final[tuple[Phase, ...]] = (
-    Phase("dataloader", "Dataloader", "waiting for the next batch", "own", is_core=True),
+    Phase(
+        "dataloader",
+        "Dataloader",
+        "the loop waits for its next batch; with workers this is the wait, not the work",
+        "own",
+        is_core=True,
+    ),
     Phase(
         "transfer",
         "Transfer",
@@ -50,50 +56,82 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "forward",
         "Forward",
-        "training_step (validation_step, ...): the model and the loss",
+        (
+            "`training_step` (`validation_step`, `test_step`, `predict_step`) without what is"
+            " listed below: the model and the loss"
+        ),
         "may_wait",
         is_core=True,
         on_device=True,
     ),
     Phase(
-        "backward", "Backward", "autograd, with gradient communication", "meets", is_core=True, on_device=True
+        "backward",
+        "Backward",
+        (
+            "`loss.backward()` as Lightning calls it, with gradient communication; under"
+            " manual optimization `manual_backward`"
+        ),
+        "meets",
+        is_core=True,
+        on_device=True,
     ),
     Phase(
         "optimizer",
         "Optimization",
-        "the optimizer step without the closure's forward and backward",
+        (
+            "the optimizer's step without the forward and backward of its closure; with"
+            " 16-bit precision also unscaling"
+        ),
         "may_wait",
         is_core=True,
         on_device=True,
     ),
-    Phase("zero_grad", "Zero grad", "clearing the gradients", "own", on_device=True),
-    Phase("clip", "Gradient clipping", "configure_gradient_clipping", "may_wait", on_device=True),
+    Phase(
+        "zero_grad",
+        "Zero grad",
+        "clearing the gradients; under manual optimization it is part of forward",
+        "own",
+        on_device=True,
+    ),
+    Phase(
+        "clip",
+        "Gradient clipping",
+        ("`configure_gradient_clipping`, which Lightning calls even when there is nothing to clip"),
+        "may_wait",
+        on_device=True,
+    ),
     Phase("lr_scheduler", "LR scheduler", "stepping learning-rate schedulers", "own", every_step=False),
     Phase("callbacks", "Callbacks", "hooks of the other callbacks", "own", every_step=False),
     Phase(
         "module_hooks",
         "Module hooks",
-        "hooks of the LightningModule, DataModule and Strategy",
+        "hooks of the LightningModule, DataModule and Strategy that somebody overrides",
         "own",
         every_step=False,
     ),
     Phase(
         "logging",
         "Logging",
-        "metrics, loggers and progress counters after the batch",
+        "from the end of the batch to the next fetch: metrics, loggers, progress counters",
         "own",
         every_step=False,
     ),
     Phase(
         "predictions",
         "Predictions",
-        "predict only: moving the predictions to the CPU and keeping them",
+        (
+            "`predict` only: from the end of the batch to the next fetch. Lightning moves the"
+            " predictions to the CPU, which waits for the device, and keeps them"
+        ),
         "own",
     ),
     Phase(
         "validation",
         "Validation",
-        "the validation loop, without callbacks and checkpoints",
+        (
+            "a validation loop inside the step, without callbacks and checkpoints; the table"
+            " Validation has its parts"
+        ),
         "may_wait",
         every_step=False,
     ),
@@ -101,20 +139,36 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "dataloader_init",
         "Dataloader init",
-        "worker shut-down and start-up at an epoch's start",
+        "at an epoch's start: old workers shut down, new ones start",
         "own",
         every_step=False,
     ),
-    Phase("profiler", "Profiler", "this profiler's own work", "not_counted"),
+    Phase("profiler", "Profiler", "our own work at step boundaries", "not_counted"),
     Phase("other", "Loop", "Lightning's loop between the above", "may_wait"),
     Phase(
-        "rank_wait", "Rank wait", "several ranks: until Lightning has told all whether a signal came", "meets"
+        "rank_wait",
+        "Rank wait",
+        (
+            "several ranks: the wait until Lightning (since 2.5.2) has told all of them"
+            " whether a signal came, at the begin of each step. It reads a value from the"
+            " device, so on a GPU it holds the wait for the rank's own device as well"
+        ),
+        "meets",
     ),
-    Phase("user_profiler", "Your profiler", "Trainer(profiler=...): what it does at each action", "own"),
+    Phase(
+        "user_profiler",
+        "Your profiler",
+        "all that the profiler given to the Trainer (`Trainer(profiler=...)`) does",
+        "own",
+    ),
     Phase(
         "epoch_turn",
         "Epoch turn",
-        "Lightning's own work between two epochs, loggers at an epoch's end",
+        (
+            "between the batches of two epochs what belongs to no other phase: Lightning's"
+            " own work, metrics of the epoch, and loggers at its end. It is in the step that"
+            " begins the next epoch"
+        ),
         "may_wait",
         every_step=False,
     ),
@@ -142,18 +196,48 @@ def _as_in_a_step(key: str, definition: str) -> Phase:
 
 
 PARTS: Final[tuple[Phase, ...]] = (
-    _as_in_a_step("dataloader", "waiting for the next validation batch"),
+    _as_in_a_step(
+        "dataloader",
+        (
+            "the loop waits for its next validation batch. Of a second dataloader the first"
+            " fetch holds the start of its workers"
+        ),
+    ),
     _as_in_a_step("transfer", "moving the batch to the device, with the batch-transfer hooks"),
-    _as_in_a_step("forward", "validation_step: the model, and what is logged and updated in it"),
-    _as_in_a_step("module_hooks", "on_validation_... of the module and Strategy without the epoch's end"),
+    _as_in_a_step("forward", "`validation_step`, with all `self.log` calls and updates of metrics in it"),
+    _as_in_a_step(
+        "module_hooks",
+        (
+            "`on_validation_...` hooks of the LightningModule and the Strategy that somebody"
+            " overrides, but for `on_validation_epoch_end`"
+        ),
+    ),
     Phase(
         "epoch_end",
         "Metrics and epoch end",
-        "computing metrics after the last batch, on_validation_epoch_end",
+        (
+            "Lightning computes the metrics that were logged, of each dataloader after its"
+            " last batch; `on_validation_epoch_end` of the module. With several ranks also"
+            " what they wait for each other there"
+        ),
         "may_wait",
     ),
-    _as_in_a_step("logging", "metrics, loggers and progress counters after a batch and after the last one"),
-    _as_in_a_step("dataloader_init", "making the dataloader and starting its workers before the first batch"),
+    _as_in_a_step(
+        "logging",
+        (
+            "after each batch until the next fetch, and what goes to the loggers at the end:"
+            " metrics, loggers, progress counters"
+        ),
+    ),
+    _as_in_a_step(
+        "dataloader_init",
+        (
+            "before the first batch: `val_dataloader` if it is asked again, the iterator of"
+            " the first dataloader, its workers' start; of an iterable data set without a"
+            " length also the fetch of its first batch. While gradients accumulate also what"
+            " follows the training batch, as Lightning fires nothing in between"
+        ),
+    ),
     _as_in_a_step("other", "Lightning's loop between the above"),
 )
 """The parts of the phase ``validation``: they share its time, each nanosecond in one of them."""

@@ -1,128 +1,193 @@
-"""What every figure means: docs/report.md in pieces, so that the dashboard can show each beside its figure.
+"""What every figure means: the definitions that stand on tables, charts and rules, brought together.
 
-Sections define tables, their terms columns and rows; rows of the page's own tables define phases, verdicts
-and findings.
+The dashboard shows each beside its figure, and docs/report.md has them in their sections.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from lightning_modelprof.tensorboard_plugin.report_page import (
-    Definition,
-    Render,
-    Section,
-    anchor_of,
-    as_list,
-    blocks_of,
-    key_of,
-    read_page,
-    renderer,
-    sections_of,
+from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
+from lightning_modelprof.report.compare.row_changes import CHANGES
+from lightning_modelprof.report.compare.stages import STAGES
+from lightning_modelprof.report.compare.tables import (
+    FINDING_CHANGES,
+    PHASE_CHANGES,
+    SETTINGS,
+    SPEED,
+    TABLE_CHANGES,
 )
+from lightning_modelprof.report.compare.windows import STEP_CHANGES
+from lightning_modelprof.report.kinds import COMMON, WORDS, TableKind
+from lightning_modelprof.report.model import Column
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.tables.run.all_tables import KINDS
+from lightning_modelprof.report.verdict import LEAST_SHARE, VERDICTS
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.tensorboard_plugin.views import VIEWS
 
-_COMMON: Final = "Columns of many tables"
-
-SECTIONS: Final[dict[str, dict[str, str]]] = {
-    "table": {
-        "perf_summary": "Perf Summary",
-        "all_ranks": "All ranks",
-        "rank_phases": "Ranks",
-        "rank_spread": "Ranks#Phases over the ranks",
-        "phases": "Phases",
-        "validation": "Validation",
-        "slow_steps": "Slow steps",
-        "worst_step": "Slow steps#A typical step and the worst",
-        "callbacks": "Callbacks",
-        "around": "Around the loop",
-        "loops": "Loops",
-        "short_loops": "Loops",
-        "source_lines": "Source lines",
-        "flops": "FLOPs",
-        "flops_by_operator": "FLOPs by operator",
-        "flops_by_size": "FLOPs by batch size",
-        "model_size": "Model size",
-        "memory_peaks": "Memory",
-        "memory_by_phase": "Memory by phase",
-        "module_tree": "Modules",
-        "slowest_modules": "Modules#Slowest modules",
-        "top_modules": "Modules#Top modules by depth",
-        "forward_modules": "Forward pass by module and by operator (fvcore)",
-        "forward_operators": "Forward pass by module and by operator (fvcore)",
-        "device_usage": "Device Summary",
-        "overview": "Overview Summary",
-        "model_summary": "Model Summary",
-        "distributed": "Distributed Summary",
-        "rank_waits": "Waiting for other ranks",
-        "collectives": "Collectives",
-        "operators": "Operator Summary",
-        "operators_by_shape": "Operator Summary#Operator Summary by input shapes",
-        "kernels": "Kernel Summary",
-        "copies": "Memory Manipulation Summary",
-        "user_ranges": "UserDefined Summary",
-        "memory": "Memory Summary",
-        "step_breakdown": "Step time breakdown",
-        "idle": "Idle Summary",
-        "host_waits": "Host Wait Summary",
-        "launches": "Launch Summary",
-        "runtime_calls": "Launch Summary#Runtime Calls",
-        "dataloader": "Dataloader",
-        "comparison_figures": "Compare#Speed",
-        "comparison_phases": "Compare#Phase by phase",
-        "comparison_settings": "Compare#Different settings",
-        "comparison_findings": "Compare#Findings",
-        "comparison_tables": "Compare#Table by table",
-        "comparison_steps": "Changes in a step",
-        "stages": "Stages",
-        "changes": "Changes row by row",
-    },
-    "chart": {
-        "phase_shares": "Charts (report.html)#Where the steps spend their time",
-        "validation_shares": "Charts (report.html)#Where validation spends its time",
-        "phases_per_step": "Charts (report.html)#Phases of each step",
-        "step_time": "Charts (report.html)#Step times",
-        "throughput": "Charts (report.html)#Throughput",
-        "flops_by_phase": "Charts (report.html)#FLOPs of a step",
-        "memory_curve": "Charts (report.html)#Memory over the steps",
-        "step_breakdown": "Charts (report.html)#What each step of the trace waited for",
-        "kernel_types": "Charts (report.html)#Time of the kernels",
-        "operator_shares": "Charts (report.html)#Operators by their own time",
-        "rank_shares": "Charts (report.html)#Ranks side by side",
-        "rank_phases": "Charts (report.html)#Phases of each rank",
-    },
-    "flame": {
-        "call_stacks": "Flame graphs (report.html)#Where the training thread was",
-        "modules": "Flame graphs (report.html)#Modules, forward and backward",
-    },
-    "figure": {
-        "batch_cost": "Perf Summary#batch_cost",
-        "ips": "Perf Summary#ips",
-        "reader_ratio": "Perf Summary#Reader Ratio",
-        "flop_s": "FLOPs#FLOP/s",
-        "mfu": "FLOPs#MFU",
-    },
-}
-"""Kind → id → heading of its section, and after # the term in it."""
-
-_COLUMNS: Final = {
-    "runtime_calls:ratio": "Launch Summary#Runtime Calls",
-    "slowest_modules:ratio": "Modules#Slowest modules",
-    "slowest_modules:forward": "Modules#Forward latency",
-    "slowest_modules:backward": "Modules#Backward latency",
-}
-"""Columns that their table's section does not name by their labels, or names for another table of its own."""
-
-_FIXED_ROWS: Final = frozenset(
-    {"perf_summary", "all_ranks", "flops", "memory_peaks", "overview", "model_summary", "distributed", "idle"}
-    | {"host_waits", "launches", "dataloader", "comparison_figures"}
+_COMPARISONS: Final = (
+    SPEED,
+    PHASE_CHANGES,
+    SETTINGS,
+    FINDING_CHANGES,
+    TABLE_CHANGES,
+    STEP_CHANGES,
+    CHANGES,
+    STAGES,
 )
-"""Tables whose rows are figures with names of ours, not names of the user's."""
+_KEY_FIGURES: Final = {
+    "batch_cost": "row:perf_summary:batch_cost",
+    "ips": "row:perf_summary:ips",
+    "reader_ratio": "row:perf_summary:reader_ratio",
+    "flop_s": "column:flops:flops_per_s",
+    "mfu": "column:flops:share_of_peak",
+}
+"""Key of a figure at the head of a report → where it is defined."""
 
-_PHASE_ROWS: Final = frozenset(("phases", "rank_spread", "worst_step", "model_summary", "comparison_phases"))
-"""Tables whose rows are phases, where nothing else is said of them."""
+
+class Term(NamedTuple):
+    """One definition; ``key`` is what the page asks for, such as ``column:kernels:occupancy``."""
+
+    key: str
+    label: str
+    text: str
+
+    @property
+    def markdown(self) -> str:
+        """It as the reference has it."""
+        return f"**{self.label}**: {self.text}"
+
+
+class Section(NamedTuple):
+    """Definitions that stand together.
+
+    Attributes:
+        key: what the page asks for, such as ``table:kernels``; the rest of it names the section's place.
+        heading: in the reference.
+        text: what is said beside the terms, in Markdown.
+        terms: in reading order.
+        is_table: whether ``text`` has the terms in its table.
+    """
+
+    key: str
+    heading: str
+    text: str
+    terms: tuple[Term, ...] = ()
+    is_table: bool = False
+
+    @property
+    def anchor(self) -> str:
+        """How the section is called in links."""
+        return key_of(self.heading).replace("_", "-")
+
+    @property
+    def markdown(self) -> str:
+        """All of it; terms share a definition where it is the same."""
+        labels: dict[str, dict[str, None]] = {}
+        for term in () if self.is_table else self.terms:
+            labels.setdefault(term.text, {})[f"**{term.label}**"] = None
+        items = "\n".join(f"- {', '.join(names)}: {text}" for text, names in labels.items())
+        return "\n\n".join(filter(None, (self.text, items)))
+
+
+def key_of(label: str) -> str:
+    """A label as part of a key: ``Blocks per SM`` → ``blocks_per_sm``, ``Ratio(%)`` → ``ratio``."""
+    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"\s*\(%\)", "", label.lower())).strip("_") or "percent"
+
+
+def sections() -> Iterator[Section]:
+    """Every definition, in reading order."""
+    words = tuple(Term(f"word:{key_of(word)}", word, text) for word, text in WORDS.items())
+    yield Section("words", "Words", "", words)
+    phases = tuple(Term(f"phase:{key_of(one.label)}", one.label, one.definition) for one in PHASES)
+    rows = [(f"`{one.key}`", one.label, one.definition) for one in PHASES]
+    yield Section(
+        "phases", "Phases of a step", _table(("key", "label", "what it is"), rows), phases, is_table=True
+    )
+    common = tuple(Term(f"column:*:{key_of(label)}", label, text) for label, text in COMMON.items())
+    yield Section(
+        "columns", "Columns of many tables", "What a table says of its own columns goes before this.", common
+    )
+    yield _verdicts()
+    yield _rules()
+    yield from map(_of_table, (*KINDS.values(), *_COMPARISONS))
+    charts = tuple(Term(f"chart:{one.id}", one.title, one.help) for one in (*CHARTS, *TRACE_CHARTS))
+    yield Section("charts", "Charts (report.html)", "", charts)
+    yield Section(
+        "flames",
+        "Flame graphs (report.html)",
+        "",
+        tuple(Term(f"flame:{one.id}", one.title, one.help) for one in FLAMES),
+    )
+    yield from (Section(f"view:{one.key}", f"{one.title} (dashboard)", one.help) for one in VIEWS if one.help)
+
+
+def _verdicts() -> Section:
+    names = {kind: kind.replace("_bound", "-bound").replace("_", " ").upper() for kind in VERDICTS}
+    shares = {kind: f"{100 * LEAST_SHARE[kind]:g} %" if kind in LEAST_SHARE else "" for kind in VERDICTS}
+    rows = [(names[kind], shares[kind], text) for kind, text in VERDICTS.items()]
+    terms = (
+        Term(
+            f"verdict:{kind}",
+            names[kind],
+            f"from {shares[kind]} on, the time of {text}" if shares[kind] else text,
+        )
+        for kind, text in VERDICTS.items()
+    )
+    return Section(
+        "verdicts",
+        "Verdict",
+        _table(("verdict", "from", "if, or whose time"), rows),
+        tuple(terms),
+        is_table=True,
+    )
+
+
+def _rules() -> Section:
+    head = ("rule", "found if", "warning, critical", "where")
+    rows = [(f"`{rule.kind}`", rule.help.found, rule.levels, rule.help.where) for rule in RULES]
+    terms = (
+        Term(
+            f"rule:{rule.kind}",
+            "Found if",
+            "\n\n".join(
+                (
+                    found,
+                    *(
+                        f"**{name.capitalize()}**: {text}"
+                        for name, text in zip(head[2:], rest, strict=True)
+                        if text
+                    ),
+                )
+            ),
+        )
+        for rule, (_, found, *rest) in zip(RULES, rows, strict=True)
+    )
+    return Section("findings", "Findings", _table(head, rows), tuple(terms), is_table=True)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---",) * len(head), *rows))
+
+
+def _of_table(kind: TableKind) -> Section:
+    columns = (
+        Term(f"column:{kind.id}:{column.key}", label_of(column), column.help)
+        for column in kind.columns
+        if column.help
+    )
+    rows = (Term(f"row:{kind.id}:{key_of(label)}", label, text) for label, text in kind.rows.items())
+    return Section(f"table:{kind.id}", kind.heading or kind.title, kind.help, (*columns, *rows))
+
+
+def label_of(column: Column) -> str:
+    """What a column is called with its group, without its unit."""
+    label = column.label.removesuffix(" (%)")
+    return f"{column.group} {label}" if column.group else label
 
 
 @cache
@@ -130,89 +195,40 @@ def definitions_document() -> dict[str, Any]:
     """All definitions as plain JSON values.
 
     Returns:
-        ``sections``: anchor → ``heading`` and ``html``, whole sections in the order of the page first, then
-        terms (their anchors have a #). ``figures``: ``table:kernels``, ``column:kernels:blocks_per_sm``,
-        ``phase:forward``, ... → anchor. Both are empty if the page is not installed.
+        ``sections``: anchor → ``heading`` and ``html``, whole sections in reading order first, then terms
+        (their anchors have a #). ``figures``: ``table:kernels``, ``column:kernels:blocks_per_sm``,
+        ``phase:forward``, ... → anchor.
     """
-    page = read_page()
-    if page is None:
-        return {"sections": {}, "figures": {}}
     render = renderer()
-    sections = {section.heading: section for section in sections_of(page, render)}
-    whole = {
-        heading: Definition(heading, render("\n".join(section.lines)), section.anchor)
-        for heading, section in sections.items()
-        if any(section.lines)
-    }
-    listed = dict(_listed(sections, render))
-    defined = _phase_rows(listed) | _of_tables(sections, render) | listed | dict(_mapped(sections, whole))
-    shown = (*whole.values(), *defined.values())
-    return {
-        "sections": {one.anchor: {"heading": one.heading, "html": one.html} for one in shown},
-        "figures": {key: one.anchor for key, one in defined.items()},
-    }
+    found = list(sections())
+    shown = {one.anchor: {"heading": one.heading, "html": render(one.markdown)} for one in found}
+    figures = {one.key: one.anchor for one in found}
+    for section in found:
+        for term in section.terms:
+            anchor = f"{section.anchor}#{key_of(term.key).replace('_', '-')}"
+            shown[anchor] = {"heading": term.label, "html": render(term.markdown)}
+            figures[term.key] = anchor
+    for kind in (*KINDS.values(), *_COMPARISONS):
+        for column in kind.columns:
+            if not column.help and column.label in COMMON:
+                figures[f"column:{kind.id}:{column.key}"] = figures[f"column:*:{key_of(column.label)}"]
+        if kind.has_phases:
+            names = (key_of(phase.label) for phase in PHASES)
+            figures |= {f"row:{kind.id}:{name}": figures[f"phase:{name}"] for name in names}
+    figures |= {f"figure:{name}": figures[key] for name, key in _KEY_FIGURES.items()}
+    return {"sections": shown, "figures": figures}
 
 
-def _phase_rows(listed: dict[str, Definition]) -> dict[str, Definition]:
-    """The phases as rows of the tables that have them."""
-    phases = {key.removeprefix("phase:"): one for key, one in listed.items() if key.startswith("phase:")}
-    return {f"row:{table}:{name}": one for table in _PHASE_ROWS for name, one in phases.items()}
+def renderer() -> Callable[[str], str]:
+    """Makes HTML in which no HTML of a definition's own gets through, and no link to what is not here."""
+    import markdown  # type: ignore[import-untyped]  # noqa: PLC0415  # TensorBoard's start does not wait
 
+    converter = markdown.Markdown(extensions=["tables"], lazy_ol=False)
+    converter.preprocessors.deregister("html_block")
+    converter.inlinePatterns.deregister("html")
 
-def _of_tables(sections: dict[str, Section], render: Render) -> dict[str, Definition]:
-    """Columns and rows of every table; ``*`` for those of many tables."""
-    headings = {table: place.partition("#")[0] for table, place in SECTIONS["table"].items()}
-    found: dict[str, Definition] = {}
-    for table, heading in (headings | {"*": _COMMON}).items():
-        found |= _of_table(table, sections.get(heading), render)
-    return found
+    def render(text: str) -> str:
+        converter.reset()
+        return str(converter.convert(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)))
 
-
-def _mapped(sections: dict[str, Section], whole: dict[str, Definition]) -> Iterator[tuple[str, Definition]]:
-    """What has its section, or the term in it, by name: ``SECTIONS`` and ``_COLUMNS``."""
-    places = {f"{kind}:{name}": place for kind, named in SECTIONS.items() for name, place in named.items()}
-    places |= {f"column:{name}": place for name, place in _COLUMNS.items()}
-    for key, place in places.items():
-        heading, _, term = place.partition("#")
-        if heading in whole and not term:
-            yield key, whole[heading]
-        elif heading in sections and key_of(term) in sections[heading].terms:
-            yield key, sections[heading].terms[key_of(term)]
-
-
-def _of_table(table: str, section: Section | None, render: Render) -> dict[str, Definition]:
-    """Columns by the terms of the table's section; rows by these, and by rows of the page's own tables."""
-    if section is None:
-        return {}
-    found = {f"column:{table}:{key}": definition for key, definition in section.terms.items()}
-    if table in _FIXED_ROWS:
-        for header, row in section.rows:
-            for name in row[0].split(", "):
-                body = as_list(header[1:], row[1:], render)
-                anchor = anchor_of(section.heading, f"row {name}")
-                found[f"row:{table}:{key_of(name)}"] = Definition(name, body, anchor)
-        found |= {f"row:{table}:{key}": definition for key, definition in section.terms.items()}
-    return found
-
-
-def _listed(sections: dict[str, Section], render: Render) -> Iterator[tuple[str, Definition]]:
-    """What stands in a row of a table of the page: phases, verdicts, rules; and verdicts in its list."""
-    for _, (_, label, text) in _rows(sections, "Words"):
-        yield f"phase:{key_of(label)}", Definition(label, render(text), anchor_of("Words", label))
-    for header, row in _rows(sections, "Verdict"):
-        body = as_list(header[1:], row[1:], render)
-        yield f"verdict:{key_of(row[0])}", Definition(row[0], body, anchor_of("Verdict", row[0]))
-    for header, row in _rows(sections, "Findings"):
-        body = as_list(header[1:], row[1:], render)
-        for kind in re.findall(r"`(\w+)`", row[0]):
-            yield f"rule:{kind}", Definition(kind, body, anchor_of("Findings", kind))
-    if "Verdict" in sections:
-        blocks = [" ".join(block) for block in blocks_of(sections["Verdict"].lines)]
-        for word in ("OUT OF MEMORY", "DEVICE-BOUND", "BALANCED", "CANNOT TELL"):
-            items = [re.sub(r"^\d+\. ", "", block) for block in blocks if re.match(rf"\d+\. .*{word}", block)]
-            body = render("\n\n".join(items))
-            yield f"verdict:{key_of(word)}", Definition(word, body, anchor_of("Verdict", word))
-
-
-def _rows(sections: dict[str, Section], heading: str) -> list[tuple[list[str], list[str]]]:
-    return sections[heading].rows if heading in sections else []
+    return render

@@ -1,7 +1,7 @@
 """The views of the dashboard: which parts of the reports each one shows.
 
-A new view is one line in ``VIEWS``; a part is a function from a selection to HTML, empty where there is
-nothing to show.
+A new view is one entry in ``VIEWS``; what has its place in a view says so itself. A part is a function from a
+selection to HTML, empty where there is nothing to show.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from html import escape
 from typing import Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.show.html.parts import (
     absent_html,
     chart_html,
@@ -46,20 +48,25 @@ class View:
         key: its name in links.
         title: its heading.
         empty: what to do when a profile has nothing for it.
-        parts: from top to bottom.
+        above: what stands above the charts, flame graphs and tables that have their place in it.
+        below: what stands below them.
         columns: kind of the packed columns that the browser draws on top of the parts; ``""`` if none.
+        help: what the browser draws and computes, in Markdown.
     """
 
     key: str
     title: str
     empty: str
-    parts: tuple[Part, ...] = ()
+    above: tuple[Part, ...] = ()
+    below: tuple[Part, ...] = ()
     columns: str = ""
+    help: str = ""
 
 
 def render(view: View, selection: Selection) -> str:
     """The parts of a view as HTML; ``""`` when there is nothing to show."""
-    return "".join(part(selection) for part in view.parts)
+    above, below = ("".join(part(selection) for part in parts) for parts in (view.above, view.below))
+    return above + _placed(selection, view.key) + below
 
 
 def render_comparison(report: Report) -> str:
@@ -84,29 +91,23 @@ def _needs_window(selection: Selection) -> str:
     return "" if selection.window is not None else f'<p class="empty">{escape(_NO_WINDOW)}</p>'
 
 
-def _charts(*ids: str) -> Part:
-    def part(selection: Selection) -> str:
-        charts = [chart for one in ids if (chart := selection.chart(one)) is not None]
-        drawn = "".join(chart_html(chart) for chart in charts)
-        return f'<section class="charts">{drawn}</section>' if drawn else ""
-
-    return part
-
-
-def _flames(*ids: str) -> Part:
-    def part(selection: Selection) -> str:
-        return "".join(flame_html(flame) for one in ids if (flame := selection.flame(one)) is not None)
-
-    return part
-
-
-def _tables(*ids: str) -> Part:
-    """Tables one below the other; those without rows are named at the end, with the reason."""
-
-    def part(selection: Selection) -> str:
-        return _tables_html(selection.tables(ids))
-
-    return part
+def _placed(selection: Selection, view: str) -> str:
+    """The charts, flame graphs and tables with their place in the view; tables without rows are named."""
+    charts = [
+        chart
+        for one in (*CHARTS, *TRACE_CHARTS)
+        if view in one.views and (chart := selection.chart(one.id)) is not None
+    ]
+    drawn = "".join(chart_html(chart) for chart in charts)
+    flames = (selection.flame(one.id) for one in FLAMES if view in one.views)
+    kinds = sorted((kind for kind in KINDS.values() if view in kind.views), key=lambda kind: kind.place)
+    return "".join(
+        (
+            f'<section class="charts">{drawn}</section>' if drawn else "",
+            *(flame_html(flame) for flame in flames if flame is not None),
+            _tables_html(selection.tables(kind.id for kind in kinds)),
+        )
+    )
 
 
 def _every_table(selection: Selection) -> str:
@@ -130,12 +131,8 @@ VIEWS: Final = (
         key="overview",
         title="Overview",
         empty="This profile holds no report.",
-        parts=(
-            _head,
-            _charts("phase_shares", "validation_shares", "step_breakdown", "step_time", "throughput"),
-            _tables("perf_summary", "device_usage", "model_summary", "step_breakdown"),
-            _notes,
-        ),
+        above=(_head,),
+        below=(_notes,),
     ),
     View(
         key="steps",
@@ -144,28 +141,46 @@ VIEWS: Final = (
             "The steps of a whole run are here when ModelProfCallback has measured it. Traces hold only the"
             " few steps that were recorded: see Overview and Trace."
         ),
-        parts=(_tables("phases", "validation", "slow_steps", "worst_step", "callbacks", "dataloader"),),
         columns=STEPS,
+        help=(
+            "**Phases of each step** stacks the self time of each phase. Layers and colours are those of"
+            " report.html. Where there are more steps than pixels, one bar is the mean of equally many"
+            " neighbouring steps (the last may have fewer), and the thin line is the slowest step of each;"
+            " the caption says how many. Pale, shaded steps are left out of the benchmark, for the reason"
+            " that the Perf Summary counts them under; the readout says it. A few very high points go"
+            " beyond the upper edge, and the caption says how many and the largest.\n\n"
+            "**Throughput** is samples over wall time of the steps of a point, steps over wall time where"
+            ' the samples of any step are unknown. With "clean steps only", both charts and the slowest'
+            " steps are of clean steps, and a bar without any stays empty. All that is said of clean steps"
+            " is without the phase Profiler, as in the Perf Summary. Charts and slowest steps of all"
+            " steps, clean or not, are with it: their layers add up to the wall time.\n\n"
+            "**Figures of a range** are those of the Perf Summary over the clean steps of the range:"
+            " mean, p50 and p99 of batch_cost, steps/s, samples/s and Reader Ratio. Over the whole run"
+            " they are the same numbers. A dash where a clean step's samples, or its wait, are not known.\n\n"
+            "**Times of clean steps** are bars as wide as the narrower of Freedman-Diaconis and Sturges"
+            " says, at most 60. Where the slowest step took more than twice p99, they end at p99 and the"
+            " number beyond is said.\n\n"
+            "**What makes slow steps slow**: the mean of each phase over the clean steps that took longer"
+            " than p90 of the range, less its mean over the other clean steps. The differences sum to that"
+            " of whole steps unless a phase was not measured; *share of it* is a phase's part.\n\n"
+            "**Slowest steps**: the 20 slowest of the range, clean or not; of equal ones the earlier"
+            " first. *Times the median*: over the median of the range's clean steps. Phases with the most"
+            " time in these steps stand first.\n\n"
+            "Of a run of more than 4,096 steps those are shown that were kept, 2,048 to 4,096, spread"
+            " evenly (Long runs), and a note says so."
+        ),
     ),
     View(
         key="operators",
         title="Operators",
         empty=_NO_WINDOW,
-        parts=(
-            _needs_window,
-            _charts("operator_shares"),
-            _tables("operators", "operators_by_shape", "user_ranges", "source_lines"),
-        ),
+        above=(_needs_window,),
     ),
     View(
         key="kernels",
         title="Kernels",
         empty=_NO_WINDOW,
-        parts=(
-            _needs_window,
-            _charts("kernel_types"),
-            _tables("kernels", "copies", "idle", "host_waits", "launches", "runtime_calls"),
-        ),
+        above=(_needs_window,),
     ),
     View(
         key="modules",
@@ -173,21 +188,6 @@ VIEWS: Final = (
         empty=(
             "Modules are timed in one early step of a fit, by ModelProfCallback(flops=True). A"
             " trace alone has no such times."
-        ),
-        parts=(
-            _flames("modules", "call_stacks"),
-            _tables(
-                "module_tree",
-                "slowest_modules",
-                "top_modules",
-                "flops",
-                "flops_by_size",
-                "flops_by_operator",
-                "model_size",
-                "forward_modules",
-                "forward_operators",
-            ),
-            _charts("flops_by_phase"),
         ),
     ),
     View(
@@ -197,18 +197,41 @@ VIEWS: Final = (
             "Memory is followed by ModelProfCallback in every run; memory by operator and by phase needs"
             " profile_memory=True."
         ),
-        parts=(_charts("memory_curve"), _tables("memory_peaks", "memory_by_phase", "memory", "model_size")),
     ),
-    View(key="trace", title="Trace", empty=_NO_WINDOW, columns=TIMELINE),
+    View(
+        key="trace",
+        title="Trace",
+        empty=_NO_WINDOW,
+        columns=TIMELINE,
+        help=(
+            "Every event of the trace is one slice with its exact times. Host threads come first (the"
+            " thread of the steps on top, then by the time in which anything is open on them), then each"
+            " device's streams. A slice inside another is drawn below it; one that begins in another and"
+            " ends after it goes one row deeper. A step lasts until the device work launched in it has"
+            " ended.\n\n"
+            "Rows below a lane's first hold what ran inside the event above. A pixel has the colour of"
+            " the event that takes most of it and is paler the less of it is busy. Colour is the kind of"
+            " event; the shade only tells neighbouring names apart. **Begin** counts from the begin of the"
+            " trace, **self time** is the duration less that of the events one level inside, **launch to"
+            " begin** is from the begin of the call that launched a kernel to the begin of the kernel."
+            " Drag on the time axis (or anywhere with Shift) for a table of what happened in that time:"
+            " durations clipped to it and added up, so what lies inside another event, or beside it in"
+            " another lane, counts again. *Open in Perfetto* hands the trace to ui.perfetto.dev from tab"
+            " to tab in your browser, and only when pressed; *Download* gives a Chrome trace with the same"
+            " nanoseconds, which `lightning-modelprof analyze` can read. Press ? for the keys.\n\n"
+            "**SM efficiency (est.)** is at each instant the smaller of 1 and the sum of the running"
+            " kernels' thread blocks per multiprocessor; kernels without that number count as 0, and then"
+            " **kernels running** is shown as well. **Memory allocated** begins with what the device held"
+            " before the window; the CPU's counts from 0 and may be negative. A counter with more than"
+            " 20,000 points keeps the lowest, highest and last of every few. A timeline above 48 MB loses"
+            " its Python functions, then its shortest slices; a note says how many."
+        ),
+    ),
     View(
         key="distributed",
         title="Distributed",
         empty="This profile is of one process.",
-        parts=(
-            _charts("rank_phases", "rank_shares"),
-            _tables("all_ranks", "rank_phases", "rank_spread", "distributed", "rank_waits", "collectives"),
-        ),
     ),
-    View(key="tables", title="All tables", empty="This profile holds no table.", parts=(_every_table,)),
+    View(key="tables", title="All tables", empty="This profile holds no table.", above=(_every_table,)),
 )
 """In the order of the menu; Compare, which has two selections, is in ``comparison.py``."""

@@ -1,8 +1,9 @@
-"""Every figure of the package has its definition, out of docs/report.md."""
+"""Every figure of the package has its definition, on what makes it, and docs/report.md has them all."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -11,87 +12,74 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import lightning_modelprof
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.cli.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
+from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
+from lightning_modelprof.report.compare.row_changes import changed_rows
+from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.tables.run.all_tables import KINDS
+from lightning_modelprof.report.verdict import LEAST_SHARE
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.tensorboard_plugin import definitions, report_page
-from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
-from lightning_modelprof.tensorboard_plugin.report_page import Definition, key_of
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.tensorboard_plugin.definitions import (
+    definitions_document,
+    key_of,
+    renderer,
+    sections,
+)
+from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from tests.support.fits import ROOT, loader, run_fit
+from tests.support.golden import UPDATE_VARIABLE
+from tests.support.reference import PAGE, with_definitions
 from tests.support.traces import FOLDER, HERE, load
 
 SOURCE = Path(lightning_modelprof.__file__).parent
-KINDS = {"Table": "table", "Chart": "chart", "FlameGraph": "flame"}
-
-SELF_EXPLANATORY = {
-    "device_usage": {"Device", "Model", "Memory", "Compute capability"},
-    "source_lines": {"Line", "Function", "Module"},
-    "flops_by_operator": {"Forward", "Backward"},
-    "top_modules": {"Depth", "Class"},
-    "forward_modules": {"Class", "Parameters"},
-    "memory_peaks": {"Value"},
-    "callbacks": {"Hook"},
-    "slowest_modules": {"Class"},
-    "all_ranks": {"Value"},
-    "comparison_figures": {"before", "after"},
-    "comparison_phases": {"before", "after", "difference"},
-    "comparison_settings": {"before", "after"},
-    "comparison_findings": {"state"},
-    "comparison_tables": {"before", "after"},
-    "comparison_steps": {"before", "after"},
-}
-"""Columns, beside the first of each table, for which the definition of their table has to do."""
+DRAWINGS = (*CHARTS, *TRACE_CHARTS, *FLAMES)
 
 
-def built_ids():
-    """(kind, id) of everything that is built with a literal id in the sources of reports."""
-    found = set()
-    for path in (SOURCE / "report").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
-                ids = [word.value for word in node.keywords if word.arg == "id"]
-                found |= {(KINDS[node.func.id], one.value) for one in ids if isinstance(one, ast.Constant)}
+def kinds_in_sources():
+    """Every table kind that a file of reports has, by its id."""
+    found = {}
+    for path in sorted((SOURCE / "report").rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        if "TableKind(" in path.read_text(encoding="utf-8") and path.stem != "kinds":
+            of_file = vars(importlib.import_module(name)).values()
+            found |= {value.id: value for value in of_file if isinstance(value, TableKind)}
     return found
 
 
-def trace_table_ids():
-    for entry in TRACE_TABLES:
-        yield "table", entry.build({0: Absent("a test")}, DEFAULT_OPTIONS).id
+KNOWN = kinds_in_sources()
 
 
 def definition_of(kind, name, label=""):
-    """What ``static/help.js`` finds for a figure; ``None`` if nothing.
+    """What ``static/help.js`` finds for a figure: heading, HTML and anchor; ``None`` if nothing.
 
     Args:
         kind: ``table``, ``chart``, ``flame``, ``figure``, ``phase``, ``rule`` or ``verdict``; ``column`` or
             ``row`` of a table.
         name: of a table, chart, flame graph, rule or verdict its id, of a phase or key figure its label.
-        label: of a column (after its group's) or a row.
+        label: key of a column, label of a row.
     """
     document = definitions_document()
     figures = document["figures"]
     if kind in ("table", "column", "row"):  # one for each window, and one of changes for each table
-        name = "changes" if name.endswith("_changes") else re.sub(r"(?<=^model_summary)_\d+$", "", name)
-    if kind in ("column", "row"):
-        label = re.sub(r" \([^)]*\)$", "", label) if kind == "row" else label  # ips (steps/s)
-        words = label.split(" ")
-        # The group's label is a part of some terms and not of others: CPU Total, Latency.
-        keys = [f"{kind}:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words))]
-        keys += [f"column:*:{key_of(label)}", f"column:*:{key_of(words[-1])}"] if kind == "column" else []
+        name = "changes" if name.endswith("_changes") else re.sub(r"_\d+$", "", name)
+    if kind == "row":
+        words = re.sub(r" \([^)]*\)$", "", label).split(" ")  # ips (steps/s)
+        keys = [f"row:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words))]
+    elif kind == "column":
+        keys = [f"column:{name}:{label}"]
     else:
         keys = [f"{kind}:{key_of(name) if kind in ('figure', 'phase') else name}"]
     anchor = next((figures[key] for key in keys if key in figures), None)
-    return None if anchor is None else Definition(**document["sections"][anchor], anchor=anchor)
-
-
-IDS = sorted(built_ids() | set(trace_table_ids()))
+    return None if anchor is None else document["sections"][anchor]
 
 
 @pytest.fixture(scope="module")
@@ -110,88 +98,149 @@ def reports(tmp_path_factory):
     return found
 
 
-def test_the_ids_are_found():
-    assert {("table", "kernels"), ("table", "operators_by_shape"), ("flame", "modules")} <= set(IDS)
-    assert {("chart", "step_time"), ("table", "comparison_figures"), ("table", "model_summary")} <= set(IDS)
+def test_docs_have_the_definitions():
+    """``python -m tests.support.reference`` brings the page up to date."""
+    page = PAGE.read_text(encoding="utf-8")
+    wanted = with_definitions(page)
+    if os.environ.get(UPDATE_VARIABLE):
+        PAGE.write_text(wanted, encoding="utf-8")
+    else:
+        assert page == wanted, "run python -m tests.support.reference"
+    keys = [section.key for section in sections()]
+    assert sorted(re.findall(r"<!-- generated: (\S+) -->", page)) == sorted(keys)
 
 
-@pytest.mark.parametrize(("kind", "name"), IDS)
-def test_everything_that_can_be_built_is_defined(kind, name):
-    definition = definition_of(kind, name)
-    assert definition is not None, f"{kind} {name}: write it into docs/report.md, and into SECTIONS"
-    assert len(definition.html) > 40
+def test_a_new_table_gets_its_section():
+    page = PAGE.read_text(encoding="utf-8")
+    block = re.search(r"## Kernel Summary\n.*?<!-- end -->\n\n", page, re.DOTALL).group()
+    again = with_definitions(page.replace(block, ""))
+    assert block.strip() in again
+    assert again.index("## Operator Summary\n") < again.index(block.strip())
 
 
-def test_nothing_is_mapped_that_is_not_built():
-    mapped = {(kind, name) for kind in ("table", "chart", "flame") for name in definitions.SECTIONS[kind]}
-    # The changes of each table have its name before theirs.
-    assert mapped == set(IDS) | {("table", "changes")}
-    assert definition_of("table", "kernels_changes").heading == "Changes row by row"
+@pytest.mark.parametrize("kind", KNOWN.values(), ids=KNOWN)
+def test_every_kind_of_table_is_defined(kind):
+    definition = definition_of("table", kind.id)
+    assert len(definition["html"]) > 40
+    keys = [column.key for column in kind.columns]
+    assert len(set(keys)) == len(keys)
+    without = [key for key in keys[1:] if definition_of("column", kind.id, key) is None]
+    assert without == []
+    for label in kind.rows:
+        assert definition_of("row", kind.id, label) is not None
 
 
-def test_every_column_of_real_reports(reports):
-    """All but the names of rows and what explains itself have a definition of their own."""
+def test_the_registry_has_every_kind_of_run_and_traces():
+    comparisons = {one for one in KNOWN if one.startswith(("comparison_", "stages", "changes"))}
+    assert set(KINDS) == set(KNOWN) - comparisons
+    assert len(comparisons) == 8
+
+
+def test_every_table_of_real_reports_is_of_its_kind(reports):
+    """All columns but the first, the names of rows, are those of the kind, with a definition each."""
     without = {}
     for table in (table for report in reports for table in report.tables):
-        name = re.sub(r"^(model_summary)_\d+$", r"\1", table.id)
-        assert definition_of("table", table.id) is not None
+        kind = KNOWN[re.sub(r"_\d+$", "", table.id)]
+        assert not any(column.help for column in table.columns)
         for column in table.columns[1:]:
-            label = f"{column.group or ''} {column.label}".strip()
-            explained = column.label in SELF_EXPLANATORY.get(name, ())
-            if definition_of("column", table.id, label) is None and not explained:
-                without.setdefault(name, set()).add(label)
+            if definition_of("column", table.id, column.key) is None:
+                without.setdefault(kind.id, set()).add(column.key)
     assert without == {}
 
 
-def test_every_chart_and_flame_graph_of_real_reports(reports):
+def test_nothing_of_it_is_stored(reports):
+    """So a report that was stored before has its help as well, and compares."""
     for report in reports:
-        for chart in report.charts:
-            assert definition_of("chart", chart.id) is not None
-        for flame in report.flames:
-            assert definition_of("flame", flame.id) is not None
+        assert b'"help"' not in render_json(report)
+    first, second = reports[:2]
+    stored = msgspec.json.encode(first)
+    older = stored.replace(b',"help":""', b"")
+    assert b'"help"' not in older
+    for packed in (stored, older):
+        opened = msgspec.json.decode(packed, type=Report)
+        assert changed_rows(opened, second) == changed_rows(first, second) != ()
 
 
-def test_phases_rules_and_key_figures(reports):
+def test_every_view_that_is_named_exists():
+    known = {view.key for view in VIEWS}
+    named = {view for one in (*KNOWN.values(), *DRAWINGS) for view in one.views}
+    assert named <= known
+    assert {"overview", "steps", "kernels", "modules", "memory", "distributed", "operators"} <= named
+
+
+def test_every_chart_and_flame_graph_of_real_reports(reports):
+    by_id = {("chart", one.id) for one in (*CHARTS, *TRACE_CHARTS)} | {("flame", one.id) for one in FLAMES}
+    drawn = {("chart", one.id) for report in reports for one in report.charts}
+    drawn |= {("flame", one.id) for report in reports for one in report.flames}
+    assert drawn <= by_id
+    assert len(drawn) > 8
+    for kind, name in by_id:
+        assert definition_of(kind, name) is not None
+
+
+def test_ids_of_drawings_are_those_of_what_they_draw():
+    """Also of those that no report here has."""
+    built = set()
+    for path in (SOURCE / "report").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("Chart", "FlameGraph")
+            ):
+                ids = [word.value for word in node.keywords if word.arg == "id"]
+                built |= {one.value for one in ids if isinstance(one, ast.Constant)}
+    assert built == {one.id for one in DRAWINGS}
+
+
+def test_phases_rules_and_key_figures():
     for phase in PHASES:
         assert definition_of("phase", phase.label) is not None, phase
         assert definition_of("row", "phases", phase.label) is not None
     for name in ("batch_cost", "ips", "Reader Ratio", "FLOP/s", "MFU"):
         assert definition_of("figure", name) is not None
-    for finding in (finding for report in reports for finding in report.findings):
-        assert definition_of("rule", finding.kind) is not None, finding.kind
-    for bound in ("input", "host", "sync", "communication", "overhead", "device"):
-        assert definition_of("verdict", f"{bound}_bound") is not None, bound
-    for kind in ("balanced", "cannot_tell", "out_of_memory"):
+    for rule in RULES:
+        assert len(definition_of("rule", rule.kind)["html"]) > 40, rule.kind
+    for kind in ("device_bound", *LEAST_SHARE, "balanced", "cannot_tell", "out_of_memory"):
         assert definition_of("verdict", kind) is not None, kind
+
+
+def test_levels_of_a_rule_are_its_fields():
+    by_kind = {rule.kind: rule for rule in RULES}
+    assert by_kind["input_bound"].levels == "5 %, 20 %"
+    assert by_kind["slow_callback"].levels == "3 %, 15 % of the loop"
+    assert by_kind["memory_fragmentation"].levels == "30 % and 1 GiB"
+    assert by_kind["conv_bias_before_batchnorm"].levels == ""
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "label", "begins"),
     [
-        ("column", "kernels", "Blocks per SM", "Blocks per SM and Occupancy: means weighted by time"),
-        ("column", "kernels", "Occupancy (%)", "Blocks per SM and Occupancy: means weighted by time"),
-        ("column", "operators", "CPU Self", "CPU Self: time in which neither an operator nor a runtime call"),
-        ("column", "operators", "CPU Ratio(%)", "Ratio: Self / Σ Self of all operators."),
-        ("column", "runtime_calls", "CPU Ratio(%)", "Runtime Calls: by function of CUDA's"),
-        ("column", "launches", "Ratio(%)", "Ratio: the share of all kernels"),
-        ("column", "module_tree", "Backward Latency", "Backward latency: time of the autograd"),
-        ("column", "user_ranges", "GPU Avg", "Avg, Max, Min: of one call"),
-        ("column", "model_summary_3", "CPU Ratio(%)", "CPU Ratio: the share of ProfileStep."),
+        ("column", "kernels", "blocks_per_sm", "Blocks per SM: mean weighted by time"),
+        ("column", "kernels", "occupancy", "Occupancy: mean weighted by time"),
+        ("column", "operators", "host_self_ns", "CPU Self: time in which neither an operator nor a runtime"),
+        ("column", "operators", "host_ratio", "CPU Ratio(%): Self / Σ Self of all operators."),
+        ("column", "runtime_calls", "host_ratio", "CPU Ratio(%): the share of the time in all runtime calls"),
+        ("column", "launches", "ratio", "Ratio(%): the share of all kernels"),
+        ("column", "module_tree", "backward_ns", "Backward Latency: time of the autograd"),
+        ("column", "user_ranges", "device_avg_ns", "Avg: of one call"),
+        ("column", "model_summary_3", "host_ratio", "CPU Ratio(%): the share of ProfileStep."),
+        ("column", "kernels_changes", "ratio", "change: the difference, of before."),
         ("row", "idle", "rank 0 GPU 0 Host wait", "Host wait: its launch began after the gap did"),
-        ("row", "perf_summary", "ips (steps/s)", "ips: steps, and samples, in a second."),
-        ("row", "flops", "Recompute", "What it is"),
-        ("row", "model_summary", "Gradient clipping", "configure_gradient_clipping"),
-        ("phase", "Dataloader", "", "the loop waits for its next batch"),
-        ("verdict", "input_bound", "", "From"),
+        ("row", "perf_summary", "ips (steps/s)", "ips: steps (in evaluation loops batches), and samples"),
+        ("row", "flops", "Recompute", "Recompute: forward work done a second time"),
+        ("row", "model_summary", "Gradient clipping", "Gradient clipping: configure_gradient_clipping"),
+        ("phase", "Dataloader", "", "Dataloader: the loop waits for its next batch"),
+        ("verdict", "input_bound", "", "INPUT-BOUND: from 20 % on, the time of"),
         ("rule", "clip_cost", "", "Found if"),
     ],
 )
 def test_terms(kind, name, label, begins):
-    assert text_of(definition_of(kind, name, label).html).startswith(begins)
+    assert text_of(definition_of(kind, name, label)["html"]).startswith(begins)
 
 
 def test_nobody_defines_what_is_not_there():
-    assert definition_of("column", "kernels", "Nonsense") is None
+    assert definition_of("column", "kernels", "nonsense") is None
     assert definition_of("table", "nonsense") is None
     assert definition_of("row", "kernels", "aten::add") is None
 
@@ -220,52 +269,19 @@ def test_the_html_is_plain():
     for section in definitions_document()["sections"].values():
         reader.feed(section["html"])
     tags = {tag for tag, *_ in found}
-    assert {"table", "td", "strong", "code", "li", "dl"} <= tags
+    assert {"table", "td", "strong", "code", "li"} <= tags
     assert tags <= {
-        *("p", "strong", "em", "code", "pre", "ul", "ol", "li", "dl", "dt", "dd"),
+        *("p", "strong", "em", "code", "pre", "ul", "ol", "li"),
         *("table", "thead", "tbody", "tr", "th", "td"),
     }
     assert {name for _, *names in found for name in names} <= {"start"}
 
 
 def test_html_of_the_page_itself_is_shown_and_not_run():
-    render = report_page.renderer()
+    render = renderer()
     assert "<img" not in render("a <img src=x onerror=alert(1)> b\n\n<script>alert(1)</script>")
     assert "&lt;operator&gt;" in render("**in <operator>**")
     assert "href" not in render("[compare.md](compare.md) [x](javascript:alert(1))")
-
-
-@pytest.mark.parametrize("pages", [{}, {"report.md": "# Something else\n\n## Words\n"}])
-def test_without_the_page_there_is_no_help(tmp_path, monkeypatch, pages):
-    for name, text in pages.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(report_page, "PLACES", (tmp_path / "report.md",))
-    definitions_document.cache_clear()
-    try:
-        assert definitions_document() == {"sections": {}, "figures": {}}
-        assert definition_of("table", "kernels") is None
-    finally:
-        monkeypatch.undo()
-        definitions_document.cache_clear()
-
-
-def test_a_page_with_less_in_it_defines_less(tmp_path, monkeypatch):
-    (tmp_path / "report.md").write_text(f"{report_page.TITLE}\n\n## Kernel Summary\n\n**Occupancy**: a. B.\n")
-    monkeypatch.setattr(report_page, "PLACES", (tmp_path / "report.md",))
-    definitions_document.cache_clear()
-    try:
-        assert (
-            definition_of("column", "kernels", "Occupancy").html == "<p><strong>Occupancy</strong>: a. B.</p>"
-        )
-        assert definition_of("phase", "Forward") is None
-    finally:
-        monkeypatch.undo()
-        definitions_document.cache_clear()
-
-
-def test_only_two_places_are_looked_at():
-    beside = Path(report_page.__file__).with_name("report.md")
-    assert list(report_page.PLACES) == [beside, ROOT / "docs" / "report.md"]
 
 
 def test_the_browser_makes_the_same_keys():

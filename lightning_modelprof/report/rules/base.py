@@ -50,6 +50,22 @@ def usual_step(costs: StepCosts, means: PhaseMeans) -> Whole:
     return Whole(costs.usual_wall_ns(means), name)
 
 
+class RuleHelp(NamedTuple):
+    """The definition of a rule, in Markdown.
+
+    Attributes:
+        found: what it looks at, as an answer to *found if*.
+        of: what the shares are of, where they need a word.
+        levels: from where on a finding is a warning and critical, where fields do not say it.
+        where: what its findings point at.
+    """
+
+    found: str
+    of: str = ""
+    levels: str | None = None
+    where: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """One question about a run. Its fields are its thresholds, so the class is its own configuration."""
@@ -58,6 +74,8 @@ class Rule(ABC):
     """Stable code of its findings."""
     title: ClassVar[str]
     """What is wrong where it finds something, in a few words."""
+    help: ClassVar[RuleHelp]
+    """Its definition, as a reader sees it."""
 
     bound: ClassVar[str | None] = None
     """The verdict that the time of its findings speaks for, such as ``sync_bound``."""
@@ -79,6 +97,14 @@ class Rule(ABC):
 
     rests_on_time: ClassVar[bool] = True
     """Whether how much its findings matter rests on the time of the steps."""
+
+    @property
+    def levels(self) -> str:
+        """From where on a finding is a warning, and critical: by its fields, unless its definition says it."""
+        warning, critical = getattr(self, "warning", None), getattr(self, "critical", None)
+        if self.help.levels is not None or warning is None or critical is None:
+            return self.help.levels or ""
+        return f"{100 * warning:g} %, {100 * critical:g} % {self.help.of}".strip()
 
     def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002  # of subclasses
         """What the time of its findings is a share of."""

@@ -26,6 +26,7 @@ from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     THE_LOOP,
     Rule,
+    RuleHelp,
     SampledCallsRule,
     ShareRule,
     Whole,
@@ -55,6 +56,14 @@ class SlowCallback(ShareRule):
 
     kind: ClassVar[str] = "slow_callback"
     title: ClassVar[str] = "A callback takes long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "all hooks of one callback over the whole loop, without those that run once and without"
+            " ModelCheckpoint; a progress bar is a hint"
+        ),
+        of="of the loop",
+        where="its hooks",
+    )
     phases: ClassVar[tuple[str, ...]] = ("callbacks",)
     bound: ClassVar[str | None] = "overhead_bound"
 
@@ -136,6 +145,14 @@ class SlowLayerHooks(SampledCallsRule):
 
     kind: ClassVar[str] = "slow_layer_hooks"
     title: ClassVar[str] = "Hooks on layers take long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "samples in hooks on modules and tensors (not in a device's backward); at least 10, share"
+            " less two standard errors"
+        ),
+        of="of the loop",
+        where="the hook's lines",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     what: ClassVar[str] = "Hooks on layers take"
 
@@ -174,6 +191,13 @@ class AnomalyDetection(SampledCallsRule):
 
     kind: ClassVar[str] = "anomaly_detection"
     title: ClassVar[str] = "Anomaly detection is on"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "autograd's anomaly detection is on; samples where it writes stacks down, without its"
+            " search for NaN; a hint if few"
+        ),
+        of="of the loop",
+    )
     what: ClassVar[str] = "Keeping the stacks of operators takes"
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
@@ -212,6 +236,10 @@ class ProfilerLeftOn(Rule):
 
     kind: ClassVar[str] = "profiler_left_on"
     title: ClassVar[str] = "Lightning's AdvancedProfiler slows all Python code down"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        ('the Trainer has `profiler="advanced"`, which runs cProfile; what it takes is not known'),
+        where="the line that makes the Trainer",
+    )
     takes_time_there: ClassVar[bool] = False
     rests_on_time: ClassVar[bool] = False
 
@@ -285,6 +313,16 @@ class SlowLoggingCalls(ShareRule):
 
     kind: ClassVar[str] = "slow_logging_calls"
     title: ClassVar[str] = "self.log, loggers and metrics take long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "samples below `self.log`, `self.log_dict`, loggers (`self.logger.log_metrics`,"
+            " `self.logger.experiment`) and metrics of torchmetrics (update, compute, forward, sync)"
+            " that your code calls, wherever it runs; at least 10, and the share less two standard"
+            " errors is enough"
+        ),
+        of="of the loop",
+        where="the lines with most of it",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "module_hooks", "callbacks", "logging")
     bound: ClassVar[str | None] = "overhead_bound"
     takes_time_there: ClassVar[bool] = False

@@ -16,6 +16,7 @@ from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     THE_LOOP,
     Rule,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -44,6 +45,11 @@ class SingleCpuThread(Rule):
 
     kind: ClassVar[str] = "single_cpu_thread"
     title: ClassVar[str] = "The model runs on one of several CPUs"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "on the CPU: torch uses one thread although more CPUs are free, forward and backward are"
+        " at least 50 % of the step, and so is the training thread's CPU time; a CPU that a"
+        " computing worker is advised for is not free; a hint"
+    )
 
     least_share: float = 0.5
     most_wait: float = 0.1
@@ -115,6 +121,10 @@ class CpuThreadsOversubscribed(Rule):
 
     kind: ClassVar[str] = "cpu_threads_oversubscribed"
     title: ClassVar[str] = "More threads than CPUs"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "on the CPU: threads of torch in all processes here over usable CPUs",
+        levels="more than `most` = 1 each",
+    )
 
     most: float = 1.0
 
@@ -159,6 +169,13 @@ class BusyCpus(Rule):
 
     kind: ClassVar[str] = "busy_cpus"
     title: ClassVar[str] = "The training thread waits for a CPU"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "share of the loop in which the training thread was ready to run and had no CPU"
+            " (`/proc/thread-self/schedstat`); all times are longer for it"
+        ),
+        levels="hint 10 %, warning 25 % of the loop",
+    )
     rests_on_time: ClassVar[bool] = False
 
     hint: float = 0.1
@@ -202,6 +219,14 @@ class CompetingThread(ShareRule):
 
     kind: ClassVar[str] = "competing_thread"
     title: ClassVar[str] = "Another Python thread holds the training up"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "CPU time of another Python thread of the process, at most the time that the training"
+            " thread had none; of its samples the line that most are at"
+        ),
+        of="of the loop",
+        where="that line",
+    )
     bound: ClassVar[str | None] = "host_bound"
     takes_time_there: ClassVar[bool] = False
 

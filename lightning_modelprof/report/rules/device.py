@@ -17,6 +17,7 @@ from lightning_modelprof.report.model import Evidence, Finding, Location, Severi
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NO_SETUP,
+    RuleHelp,
     ShareRule,
     count,
     duration,
@@ -130,6 +131,10 @@ class LaunchBound(DeviceRule):
 
     kind: ClassVar[str] = "launch_bound"
     title: ClassVar[str] = "The device waits for the host to launch its work"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        ("the host is late with its launches (Host Wait Summary) in forward, backward and optimizer"),
+        where="the lines with most operators",
+    )
     bound: ClassVar[str | None] = "host_bound"
 
     warning: float = 0.10
@@ -224,6 +229,14 @@ class CompileRecompiles(ShareRule):
 
     kind: ClassVar[str] = "compile_recompiles"
     title: ClassVar[str] = "torch.compile compiles again, or breaks graphs"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "torch.compile compiled a function again, or broke a graph: a hint, or by the time of"
+            " compiling again"
+        ),
+        of="of the loop",
+        where="the functions",
+    )
     takes_time_there: ClassVar[bool] = False
 
     least: int = 1

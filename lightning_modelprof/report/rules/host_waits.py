@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, W
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
-from lightning_modelprof.report.rules.base import count, duration, ratio
+from lightning_modelprof.report.rules.base import RuleHelp, count, duration, ratio
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
 from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.sites import (
@@ -205,6 +205,13 @@ class HostDeviceSync(WaitRule):
 
     kind: ClassVar[str] = "host_device_sync"
     title: ClassVar[str] = "The host waits for values of the device"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "waits for values or for the device, by what they cost (Host Wait Summary); a hint"
+            " without a window"
+        ),
+        where="the lines that wait",
+    )
     site_kinds: ClassVar[tuple[str, ...]] = (SYNCHRONISATION, DEVICE_TO_HOST)
     verb: ClassVar[str] = "wait until the device is done"
 
@@ -269,6 +276,9 @@ class HostToDeviceCopy(WaitRule):
 
     kind: ClassVar[str] = "host_to_device_copy"
     title: ClassVar[str] = "Copies to the device block the host"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "blocking copies to the device, likewise", where="the lines that copy, or the DataLoader"
+    )
     site_kinds: ClassVar[tuple[str, ...]] = (HOST_TO_DEVICE,)
     verb: ClassVar[str] = "copy to the device and block the host meanwhile"
 

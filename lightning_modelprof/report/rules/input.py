@@ -22,6 +22,7 @@ from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
     THE_LOOP,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -60,6 +61,13 @@ class InputBound(ShareRule):
 
     kind: ClassVar[str] = "input_bound"
     title: ClassVar[str] = "The loop waits for its batches"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "the exposed wait for batches, mean over the clean steps. On a device: the time between"
+            " events around the fetch, if that is less"
+        ),
+        where="data set, `collate_fn`",
+    )
     bound: ClassVar[str | None] = "input_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
     into_libraries: ClassVar[bool] = True
@@ -133,6 +141,14 @@ class SynchronousLoader(ShareRule):
 
     kind: ClassVar[str] = "synchronous_loader"
     title: ClassVar[str] = "Batches are made in the training process"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "the same, with `num_workers=0`, below what `input_bound` speaks of, where workers would"
+            " save; a hint"
+        ),
+        levels="1 %",
+        where="data set",
+    )
 
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
     into_libraries: ClassVar[bool] = True
@@ -195,6 +211,14 @@ class WorkerStartup(ShareRule):
 
     kind: ClassVar[str] = "worker_startup"
     title: ClassVar[str] = "Workers are started anew with each epoch"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "Dataloader init, and what the first fetch of an epoch waits longer than clean ones do,"
+            " at all epochs but the first, without persistent workers"
+        ),
+        of="of the loop",
+        where="lines that make a `DataLoader`, `worker_init_fn`, data set",
+    )
     phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
     bound: ClassVar[str | None] = "input_bound"
     takes_time_there: ClassVar[bool] = False
@@ -246,6 +270,7 @@ class SlowTransfer(PhaseShareRule):
 
     kind: ClassVar[str] = "slow_transfer"
     title: ClassVar[str] = "Moving batches to the device takes long"
+    help: ClassVar[RuleHelp] = RuleHelp("the phase", where="the module's own hook")
     phase: ClassVar[str] = "transfer"
     what: ClassVar[str] = "Moving the batch to the device"
     less: ClassVar[str] = "Do less in {names}: it runs in the step, work on samples belongs to the workers."
@@ -296,6 +321,14 @@ class RepeatedWork(ShareRule):
 
     kind: ClassVar[str] = "repeated_work"
     title: ClassVar[str] = "The same samples are made again in each epoch"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "`input_bound`'s wait for more than indexing rows, and 12 samples or more were the same"
+            " each time their index came (below); a hint"
+        ),
+        levels="5 %",
+        where="data set, `collate_fn`",
+    )
     takes_time_there: ClassVar[bool] = False
 
     warning: float = 0.05

@@ -19,6 +19,7 @@ from lightning_modelprof.report.rules.base import (
     MEDIAN_STEP,
     NO_SETUP,
     THE_LOOP,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -91,6 +92,18 @@ class SlowLineInModule(ShareRule):
 
     kind: ClassVar[str] = "slow_line_in_module"
     title: ClassVar[str] = "A line in a module's forward takes long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "samples at a line in the `forward` of a module with parameters, or in a function that it"
+            " calls, that makes tensors on the host or copies; or at all its lines that together run"
+            " 64 small operators (100 us at most), each 16 and more a call, themselves or in modules"
+            " called 16 times and more (a quarter of all there); at least 10 samples, and the share"
+            " less two standard errors is enough; of a loop, at least what backward runs for it comes"
+            " on top"
+        ),
+        of="of the loop",
+        where="the line",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
     takes_time_there: ClassVar[bool] = False
@@ -296,6 +309,15 @@ class ConstantWork(ShareRule):
 
     kind: ClassVar[str] = "constant_work"
     title: ClassVar[str] = "A line computes the same in every step"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "samples at lines of one function all of whose operators depend on nothing but sizes and"
+            " tensors that modules hold and that did not change in the inspected step; at least 10,"
+            " share less two standard errors"
+        ),
+        of="of the loop",
+        where="the lines",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "hooks")
     takes_time_there: ClassVar[bool] = False
 
@@ -374,6 +396,14 @@ class SlowCustomModule(ShareRule):
 
     kind: ClassVar[str] = "slow_custom_module"
     title: ClassVar[str] = "A module without parameters takes long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "forward latency of a module of yours in which nothing has a parameter and that ran no"
+            " matrix product, convolution or attention: a loss, say"
+        ),
+        of="of the median step",
+        where="its `forward`",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
 
@@ -473,6 +503,16 @@ class SlowForwardOutsideModel(ShareRule):
 
     kind: ClassVar[str] = "slow_forward_outside_model"
     title: ClassVar[str] = "The step's own code takes long, outside of the model's modules"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "median of Forward less the forward latency of the model (Modules), which is scaled up"
+            " where Forward was faster in the timed steps, and less what samples find below"
+            " `self.log`, loggers and metrics; also in the first quartile, and at least the median of"
+            " Loop"
+        ),
+        of="of the median step",
+        where="`training_step`",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward",)
     bound: ClassVar[str | None] = "host_bound"
     outside_modules: ClassVar[bool] = True

@@ -10,7 +10,16 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, EpochGrowth, Growth, MemoryUse
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
-from lightning_modelprof.report.rules.base import NO_CUDA, NO_SETUP, Rule, count, duration, ratio, text
+from lightning_modelprof.report.rules.base import (
+    NO_CUDA,
+    NO_SETUP,
+    Rule,
+    RuleHelp,
+    count,
+    duration,
+    ratio,
+    text,
+)
 from lightning_modelprof.report.words import percent, size
 from lightning_modelprof.run.memory import GrowingAttribute, MemoryRecord, OutOfMemory
 from lightning_modelprof.run.phases import PHASES
@@ -64,6 +73,17 @@ class MemoryCreep(Rule):
 
     kind: ClassVar[str] = "memory_creep"
     title: ClassVar[str] = "Memory grows from step to step"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "slope (Theil-Sen) of the second half of the memory curve, in 1,000 steps; its 95 %"
+            " interval above 0, 4 MiB seen, not levelling off; of the process's own memory critical"
+            " only after 30 s. Or growth within epochs (slope over pairs of one epoch), half of it"
+            " gone at their end (the process may keep what CPU tensors free: then it does not show)."
+            " Attributes of the model and the callbacks that grew in at least 4 looks in a row are"
+            " named, by an element a step or more"
+        ),
+        levels="16 MiB (in an epoch, too) and 1 % of the level; critical: full within 24 h",
+    )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
 
@@ -222,6 +242,9 @@ class MemoryFragmentation(Rule):
 
     kind: ClassVar[str] = "memory_fragmentation"
     title: ClassVar[str] = "Much of the reserved memory is unused"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "most reserved less most allocated; or the cache was given back", levels="30 % and 1 GiB"
+    )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
 
@@ -276,6 +299,7 @@ class MemoryNearCapacity(Rule):
 
     kind: ClassVar[str] = "memory_near_capacity"
     title: ClassVar[str] = "The device's memory is nearly full"
+    help: ClassVar[RuleHelp] = RuleHelp("most memory reserved by torch, of the device's")
     rests_on_time: ClassVar[bool] = False
 
     warning: float = 0.92
@@ -356,6 +380,9 @@ class RanOutOfMemory(Rule):
 
     kind: ClassVar[str] = "out_of_memory"
     title: ClassVar[str] = "Memory ran out"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "an exception that says so ended the loop: who held what, what to try", levels="critical"
+    )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
 

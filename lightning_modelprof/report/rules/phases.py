@@ -17,6 +17,7 @@ from lightning_modelprof.report.rules.base import (
     NOT_A_FIT,
     THE_LOOP,
     Rule,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -120,6 +121,9 @@ class CheckpointShare(PhaseShareRule):
 
     kind: ClassVar[str] = "checkpoint_share"
     title: ClassVar[str] = "Saving checkpoints takes long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "Checkpoint", of="of the loop", where="an own checkpoint plugin, lines that make a `ModelCheckpoint`"
+    )
     phase: ClassVar[str] = "checkpoint"
     what: ClassVar[str] = "Saving checkpoints"
     is_in_every_step: ClassVar[bool] = False
@@ -155,6 +159,7 @@ class ClipCost(PhaseShareRule):
 
     kind: ClassVar[str] = "clip_cost"
     title: ClassVar[str] = "Clipping gradients takes long"
+    help: ClassVar[RuleHelp] = RuleHelp("the phase", where="the module's own hook")
     phase: ClassVar[str] = "clip"
     what: ClassVar[str] = "Clipping gradients"
 
@@ -180,6 +185,7 @@ class SlowLogger(PhaseShareRule):
 
     kind: ClassVar[str] = "slow_logger"
     title: ClassVar[str] = "Logging takes long"
+    help: ClassVar[RuleHelp] = RuleHelp("Logging", of="of the loop", where="`log_metrics`")
     phase: ClassVar[str] = "logging"
     what: ClassVar[str] = "Logging"
 
@@ -209,6 +215,7 @@ class SlowLearningRateScheduler(PhaseShareRule):
 
     kind: ClassVar[str] = "slow_lr_scheduler"
     title: ClassVar[str] = "Stepping the learning rate takes long"
+    help: ClassVar[RuleHelp] = RuleHelp("the phase", where="the module's own hook")
     phase: ClassVar[str] = "lr_scheduler"
     what: ClassVar[str] = "Stepping learning-rate schedulers"
     less: ClassVar[str] = "Do less in {names}, or step less often (interval='epoch' or frequency=...)."
@@ -231,6 +238,11 @@ class SlowModuleHook(PhaseShareRule):
 
     kind: ClassVar[str] = "slow_module_hook"
     title: ClassVar[str] = "Hooks of the module take long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "Module hooks",
+        of="of the loop",
+        where="all own hooks of the module: the phase does not tell them apart",
+    )
     phase: ClassVar[str] = "module_hooks"
     what: ClassVar[str] = "The time in hooks of the module"
     is_in_every_step: ClassVar[bool] = False
@@ -262,6 +274,10 @@ class ZeroGradCost(ShareRule):
 
     kind: ClassVar[str] = "zero_grad_cost"
     title: ClassVar[str] = "Clearing gradients takes long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        ("an own `optimizer_zero_grad` that takes long, or (a hint) says `set_to_none=False`"),
+        where="the hook",
+    )
     phases: ClassVar[tuple[str, ...]] = ("zero_grad",)
     bound: ClassVar[str | None] = "overhead_bound"
 
@@ -320,6 +336,11 @@ class SlowSetup(Rule):
 
     kind: ClassVar[str] = "slow_setup"
     title: ClassVar[str] = "Much of the time passes before the first step"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "what passes before the first step (Around the loop); a hint",
+        levels="20 % of all that was seen, and 5 s",
+        where="the method of yours that takes most",
+    )
     takes_time_there: ClassVar[bool] = False
 
     share: float = 0.20

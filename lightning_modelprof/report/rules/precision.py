@@ -14,6 +14,7 @@ from lightning_modelprof.report.rules.base import (
     NO_CUDA,
     NO_SETUP,
     Rule,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -68,6 +69,7 @@ class TensorCoresUnused(_TensorCoreHint):
 
     kind: ClassVar[str] = "tensor_cores_unused"
     title: ClassVar[str] = "Matrix products leave the tensor cores alone"
+    help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
     least_capability: ClassVar[tuple[int, int]] = _AMPERE
     too_old: ClassVar[str] = "the device has no TF32"
 
@@ -92,6 +94,7 @@ class AmpOff(_TensorCoreHint):
 
     kind: ClassVar[str] = "amp_off"
     title: ClassVar[str] = "Mixed precision is off"
+    help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, or clean."""
@@ -121,6 +124,7 @@ class MatmulTile(_TensorCoreHint):
 
     kind: ClassVar[str] = "matmul_tile"
     title: ClassVar[str] = "Sizes of linear layers do not fit the tensor cores"
+    help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
 
     multiple: int = 8
 
@@ -164,6 +168,13 @@ class DoublePrecision(ShareRule):
 
     kind: ClassVar[str] = "double_precision"
     title: ClassVar[str] = "The model computes in float64"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "most trainable parameters are float64: half of Forward, Backward and Optimization; a"
+            ' hint with `precision="64-true"`'
+        ),
+        where="lines that say `double()` or `float64`",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer")
     takes_time_there: ClassVar[bool] = False
 

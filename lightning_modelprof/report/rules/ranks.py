@@ -16,7 +16,7 @@ from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Evidence, Finding, Severity
-from lightning_modelprof.report.rules.base import ShareRule, Whole, count, duration, ratio, text
+from lightning_modelprof.report.rules.base import RuleHelp, ShareRule, Whole, count, duration, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
 from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -59,6 +59,14 @@ class StragglerRank(ShareRule):
 
     kind: ClassVar[str] = "straggler_rank"
     title: ClassVar[str] = "The ranks wait for one of them"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "what a step would be shorter by if the late ranks were as early as the others (Ranks),"
+            " at most by how much longer those take where ranks meet"
+        ),
+        of="of the mean step of all ranks",
+        where="data set, where it is the Dataloader",
+    )
     bound: ClassVar[str | None] = "straggler_bound"
     takes_time_there: ClassVar[bool] = False  # it does on the late rank, whose lines only itself has seen
 
@@ -191,6 +199,7 @@ class CommunicationExposed(DeviceRule):
 
     kind: ClassVar[str] = "communication_exposed"
     title: ClassVar[str] = "No computation hides the communication"
+    help: ClassVar[RuleHelp] = RuleHelp("communication that no kernel hides")
     bound: ClassVar[str | None] = "communication_bound"
 
     warning: float = 0.10

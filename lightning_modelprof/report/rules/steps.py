@@ -22,6 +22,7 @@ from lightning_modelprof.report.rules.base import (
     NOT_A_FIT,
     THE_LOOP,
     Rule,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -73,6 +74,13 @@ class SlowStepsCost(ShareRule):
 
     kind: ClassVar[str] = "slow_steps"
     title: ClassVar[str] = "A few steps are slow"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "what slow clean steps (Slow steps) take beyond the median, by clean step; a hint, unless"
+            " it is mostly the garbage collector, or one step of so many takes long in Forward"
+        ),
+        levels="3 % of the mean clean step",
+    )
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where nobody looked."""
@@ -155,6 +163,16 @@ class SmallBatches(Rule):
 
     kind: ClassVar[str] = "small_batches"
     title: ClassVar[str] = "Most of a step does not depend on its batch"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "on the CPU, one process: the part of a step that is the same for any batch (below), also"
+            " at the lower end of its interval. Where all batches have one size: what forward,"
+            " backward and optimizer take beyond the FLOPs and bytes of the counted step at 4 GFLOP/s"
+            " and 2 GB/s, and no more than 30 us for each operator; a hint"
+        ),
+        levels="50 % of the median step",
+        where="lines that make a `DataLoader`",
+    )
 
     least_share: float = 0.5
     least_accumulated: float = 0.15
@@ -327,6 +345,15 @@ class GrowingSteps(ShareRule):
 
     kind: ClassVar[str] = "growing_steps"
     title: ClassVar[str] = "Steps get slower and slower"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "one phase grows over the clean steps (Theil-Sen over medians of 20 groups; its lower end"
+            " 15 % of an early step), steadily, and the others grow by no more than a quarter of that;"
+            " at stake is its mean beyond the first quarter"
+        ),
+        of="of the loop",
+        where="the line that takes most of the phase, in Forward outside of modules",
+    )
     takes_time_there: ClassVar[bool] = False
 
     warning: float = 0.05

@@ -13,6 +13,7 @@ from lightning_modelprof.report.model import Evidence, Finding, Status
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     THE_LOOP,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -39,6 +40,16 @@ class ValidationShare(PhaseShareRule):
 
     kind: ClassVar[str] = "validation_share"
     title: ClassVar[str] = "Validation takes much of the training"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "Validation. A part that takes at least 40 % of it (table Validation) is named, with what"
+            " helps there; else only validating less helps. On a device the parts' times on the device"
+            " decide, of Dataloader no more than on the host. With workers, what first batches are"
+            " waited for longer counts as Dataloader init"
+        ),
+        of="of the loop",
+        where="the line that takes most of the part, else its functions; `validation_step`",
+    )
     phase: ClassVar[str] = "validation"
     what: ClassVar[str] = "Validation"
     is_in_every_step: ClassVar[bool] = False
@@ -103,6 +114,14 @@ class LongSanityCheck(ShareRule):
 
     kind: ClassVar[str] = "long_sanity_check"
     title: ClassVar[str] = "The sanity check before training takes long"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "validation batches before training, as measured (Around the loop), else each as long as"
+            " the mean one inside it"
+        ),
+        of="of the loop",
+        where="the line that makes the Trainer",
+    )
     takes_time_there: ClassVar[bool] = False
 
     warning: float = 0.10
@@ -162,6 +181,7 @@ class SlowEpochTurns(ShareRule):
 
     kind: ClassVar[str] = "slow_epoch_turns"
     title: ClassVar[str] = "Short epochs: much of the time passes between them"
+    help: ClassVar[RuleHelp] = RuleHelp("Epoch turn, where there is more than one epoch", of="of the loop")
     bound: ClassVar[str | None] = "overhead_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("epoch_turn",)
     takes_time_there: ClassVar[bool] = False

@@ -17,6 +17,7 @@ from lightning_modelprof.report.rules.base import (
     NOT_A_FIT,
     THE_LOOP,
     Rule,
+    RuleHelp,
     ShareRule,
     Whole,
     count,
@@ -43,6 +44,14 @@ class RepeatedForward(ShareRule):
 
     kind: ClassVar[str] = "repeated_forward"
     title: ClassVar[str] = "A module computes the same output again"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "in the counted step, a module without dropout is called again with the very same"
+            " tensors, unchanged since: that part of its forward and backward"
+        ),
+        of="of the loop",
+        where="the lines that call it",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
 
@@ -131,6 +140,15 @@ class UnusedGradientsRule(ShareRule):
 
     kind: ClassVar[str] = "unused_gradients"
     title: ClassVar[str] = "Backward makes gradients that no optimizer uses"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "several optimizers: in the counted step a backward pass makes gradients with which no"
+            " optimizer steps before they are made anew, or at all. All of a module's backward where"
+            " the pass goes on into it for nothing, half where it has to go through"
+        ),
+        of="of the loop",
+        where="the line of the backward",
+    )
     phases: ClassVar[tuple[str, ...]] = ("backward", "forward")
     takes_time_there: ClassVar[bool] = False
 
@@ -229,6 +247,13 @@ class FrozenLayersComputed(ShareRule):
 
     kind: ClassVar[str] = "frozen_layers_computed"
     title: ClassVar[str] = "Backward goes through frozen layers"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "backward time of modules without trainable parameters that are registered before all"
+            " trainable ones"
+        ),
+        where="the modules",
+    )
     phases: ClassVar[tuple[str, ...]] = ("backward",)
     takes_time_there: ClassVar[bool] = False
 
@@ -298,6 +323,14 @@ class FrozenForward(ShareRule):
 
     kind: ClassVar[str] = "frozen_forward"
     title: ClassVar[str] = "A frozen module computes the same in each epoch"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "forward time of the outermost modules without trainable parameters, where 12 samples or"
+            " more were the same each time their index came"
+        ),
+        of="of a clean step",
+        where="`def` of `training_step`",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward",)
     takes_time_there: ClassVar[bool] = False
 
@@ -367,6 +400,15 @@ class UnusedOutputs(ShareRule):
 
     kind: ClassVar[str] = "unused_outputs"
     title: ClassVar[str] = "Much of what a module computes is not in the loss"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "forward and backward of the innermost modules, times the part of their rows (vectors of"
+            " features for each place, else samples) whose gradient was 0 in the counted step, less"
+            " the samples that got none anywhere; from 30 % of a module's rows"
+        ),
+        of="of a clean step",
+        where="the lines that call the module",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
 
@@ -488,6 +530,14 @@ class ManyCalls(ShareRule):
 
     kind: ClassVar[str] = "many_calls"
     title: ClassVar[str] = "A module is called again and again in a step"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "the outermost module with parameters, no cell, that a step calls 16 times or more; what"
+            " its calls take, as what one call would save is not known"
+        ),
+        of="of a clean step",
+        where="the line that takes most of the forward around it",
+    )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
 
@@ -599,6 +649,13 @@ class ConvolutionBiasBeforeBatchNorm(Rule):
 
     kind: ClassVar[str] = "conv_bias_before_batchnorm"
     title: ClassVar[str] = "A convolution's bias is subtracted again by BatchNorm"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "a convolution with a bias and next to it, in a Sequential or by name, a BatchNorm of as"
+            " many channels; a hint"
+        ),
+        where="the modules",
+    )
     takes_time_there: ClassVar[bool] = False
 
     least: int = 1
@@ -649,6 +706,14 @@ class DenseEmbeddings(ShareRule):
 
     kind: ClassVar[str] = "dense_embeddings"
     title: ClassVar[str] = "Each step updates all rows of an embedding, and uses few"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "on the CPU: embeddings with dense gradients of which the counted step looks up a quarter"
+            " of the rows or less: the share that unused rows have of all trainable parameters, of"
+            " Optimization and Zero grad"
+        ),
+        where="lines that make an `Embedding`",
+    )
     phases: ClassVar[tuple[str, ...]] = ("optimizer", "zero_grad")
     bound: ClassVar[str | None] = "optimizer_bound"
     takes_time_there: ClassVar[bool] = False

@@ -86,12 +86,14 @@ def table_view(table: Table) -> TableView:
     headers = [write_header(grid.names, "", "", grid.time_unit, has_order=has_order)]
     for block in blocks:
         headers += block.headers(headers[-1].label, grid.time_unit, has_order=has_order)
+    shown: list[int | None] = [0, *(column.place for block in blocks for column in block.columns())]
+    keys = ("" if place is None else table.columns[place].key for place in shown)
     groups = [("", 1), *((block.group, len(block.columns())) for block in blocks)]
     return TableView(
         id=table.id,
         title=one_line(table.title),
         unit="" if grid.time_unit is None else f"time in {grid.time_unit}",
-        headers=tuple(headers),
+        headers=tuple(replace(header, key=key) for header, key in zip(headers, keys, strict=True)),
         groups=tuple(groups) if any(label for label, _ in groups) else (),
         rows=tuple(rows),
         limit=limit,
@@ -217,6 +219,7 @@ class Header:
         is_sortable: whether its cells have an order.
         raw: the heading of the raw numbers, with the group and their unit: ``CPU Total (ns)``.
         full: the heading of the numbers as shown, where nothing else says group and unit: ``CPU Total (ms)``.
+        key: of the column; ``""`` of a group of which nothing was measured.
     """
 
     label: str
@@ -224,6 +227,7 @@ class Header:
     is_sortable: bool
     raw: str
     full: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ export function attachHelp(root, definitions) {
 }
 
 /**
- * A label as part of a key, as tensorboard_plugin/report_page.py makes it.
+ * A label as part of a key, as tensorboard_plugin/definitions.py makes it.
  * @param {string} label
  */
 export function keyOf(label) {
@@ -50,13 +50,12 @@ export function keyOf(label) {
  */
 function helpTable(section, figures, card) {
   const found = nameIn(section.id, "table");
-  const name = found.endsWith("_changes") ? "changes" : found.replace(/(?<=^model_summary)_\d+$/, "");
+  const name = found.endsWith("_changes") ? "changes" : found.replace(/_\d+$/, "");
   /** @type {Topic[]} */
   const topics = [];
   for (const header of all(section, "thead tr:last-child th")) {
-    const shown = textOf(header); // a share is called by what it is a share of, but for its definition
-    const label = shown === "%" ? shown : (header.dataset.full || shown).replace(/ \([^)]*\)$/, "");
-    const anchor = figures[columnKey(figures, name, label)];
+    const anchor = figures[`column:${name}:${header.dataset.key}`];
+    const label = (header.dataset.full || textOf(header)).replace(/ \([^)]*\)$/, "");
     if (anchor) topics.push(helpCell(header, { label, anchor }, card));
   }
   if (Object.keys(figures).some((key) => key.startsWith(`row:${name}:`))) {
@@ -71,19 +70,6 @@ function helpTable(section, figures, card) {
   const region = section.querySelector(".scroll");
   const button = /** @type {HTMLElement | null} */ (section.querySelector(".help"));
   if (region instanceof HTMLElement && button) onQuestion(region, () => button.click());
-}
-
-/**
- * The group's label is a part of some terms and not of others: "CPU Total", "Latency".
- * @param {Record<string, string>} figures
- * @param {string} table
- * @param {string} label
- */
-function columnKey(figures, table, label) {
-  const words = label.split(" ");
-  const keys = words.map((_, start) => `column:${table}:${keyOf(words.slice(start).join(" "))}`);
-  keys.push(`column:*:${keyOf(label)}`, `column:*:${keyOf(words[words.length - 1])}`);
-  return keys.find((key) => key in figures) ?? "";
 }
 
 /**

@@ -12,6 +12,7 @@ from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.words import milliseconds
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.run.phases import PARTS
 
 _COLUMNS: Final = (
     Column("label", "Part"),
@@ -48,39 +49,12 @@ VALIDATION: Final = TableKind(
         " step around them finished. The parts share the phase Validation: they sum to its time in the"
         " whole fit, to the nanosecond. Callbacks and checkpoints are phases of their own and in no"
         " part; a note says what callbacks took in validations. The sanity check before training is"
-        " not measured.\n\n"
+        " in none of them: see Around the loop.\n\n"
         "Workers that start make the first batch late: the note says how much longer first batches"
         " were waited for than as many others."
     ),
     columns=_COLUMNS,
-    rows={
-        "Dataloader": (
-            "the loop waits for its next validation batch. Of a second dataloader the first fetch holds"
-            " the start of its workers."
-        ),
-        "Transfer": "moving the batch to the device, with the batch-transfer hooks.",
-        "Forward": ("`validation_step`, with all `self.log` calls and updates of metrics in it."),
-        "Module hooks": (
-            "`on_validation_...` hooks of the LightningModule and the Strategy that somebody overrides,"
-            " but for `on_validation_epoch_end`."
-        ),
-        "Metrics and epoch end": (
-            "Lightning computes the metrics that were logged, of each dataloader after its last batch;"
-            " `on_validation_epoch_end` of the module. With several ranks also what they wait for each"
-            " other there."
-        ),
-        "Logging": (
-            "after each batch until the next fetch, and what goes to the loggers at the end: metrics,"
-            " loggers, progress counters."
-        ),
-        "Dataloader init": (
-            "before the first batch: `val_dataloader` if it is asked again, the iterator of the first"
-            " dataloader, its workers' start; of an iterable data set without a length also the fetch of"
-            " its first batch. While gradients accumulate also what follows the training batch, as"
-            " Lightning fires nothing in between."
-        ),
-        "Loop": "Lightning's loop between the above.",
-    },
+    rows={part.label: part.definition for part in PARTS},
     views=("steps",),
     compared=Figure(keys=("per_batch_ns", "per_run_ns")),
 )
