@@ -56,6 +56,11 @@ class Copy:
         assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
         return result.stdout
 
+    def brings_the_page_up_to_date(self, text):
+        """The definition of what is new is in the reference."""
+        self.run("-m", "tests.support.reference")
+        assert text in (self.folder / "docs" / "report.md").read_text()
+
     def keeps_the_laws(self):
         """The architecture's tests pass."""
         self.run("-m", "pytest", "-q", "tests/house/test_layering.py", "tests/house/test_house.py")
@@ -81,24 +86,35 @@ def test_a_table_of_a_run(copy):
 
         from __future__ import annotations
 
+        from typing import Final
+
         from lightning_modelprof.analysis.facts import Analysis
+        from lightning_modelprof.report.kinds import TableKind
         from lightning_modelprof.report.model import Column, Table, Unit
         from lightning_modelprof.report.options import TableOptions
+
+        ORACLE: Final = TableKind(
+            id="oracle",
+            title="Oracle",
+            help="How many steps there were.",
+            columns=(Column("name", "Name"), Column("steps", "Steps", Unit.COUNT, help="finished ones.")),
+            views=("steps",),
+        )
 
 
         def oracle(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
             """How many steps there were."""
-            columns = (Column("name", "Name"), Column("steps", "Steps", Unit.COUNT))
-            return (Table(id="oracle", title="Oracle", columns=columns, rows=(("all", analysis.num_steps),)),)
+            return (ORACLE.table(rows=(("all", analysis.num_steps),)),)
         ''',
     )
     home = "report/tables/run/all_tables.py"
     copy.line(
         home,
         f"from {PACKAGE}.report.tables.run.call",
-        f"from {PACKAGE}.report.tables.run.oracle import oracle",
+        f"from {PACKAGE}.report.tables.run.oracle import ORACLE, oracle",
     )
-    copy.line(home, "    callback_times,\n", "    oracle,".strip())
+    copy.line(home, "    RunTable(callback_times", "RunTable(oracle, (ORACLE,)),")
+    copy.brings_the_page_up_to_date("How many steps there were.")
     copy.keeps_the_laws()
     assert copy.run("-c", REPORT + "print(report.table('oracle').rows)").strip() == "(('all', 20),)"
 
@@ -138,20 +154,28 @@ def test_a_table_of_traces(copy):
         from __future__ import annotations
 
         from collections.abc import Mapping
+        from typing import Final
 
         from lightning_modelprof.analysis.absent import Absent
         from lightning_modelprof.analysis.trace.oracle import Oracle
+        from lightning_modelprof.report.kinds import Figure, TableKind
         from lightning_modelprof.report.model import Column, Table, Unit
         from lightning_modelprof.report.options import TableOptions
+
+        ORACLE: Final = TableKind(
+            id="oracle",
+            title="Oracle",
+            help="How many events each rank has.",
+            columns=(Column("rank", "Rank"), Column("events", "Events", Unit.COUNT, help="of its trace.")),
+            views=("overview",),
+            compared=Figure(keys=("events",), sum_over="window"),
+        )
 
 
         def oracle_table(by_rank: Mapping[int, Oracle | Absent], options: TableOptions) -> Table:
             """How many events each rank has."""
             known = {rank: one for rank, one in by_rank.items() if not isinstance(one, Absent)}
-            return Table(
-                id="oracle",
-                title="Oracle",
-                columns=(Column("rank", "Rank"), Column("events", "Events", Unit.COUNT)),
+            return ORACLE.table(
                 rows=tuple((str(rank), one.events) for rank, one in known.items()),
                 absent_reason=None if known else "there are no events",
             )
@@ -169,13 +193,14 @@ def test_a_table_of_traces(copy):
     copy.line(
         home,
         f"from {PACKAGE}.report.tables.trace.copies",
-        f"from {PACKAGE}.report.tables.trace.oracle import oracle_table",
+        f"from {PACKAGE}.report.tables.trace.oracle import ORACLE, oracle_table",
     )
     copy.line(
         home,
-        '    TraceTable("overview"',
-        'TraceTable("overview", lambda facts: facts.oracle, oracle_table),',
+        "    TraceTable(OVERVIEW",
+        'TraceTable(ORACLE, "overview", lambda facts: facts.oracle, oracle_table),',
     )
+    copy.brings_the_page_up_to_date("How many events each rank has.")
     copy.keeps_the_laws()
     show = """
     import glob
@@ -197,6 +222,7 @@ def test_a_rule(copy):
 
             kind: ClassVar[str] = "answer"
             title: ClassVar[str] = "There is an answer"
+            help: ClassVar[RuleHelp] = RuleHelp("it was asked")
 
             def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
                 """Found."""
@@ -210,6 +236,7 @@ def test_a_rule(copy):
         home, f"from {PACKAGE}.report.rules.validation", f"from {PACKAGE}.report.rules.steps import Answer"
     )
     copy.line(home, "    AnomalyDetection(),\n", "Answer(),")
+    copy.brings_the_page_up_to_date("| `answer` | it was asked |")
     copy.keeps_the_laws()
     show = REPORT + "print([one.summary for one in report.findings if one.kind == 'answer'])"
     assert copy.run("-c", show).strip() == "['It is 42.']"
@@ -231,13 +258,21 @@ def test_a_chart(copy):
     copy.line(
         home, f"from {PACKAGE}.report.charts.ranks", f"from {PACKAGE}.report.charts.model import no_answer"
     )
-    copy.line(home, "    flops_by_phase,\n    memory", "no_answer,")
+    copy.line(
+        home,
+        '    Drawing(\n        id="flops_by_phase"',
+        'Drawing(id="no_answer", title="No answer", draw=no_answer, help="Nothing to draw."),',
+    )
+    copy.brings_the_page_up_to_date("**No answer**: Nothing to draw.")
     copy.keeps_the_laws()
     assert copy.run("-c", REPORT + "print(bool(report.charts))").strip() == "True"
 
 
 def test_a_phase(copy):
-    copy.line("run/phases.py", '    Phase("user_profiler"', 'Phase("answer", "Answer", "asking", "own"),')
+    copy.line(
+        "run/phases.py", '    Phase(\n        "user_profiler"', 'Phase("answer", "Answer", "asking", "own"),'
+    )
+    copy.brings_the_page_up_to_date("| `answer` | Answer | asking |")
     copy.keeps_the_laws()
     show = """
     from lightning_modelprof import LoopProfiler

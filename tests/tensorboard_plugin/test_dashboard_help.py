@@ -139,7 +139,7 @@ def test_by_keyboard(show, report):
     )
     press(browser, Keys.ENTER)
     assert card(browser)[0] == "std. error"
-    assert card(browser)[1].startswith("std. error is the standard error of avg.")
+    assert card(browser)[1].startswith("std. error: the standard error of avg.")
     press(browser, Keys.ESCAPE)
     assert card(browser) is None
     assert focused(browser) == "What is Perf Summary?"
@@ -168,7 +168,7 @@ def test_a_pointer_that_rests_on_a_phase(show, report):
     ActionChains(browser).move_to_element(row).perform()
     wait(lambda: card(browser) is not None)
     assert card(browser)[0] == "Forward"
-    assert card(browser)[1].startswith("training_step")
+    assert card(browser)[1].startswith("Forward: training_step")
     assert "What" not in focused(browser)  # the focus stays where it was
     ActionChains(browser).move_by_offset(500, 300).perform()
     wait(lambda: card(browser) is None)
@@ -190,7 +190,7 @@ def test_all_definitions_and_their_search(show, report):
         ".map(one => one.querySelector('h3').textContent)"
     )
     everything = browser.execute_script(shown)
-    assert {"Words", "FLOPs", "Kernel Summary", "Compare"} <= set(everything)
+    assert {"Words", "FLOPs", "Kernel Summary", "Stages"} <= set(everything)
     at_top = browser.execute_script(
         "const body = document.querySelector('.help-body'), top = body.getBoundingClientRect().top;"
         "return Math.abs(body.querySelector('[data-anchor=flops]').getBoundingClientRect().top - top)"

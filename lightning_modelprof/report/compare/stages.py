@@ -81,13 +81,7 @@ STAGES: Final = TableKind(
 
 
 def _stages_table(runs: Sequence[ComparedRun], results: Sequence[Comparison]) -> Table:
-    """One row per run.
-
-    Definition: step time, ips and Reader Ratio as in the Perf Summary; times as fast is the time of the first
-    run / that of this one, of a step, or of a sample where steps hold different numbers of samples; GPU busy
-    is the share of the recorded steps in which a kernel, copy or memset runs; the peak is that of the memory
-    allocated on the GPU, or of the process where there is no GPU.
-    """
+    """One row per run."""
     loop = loop_of(runs[0].loop)
     rows = [_row(run, result) for run, result in zip(runs, [None, *results], strict=True)]
     notes = ["Each run is compared with the first. A dash: not measured."]

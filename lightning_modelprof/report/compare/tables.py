@@ -41,10 +41,7 @@ SPEED: Final = TableKind(
 
 
 def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table:
-    """How fast both sides were.
-
-    Definition: the figures of the Perf Summary; of several runs a side from the mean of the runs' means.
-    """
+    """How fast both sides were."""
     named = {
         "batch_cost": ("batch_cost", Unit.DURATION_NS),
         "reader_cost": ("reader_cost", Unit.DURATION_NS),
@@ -85,11 +82,7 @@ PHASE_CHANGES: Final = TableKind(
 
 
 def phases_table(comparison: Comparison) -> Table:
-    """Where the difference lies: time per clean step in each phase, the largest difference first.
-
-    Definition: means over the clean steps; the differences sum to that of the step. A phase is *less* or
-    *more* when its interval excludes no change.
-    """
+    """Where the difference lies: time per clean step in each phase, the largest difference first."""
     step = next(figure for figure in comparison.figures if figure.key == "batch_cost")
     phases = sorted(comparison.phases, key=lambda phase: -abs(phase.change or 0.0))
     rows = [(_LABELS[phase.key], *_cells(phase), _direction(phase)) for phase in phases]
@@ -154,11 +147,7 @@ FINDING_CHANGES: Final = TableKind(
 
 
 def findings_table(before: Report, after: Report) -> Table:
-    """Which findings are gone, which are new and which are still there.
-
-    Definition: of the first run of each side; a finding is the same when its kind is, and of several
-    of a kind its function and module.
-    """
+    """Which findings are gone, which are new and which are still there."""
     counts = [Counter(finding.kind for finding in _all_found(report)) for report in (before, after)]
     several = frozenset(kind for one in counts for kind, number in one.items() if number > 1)
     found = [_found(report, several) for report in (before, after)]
@@ -208,12 +197,7 @@ TABLE_CHANGES: Final = TableKind(
 
 
 def changed_tables(before: Report, after: Report) -> Table:
-    """Which tables changed: of each table that both reports have, the row that changed most.
-
-    Definition: of the first run of each side. Rows are the same when their texts, and those of the rows that
-    they are in, are the same. What changed most is the largest difference in one column: the first average if
-    there is one, else the first time, else the first number. Where units change by row only times count.
-    """
+    """Which tables changed: of each table that both reports have, the row that changed most."""
     rows = []
     others = {table.id: table for table in after.tables}
     for table in before.tables:

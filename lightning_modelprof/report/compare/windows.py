@@ -239,11 +239,7 @@ STEP_CHANGES: Final = TableKind(
 
 
 def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
-    """The mean step and its parts side by side, the largest difference first.
-
-    Definition: each moment of a step counts once, as in the step time breakdown, so the differences of the
-    parts sum to that of the step. From and to are the shortest and the longest of the steps.
-    """
+    """The mean step and its parts side by side, the largest difference first."""
     differences = differences_ns(before, after)
     parts = [part for part in before.mean_ns if part != STEP]
     parts.sort(key=lambda part: -abs(differences.get(part, 0.0)))

@@ -45,12 +45,7 @@ CALLBACKS: Final = TableKind(
 
 
 def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which callback, and which of its hooks, takes time.
-
-    Definition: host time inside the hook with all it calls (a checkpoint's saving too) but the hooks of
-    further callbacks, over the whole loop: in finished steps or not. Hooks under 0.1 % of the loop's time are
-    summed in one row.
-    """
+    """Which callback, and which of its hooks, takes time."""
     rows: list[tuple[str, str | None, int | None, int, float | None]] = []
     # Hooks also run where no step is, such as on_train_epoch_end after the last one.
     loop_ns, loop = analysis.wall_ns + sum(analysis.outside_ns.values()), loop_of(analysis.info.loop)

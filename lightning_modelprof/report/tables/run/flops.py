@@ -40,12 +40,7 @@ _NO_FORMULA: Final = "A dash in FLOPs: no formula knows the operator."
 
 
 def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """FLOPs of a step by what they are for, and by operator.
-
-    Definition: counted on one real step while it ran; where batches vary in size, those of the mean clean
-    step, from counts of several sizes. FLOP/s are FLOPs of the clean steps over their time; MFU and HFU the
-    share of the device's dense peak in the dtypes that were used.
-    """
+    """FLOPs of a step by what they are for, and by operator."""
     if analysis.cost is None:
         return ()
     return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)

@@ -96,8 +96,6 @@ def run_forward_tables(analysis: Analysis, options: TableOptions) -> tuple[Table
 def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) -> tuple[Table, ...]:
     """How parameters, multiply-adds and activations spread over the modules and operators of a forward pass.
 
-    Definition: see the notes and ``ForwardTable``. They also say whether the count of the real step agrees.
-
     Args:
         facts: of one process.
         module_depth: the deepest level of modules that has rows; the model itself is level 0. ``None``: all.

@@ -60,12 +60,7 @@ MEMORY_PEAKS: Final = TableKind(
 
 
 def _peaks(record: MemoryRecord) -> Table:
-    """How much memory the loop took at most.
-
-    Definition: resident memory of the process (the most since it began), what torch's allocator gave to
-    tensors and what it held of the device (most in this process, or since the user reset them); how often it
-    had to give its cache back to go on, and how often it could not go on.
-    """
+    """How much memory the loop took at most."""
     figures: tuple[tuple[str, Cell, Unit], ...] = (
         ("Process, most resident", record.peak_rss_bytes, Unit.BYTES),
         ("Host, memory to be used", record.host_total_bytes, Unit.BYTES),
@@ -116,12 +111,7 @@ MEMORY_BY_PHASE: Final = TableKind(
 
 
 def _by_phase(memory: StepMemory | None, notes: tuple[str, ...]) -> Table:
-    """What takes the memory when it is at its most, in which operator of which module.
-
-    Definition: of one step, after each operator the bytes of all storages that are alive; the row of a phase
-    is the operator of it after which they are most. Begin is before the first one. The categories sum to the
-    peak.
-    """
+    """What takes the memory when it is at its most, in which operator of which module."""
     rows: tuple[tuple[Cell, ...], ...] = ()
     if memory is not None:
         begin = (_LABELS[BEGIN], memory.begin_bytes, *_sizes(memory.begin_by_category), None, None)

@@ -39,7 +39,7 @@ MODEL_SIZE: Final = TableKind(
         " gradients before the first backward, nor for optimizer state before the first step; a note"
         " says so. **Packed weights** are the weights and biases of quantised modules (torch.ao),"
         " which are never trainable; their bytes are without scales and padding. Plain attributes of"
-        " modules, states of torchmetrics and activations are not in it."
+        " modules, states of torchmetrics and activations are not in it. The last row is the sum of all."
     ),
     columns=(
         Column("kind", "Kind"),
@@ -63,9 +63,6 @@ MODEL_SIZE: Final = TableKind(
 
 def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = False) -> Table:
     """How much memory the model takes before anything is computed, and in which dtypes.
-
-    Definition: a row by kind and dtype; elements and bytes of the tensors in this process, each storage
-    once and whole. The last row is the sum of all.
 
     Args:
         size: what was counted; ``None`` if nothing was.

@@ -207,8 +207,6 @@ def module_tables(
 ) -> tuple[Table, ...]:
     """Which modules hold the parameters, do the work and take the time; and which classes at each depth.
 
-    Definition: see the notes. What was not measured at all has no columns.
-
     Args:
         tree: the modules.
         module_depth: deepest modules that are shown, 0 being the model; ``None`` means all.

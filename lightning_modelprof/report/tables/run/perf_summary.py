@@ -83,11 +83,7 @@ _ADVICE: Final = {
 
 
 def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """How fast the run was without profiling, and how much of a step waited for data.
-
-    Definition: statistics of the clean steps. avg of ips and Reader Ratio is total over total; max, min and
-    percentiles are of the per-step values, so the ips column max belongs to the fastest step.
-    """
+    """How fast the run was without profiling, and how much of a step waited for data."""
     figures, loop = analysis.benchmark, loop_of(analysis.info.loop)
     if figures is None:
         return (_table((), (), notes=_left_out(analysis), reason=_no_clean_steps(analysis)),)

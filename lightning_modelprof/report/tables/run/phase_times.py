@@ -44,11 +44,7 @@ PHASE_TIMES: Final = TableKind(
 
 
 def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which phases the loop spent its time in, over every finished step.
-
-    Definition: self time on the thread of the loop; the phases tile each step, so the totals sum to the
-    steps' wall time exactly. Avg is per finished step, Max and Min are of one step.
-    """
+    """Which phases the loop spent its time in, over every finished step."""
     loop = loop_of(analysis.info.loop)
     has_device = any(phase.device_total_ns is not None for phase in analysis.phases)
     columns = _COLUMNS if has_device else _COLUMNS[:-1]

@@ -70,11 +70,7 @@ def process_loop_tables(analysis: Analysis, options: TableOptions) -> tuple[Tabl
 
 
 def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple[Table, ...]:
-    """The tables of some loops; none where there is nothing to say.
-
-    Definition: Loops has a line for each loop of the process with a report of its own, steps/s over its clean
-    steps. Short loops sums up the others: wall time from the first fetch to the loop's end.
-    """
+    """The tables of some loops; none where there is nothing to say."""
     tables: list[Table] = []
     if len(loops) > 1:
         rows = tuple(

@@ -20,11 +20,7 @@ _IN_ORDER: Final = 16
 
 
 def rank_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which rank makes the others wait, and by what; no table when there is one rank.
-
-    Definition: means over each rank's own clean steps. Own, Later by and Slowest are over the steps that are
-    clean on all ranks, of which all ranks keep the same ones.
-    """
+    """Which rank makes the others wait, and by what; no table when there is one rank."""
     skew = analysis.rank_skew
     if isinstance(skew, Absent):
         if analysis.info.world_size < 2:
@@ -191,11 +187,7 @@ ALL_RANKS: Final = TableKind(
 
 
 def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """How fast all ranks were together; no table when there is one rank.
-
-    Definition: totals over totals of every rank's clean steps. The rate of all ranks is the mean rate of a
-    rank times their number, since they work at the same time.
-    """
+    """How fast all ranks were together; no table when there is one rank."""
     ranks = analysis.all_ranks
     if ranks is None:
         return ()

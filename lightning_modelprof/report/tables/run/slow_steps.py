@@ -17,12 +17,7 @@ from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
 def slow_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which steps took much longer than usual, and what was different in the worst of them.
-
-    Definition: steps of more than ``factor`` times the median of the last 512 clean steps (of a short run:
-    all), without those in which this profiler was at work; the slowest eight that are clean and the slowest
-    eight of the others.
-    """
+    """Which steps took much longer than usual, and what was different in the worst of them."""
     facts, loop = analysis.slow, loop_of(analysis.info.loop)
     if isinstance(facts, Absent):
         return (_slow_table((), facts.reason),)

@@ -70,7 +70,8 @@ SOURCE_LINES: Final = TableKind(
     title="Source lines",
     help=(
         "Every line of your code that ran an operator in the inspected step, or was seen by the"
-        ' sampler. A dash in Time and Samples: not sampled (`inspect={"sampling": False}`); in the'
+        " sampler; most time first, then most values read, copies and host tensors, then most operators."
+        ' A dash in Time and Samples: not sampled (`inspect={"sampling": False}`); in the'
         " others: no step was inspected itself (`flops=False`, or the model is compiled)."
     ),
     columns=_COLUMNS,
@@ -90,11 +91,7 @@ _RUN: Final = (
 
 
 def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which lines to look at.
-
-    Definition: a row for each line of the user's that ran an operator in the inspected step or was seen by
-    the sampler; most time first, then most values read, copies and host tensors, then most operators.
-    """
+    """Which lines to look at."""
     lines = analysis.source_lines
     if isinstance(lines, Absent) and analysis.cost is None and isinstance(analysis.hot_lines, Absent):
         return ()  # nobody asked for it

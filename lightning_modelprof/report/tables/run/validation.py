@@ -61,11 +61,7 @@ VALIDATION: Final = TableKind(
 
 
 def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """What the validations inside a fit spent their time on.
-
-    Definition: self time on the training thread over all validations of the fit, without callbacks and
-    checkpoints; the parts sum to the phase Validation.
-    """
+    """What the validations inside a fit spent their time on."""
     split = analysis.validation
     if split is NO_VALIDATION or not loop_of(analysis.info.loop).is_fit:
         return ()  # of an evaluation loop its own phases say it

@@ -94,9 +94,6 @@ _Line = tuple[int, Unit, tuple[Cell, ...]]
 def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Where the fetch time goes, the ranks together and the fetches also by rank.
 
-    Definition: statistics of the fetches and of the steps' fetch time, the part that the device hides, the
-    operators inside, and the copies of data to the device.
-
     Args:
         by_rank: the fetches of each rank.
         options: not used; the rows have one order.

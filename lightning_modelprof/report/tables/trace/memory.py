@@ -79,9 +79,6 @@ _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices}: this version of torch 
 def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Which operators allocate memory, and how much a device had allocated at most.
 
-    Definition: a row per device (of each rank) with its peaks, under it the operators that pay for its
-    allocations and releases, largest increase first.
-
     Args:
         by_rank: the memory of each rank.
         options: not used; the rows have one order.

@@ -88,10 +88,7 @@ _TITLE: Final = "Model Summary"
 
 
 def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Where the time of the profiled steps went, phase by phase.
-
-    Definition: see the notes; over several ranks calls and totals are summed.
-    """
+    """Where the time of the profiled steps went, phase by phase."""
     ranks = split_ranks(by_rank)
     if ranks.absent_reason is not None:
         return _absent_table("model_summary", "", ranks.absent_reason)

@@ -126,9 +126,6 @@ _NO_DEVICE_NOTE: Final = "The trace has no device events in the steps."
 def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptions) -> Table:  # noqa: ARG001
     """Which types of events fill the steps, the ranks together.
 
-    Definition: the union of each type's intervals clipped to the steps; the host's types longest first under
-    ProfileStep, then the device's.
-
     Args:
         by_rank: the overview of each rank.
         options: not used; the rows have one order.

@@ -118,10 +118,7 @@ def rank_waits_table(
     by_rank: Mapping[int, CommunicationCalls | Absent],
     options: TableOptions,  # noqa: ARG001
 ) -> Table:
-    """How long each rank waited for others, how often it came last, and what that cost the others.
-
-    Definition: see the notes. Below each rank are its collectives, longest wait first.
-    """
+    """How long each rank waited for others, how often it came last, and what that cost the others."""
     ranks = split_ranks(by_rank)
     waits = _compare(ranks)
     if isinstance(waits, Absent):

@@ -72,10 +72,7 @@ _NO_RUNTIME_NOTE: Final = "The trace has no calls of a device's runtime: Runtime
 
 
 def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """What each step waited for, with the mean and each column's share of the steps' time.
-
-    Definition: see the notes. With one rank there is a row per step; with several, the mean of each rank.
-    """
+    """What each step waited for, with the mean and each column's share of the steps' time."""
     ranks = split_ranks(by_rank)
     if ranks.absent_reason is not None:
         return STEP_BREAKDOWN.table(
