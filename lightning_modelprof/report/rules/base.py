@@ -100,7 +100,7 @@ class Rule(ABC):
 
     @property
     def levels(self) -> str:
-        """From where on a finding is a warning, and critical: by its fields, unless its definition says it."""
+        """From where on it is a warning, and critical: by its fields, unless its definition says it."""
         warning, critical = getattr(self, "warning", None), getattr(self, "critical", None)
         if self.help.levels is not None or warning is None or critical is None:
             return self.help.levels or ""

@@ -48,8 +48,8 @@ DATALOADER: Final = TableKind(
             "the rest, the most that faster loading can save, of each fetch; left out without device events."
         ),
         "in other operators": (
-            "fetch time in operators beside the five with the most, on that thread, without those inside"
-            " another operator."
+            "rows in an operator are the five with the most time inside fetches on that thread, without those"
+            " inside another operator; this row is all other operators."
         ),
         "outside operators": ("Python, the data set, waiting; with the rows of operators it sums to Fetch."),
         "size": "bytes of the copies.",
