@@ -26,14 +26,11 @@ AROUND: Final = TableKind(
     id="around",
     title="Around the loop",
     help=(
-        "What takes long before the loop and after it: with the time of the loop it sums to all that was seen,"
-        " to the nanosecond. The callback sees from its own `setup` to the loop;"
-        " `Trainer(profiler=ModelProfiler(...))` from `configure_callbacks`, before data are prepared, to the"
-        " very end, and writes report and files once more then. After an exception in the loop nothing more is"
-        " seen."
-        " The **sanity check** is from the first callback's `on_sanity_check_start` to the last one's"
-        " `on_sanity_check_end`. **This profiler's report** lasts from the end of the loop to the next"
-        " action."
+        "What takes long before the loop and after it: with the time of the loop it sums to all"
+        " that was seen, to the nanosecond. The callback sees from its own `setup` to the loop;"
+        " `Trainer(profiler=ModelProfiler(...))` from `configure_callbacks`, before data are"
+        " prepared, to the very end, and writes report and files once more then. After an"
+        " exception in the loop nothing more is seen."
     ),
     columns=(
         Column(
@@ -41,8 +38,8 @@ AROUND: Final = TableKind(
             "Action",
             help=(
                 "one of Lightning's, of which it tells its profiler: a hook (`prepare_data`, `setup`,"
-                " `configure_model`, `configure_optimizers`, `train_dataloader`, those of callbacks), and what"
-                " of others runs inside it."
+                " `configure_model`, `configure_optimizers`, `train_dataloader`, those of callbacks), and"
+                " what of others runs inside it."
             ),
         ),
         Column("when", "When", help="before the loop, or after it."),
@@ -54,8 +51,8 @@ AROUND: Final = TableKind(
             Unit.DURATION_NS,
             adds_up=True,
             help=(
-                "from its end to the next action, which is Lightning's own work: loading a checkpoint, moving"
-                " the model to the device, starting the first dataloader's workers."
+                "from its end to the next action, which is Lightning's own work: loading a checkpoint,"
+                " moving the model to the device, starting the first dataloader's workers."
             ),
         ),
         Column(
@@ -67,7 +64,13 @@ AROUND: Final = TableKind(
         ),
         Column("place", "Line", help="where your method is written."),
     ),
-    rows={"all other actions": "those that take less than 0.1 % each."},
+    rows={
+        "sanity check": (
+            "from the first callback's `on_sanity_check_start` to the last one's `on_sanity_check_end`."
+        ),
+        "this profiler's report": "lasts from the end of the loop to the next action.",
+        "all other actions": "those that take less than 0.1 % each.",
+    },
 )
 
 
