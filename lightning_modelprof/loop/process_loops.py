@@ -31,6 +31,7 @@ from lightning_modelprof.run.loops import MAX_KEPT, MAX_LINES, Loop, LoopLine, S
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTimings, is_kept
 from lightning_modelprof.show.terminal.terminal import print_lines
+from lightning_modelprof.units import milliseconds
 
 SHORT_FIT: Final = 5
 """A fit of fewer steps gets no report: its first steps are no example of others."""
@@ -279,7 +280,7 @@ def _last_line(short: Sequence[ShortLoops]) -> str:
     """All short loops in one line."""
     parts = [
         f"{one.calls:,} {loop_of(one.loop).name} loop{'' if one.calls == 1 else 's'} of {one.model}"
-        f" took {one.total_ns / 1e6:,.4g} ms"
+        f" took {milliseconds(one.total_ns)}"
         for one in short
     ]
     return f"lightning-modelprof: {', '.join(parts)}; too short for a report."

@@ -24,6 +24,7 @@ from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.trace.reader import parse_trace
+from lightning_modelprof.units import digits
 
 _FIRST_WINDOWS: Final = 16
 """All of them are for the dashboard, of later ones eight each time that their number doubles."""
@@ -257,7 +258,7 @@ class WindowResults:
         if limit is None or len(raw) <= _ANALYZED_LIMITS * limit * BYTES_PER_MB:
             return ""
         return (
-            f"its trace of {len(raw) / BYTES_PER_MB:,.0f} MB was not analyzed while training runs,"
+            f"its trace of {digits(len(raw) / BYTES_PER_MB)} MB was not analyzed while training runs,"
             f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g}; {_READS_IT}"
         )
 

@@ -30,7 +30,7 @@ from lightning_modelprof.report.rules.ranks import CommunicationExposed
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_host_traces, verdict_of_traces
-from lightning_modelprof.report.words import milliseconds, percent
+from lightning_modelprof.units import milliseconds, percent
 
 
 def build_trace_report(

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleT
 from lightning_modelprof.analysis.source.call_tree import CallNode, CallTree
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.units import milliseconds
 
 MIN_SHARE: Final = 0.002
 """Narrower boxes are joined: nobody could read them."""
@@ -125,7 +126,9 @@ def _notes(analysis: Analysis, tree: CallTree) -> tuple[str, ...]:
     ]
     if not isinstance(stacks, Absent):
         first, last = stacks.samples.first_interval_ns, stacks.samples.last_interval_ns
-        notes.append(f"One sample every {first / 1e6:.3g} ms at first, every {last / 1e6:.3g} ms in the end.")
+        notes.append(
+            f"One sample every {milliseconds(first)} at first, every {milliseconds(last)} in the end."
+        )
     return tuple(notes)
 
 

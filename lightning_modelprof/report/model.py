@@ -13,33 +13,9 @@ from typing import Any
 
 from lightning_modelprof.errors import nearest, quoted
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.options import TimeUnit as TimeUnit  # noqa: PLC0414  # outputs take it from here
-
-Cell = str | int | float | None
-"""A raw value; ``None`` is *not measured* and prints as a dash, never as zero."""
-
-
-class Unit(Enum):
-    """What a number means; how it is written is decided from this, in ``show/format.py`` alone."""
-
-    TEXT = "text"
-    COUNT = "count"
-    DURATION_NS = "ns"
-    RATIO = "ratio"
-    """A fraction of 1, shown as a percentage."""
-    RATE = "rate"
-    """Something per second; the row's or column's label says what."""
-    FLOPS = "flops"
-    """Floating-point operations, shown in powers of 1000: GFLOP."""
-    FLOPS_PER_S = "flops_per_s"
-    """Floating-point operations per second: GFLOP/s."""
-    MACS = "macs"
-    """Multiply-adds, each two floating-point operations: GMAC."""
-    BYTES = "bytes"
-    BYTES_PER_S = "bytes_per_s"
-    """A bandwidth, shown in powers of 1000 as hardware is sold: GB/s."""
-    BY_ROW = "by_row"
-    """The unit stands in ``Table.row_units``."""
+from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # outputs take them from here
+from lightning_modelprof.units import TimeUnit as TimeUnit  # noqa: PLC0414
+from lightning_modelprof.units import Unit as Unit  # noqa: PLC0414
 
 
 @dataclass(frozen=True, slots=True)

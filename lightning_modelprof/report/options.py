@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from lightning_modelprof.errors import quoted
+from lightning_modelprof.units import TimeUnit
 
 View = Literal[
     "device",
@@ -44,7 +45,6 @@ SortKey = Literal[
     "gpu_self_memory",
     "calls",
 ]
-TimeUnit = Literal["s", "ms", "us", "ns"]
 
 VIEWS: Final[tuple[View, ...]] = get_args(View)
 """The trace tables in reading order, Paddle's nine first."""

@@ -27,8 +27,8 @@ from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.units import milliseconds, percent
 
 OUT_OF_MEMORY: Final = "out_of_memory"
 """The verdict, and the kind of the finding, of a loop that ended because memory ran out."""

@@ -46,32 +46,3 @@ def cause_words(one: SlowCause) -> str:
     if one.cause == COLLECTOR:
         words = f"{words}, generation {one.slow.generation}"
     return f"{words}, at the start of an epoch" if one.slow.tags & StepTag.FIRST_OF_EPOCH else words
-
-
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def size(num_bytes: float) -> str:
-    """For sentences: three digits that count, in powers of 1024."""
-    power = 0
-    while abs(num_bytes) >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
-        power += 1
-    return f"{float(f'{num_bytes / 1024**power:.3g}'):g} {_UNITS[power]}"
-
-
-_DURATION_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
-
-
-def duration_unit(largest_ns: float) -> tuple[float, str]:
-    """How many nanoseconds a unit has, and its name: the largest that is not above ``largest_ns``."""
-    return next((ns, unit) for ns, unit in _DURATION_UNITS if largest_ns >= ns or unit == "ns")
-
-
-def milliseconds(ns: float) -> str:
-    """For sentences: three digits that count, at least to a microsecond."""
-    return f"{float(f'{ns / 1e6:.3g}'):g} ms"
-
-
-def percent(share: float | None) -> str:
-    """For sentences."""
-    return "an unknown share" if share is None else f"{share:.1%}".replace("%", " %")

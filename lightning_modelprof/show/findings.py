@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Finding, Location, Report, Severity, Status, Unit, Verdict
-from lightning_modelprof.show.format import format_amount, format_cell, format_duration
+from lightning_modelprof.units import digits, format_amount, format_cell, format_duration, percent
 
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""
@@ -40,7 +40,7 @@ def verdict_line(verdict: Verdict) -> str:
     """The verdict in one line, with how much of the time is accounted for."""
     line = f"{verdict_word(verdict)}: {verdict.summary}"
     if verdict.accounted_ratio is not None:
-        line += f" {verdict.accounted_ratio:.1%} of the time is accounted for.".replace("%", " %", 1)
+        line += f" {percent(verdict.accounted_ratio)} of the time is accounted for."
     return one_line(line)
 
 
@@ -83,7 +83,7 @@ def _rate(ips: Mapping[str, Any]) -> str:
     if not ips.get("avg"):
         return ""
     error = ips.get("standard_error")
-    spread = "" if error is None else f" ± {_two_digits(error)}"
+    spread = "" if error is None else f" ± {digits(error, 2)}"
     return f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}"
 
 
@@ -104,10 +104,6 @@ def speed_line(report: Report) -> str:
         if not figures:
             words.insert(0, f"{format_duration(report.step_card.wall_ns)} a step")
     return " · ".join([*words, title])
-
-
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):g}"
 
 
 def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:

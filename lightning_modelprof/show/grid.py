@@ -15,14 +15,8 @@ from itertools import groupby
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
-from lightning_modelprof.show.format import (
-    DASH,
-    choose_time_unit,
-    format_cell,
-    heading,
-    shorten,
-    without_signature,
-)
+from lightning_modelprof.show.shorten import shorten, without_signature
+from lightning_modelprof.units import DASH, choose_time_unit, format_cell, heading
 
 NAME_LIMIT = 64
 """Characters of a text cell; a templated CUDA kernel has hundreds."""

@@ -10,9 +10,9 @@ from typing import Any, Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Finding, Report, Severity, Status
 from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
-from lightning_modelprof.show.format import format_duration
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.step_card import card_svg
+from lightning_modelprof.units import format_duration
 
 _MAX_FINDINGS: Final = 4
 _MAX_PAGE: Final = 2_000_000

@@ -26,10 +26,10 @@ from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.report.tables.run.all_tables import module_tables
 from lightning_modelprof.run.archive import write_atomically
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCount
-from lightning_modelprof.show.format import format_cell, format_duration
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from lightning_modelprof.timing.spans import wait_for
+from lightning_modelprof.units import format_cell, format_duration
 
 _MAX_NAMED: Final = 4
 """Tensors of a batch that the head of the report describes."""

@@ -23,6 +23,7 @@ from isal import igzip_lib
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.run.opening import open_regular
 from lightning_modelprof.trace.json import NOT_JSON, OUTLINE, RAW_ITEMS
+from lightning_modelprof.units import digits, size
 
 BLOCK_BYTES: Final = 2 * 2**20
 """Text that is decoded at once: what it becomes still fits into the caches, which makes it faster."""
@@ -85,7 +86,7 @@ def check_event_sizes(num_events: int, num_bytes: int) -> None:
     if num_events > _MANY_EVENTS and num_bytes < num_events * _LEAST_EVENT_BYTES:
         raise TinyEventsError(
             f"expected the events of a Chrome trace, got {num_events:,} with"
-            f" {num_bytes / num_events:.0f} bytes each on average, where those of a trace have"
+            f" {digits(num_bytes / num_events)} bytes each on average, where those of a trace have"
             f" at least {_LEAST_EVENT_BYTES}. Check that it is a trace written by torch.profiler."
         )
 
@@ -237,7 +238,7 @@ class TextFile:
 
     def _too_large(self) -> TraceError:
         return TraceError(
-            f"{self._path}: expected at most {float(f'{self._max_bytes / 2**30:.3g}'):g} GiB of JSON, got"
+            f"{self._path}: expected at most {size(self._max_bytes)} of JSON, got"
             " more. If torch.profiler wrote it, and memory for about twice its size is there, raise the limit"
             " (max_bytes, --max-gib)."
         )

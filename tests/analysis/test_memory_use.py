@@ -37,10 +37,10 @@ from lightning_modelprof.report.model import Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.memory import MemoryCreep, MemoryFragmentation, MemoryNearCapacity
 from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
-from lightning_modelprof.report.words import size
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import CATEGORIES, MemoryPoint, MemoryRecord, PhasePeak, StepMemory
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.units import size
 from tests.support.diagnosed import SETUP, only, steps_of
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 
 from tests.house.test_layering import FILES, IMPORTS, OWN, PACKAGE, SOURCE
@@ -34,6 +35,18 @@ FRAGMENTS = {
     "cli.list": "a command, which the command line finds by its file",
     "lightning.from_environment": "Lightning imports it at the start of every Trainer",
 }
+
+OWN_NUMBERS = {
+    "lightning.host": "three words of a progress bar",
+    "loop.step_timing": "the line of Paddle's step_info, in its own digits",
+    "report.compare.build_compare": "a factor, with the digits that its interval allows",
+    "report.rules": "parts of sentences",
+    "report.tables.run": "parts of sentences",
+    "show.html": "coordinates of drawings",
+    "show.step_card": "coordinates of drawings",
+    "units": "here they are written",
+}
+"""Who rounds numbers by a format of its own, and why; ``:g`` is for what somebody has given."""
 
 
 def test_no_folder_has_many_entries():
@@ -108,3 +121,18 @@ def test_tables_know_no_rules():
     }
     assert {module: names for module, names in wrong.items() if names} == {}
     assert PACKAGE == "lightning_modelprof"
+
+
+def test_numbers_are_rounded_in_one_place():
+    """Everything else writes them through ``units.py``."""
+    found = {
+        module
+        for module, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FormattedValue)
+        and node.format_spec is not None
+        and re.search(r"\..*[efg%]", ast.unparse(node.format_spec))
+    }
+    allowed = {module for module in found if any(f"{module}.".startswith(f"{own}.") for own in OWN_NUMBERS)}
+    assert found == allowed
+    assert all(any(f"{module}.".startswith(f"{own}.") for module in found) for own in OWN_NUMBERS)

@@ -23,15 +23,16 @@ SOURCE = Path(lightning_modelprof.__file__).parent
 # Part of the package → the parts it may import: "report.model" is one file, "report" all of the folder.
 LAWS = {
     "errors": (),
-    "run": ("run", "errors"),
-    "trace": ("trace", "run", "errors"),
-    "analysis": ("analysis", "trace", "run", "errors"),
-    "report": ("report", "analysis", "trace", "run", "errors"),
-    "show": ("show", "report.model", "report.profile", "errors"),
-    "measure": ("measure", "run", "errors"),
-    "inspect": ("inspect", "measure.clock", "measure.user_code", "run", "errors"),
-    "timing": ("timing", "inspect", "measure", "show", "report", "analysis", "run", "errors"),
-    "config": ("config", "measure.window.schedule", "report.options", "report.rules", "errors"),
+    "units": ("errors",),
+    "run": ("run", "units", "errors"),
+    "trace": ("trace", "run", "units", "errors"),
+    "analysis": ("analysis", "trace", "run", "units", "errors"),
+    "report": ("report", "analysis", "trace", "run", "units", "errors"),
+    "show": ("show", "report.model", "report.profile", "units", "errors"),
+    "measure": ("measure", "run", "units", "errors"),
+    "inspect": ("inspect", "measure.clock", "measure.user_code", "run", "units", "errors"),
+    "timing": ("timing", "inspect", "measure", "show", "report", "analysis", "run", "units", "errors"),
+    "config": ("config", "measure.window.schedule", "report.options", "report.rules", "units", "errors"),
     "loop": (
         "loop",
         "config",
@@ -42,11 +43,23 @@ LAWS = {
         "analysis",
         "trace",
         "run",
+        "units",
         "errors",
         "__version__",
     ),
-    "lightning": ("lightning", "loop", "config", "inspect", "measure", "show", "report", "run", "errors"),
-    "reading_traces": ("show.progress", "report", "analysis", "trace", "run", "errors"),
+    "lightning": (
+        "lightning",
+        "loop",
+        "config",
+        "inspect",
+        "measure",
+        "show",
+        "report",
+        "run",
+        "units",
+        "errors",
+    ),
+    "reading_traces": ("show.progress", "report", "analysis", "trace", "run", "units", "errors"),
     "reading": (
         "reading_traces",
         "show.findings",
@@ -55,9 +68,10 @@ LAWS = {
         "analysis",
         "trace",
         "run",
+        "units",
         "errors",
     ),
-    "tensorboard_plugin": ("tensorboard_plugin", "show", "report", "run", "errors"),
+    "tensorboard_plugin": ("tensorboard_plugin", "show", "report", "run", "units", "errors"),
     "cli": (
         "cli",
         "lightning.from_environment",
@@ -69,6 +83,7 @@ LAWS = {
         "analysis",
         "trace",
         "run",
+        "units",
         "errors",
         "__version__",
     ),
@@ -183,7 +198,7 @@ def test_libraries_enter_by_their_own_files(library):
 def test_config_imports_no_library_by_way_of(name):
     parents = [".".join(name.split(".")[:depth]) for depth in range(1, name.count(".") + 1)]
     for part in (name, *parents):
-        assert OWN[part] <= {"errors"}
+        assert OWN[part] <= {"units", "errors"}
         assert {imported.partition(".")[0] for imported in IMPORTS[part]} - {PACKAGE} <= set(
             sys.stdlib_module_names
         )

@@ -127,7 +127,7 @@ def test_what_a_side_cannot_tell_is_no_difference():
 def test_nothing_changed():
     one = window(breakdown(parts(kernel=2)))
     report = compare_windows(one, one, NAMES)
-    assert report.title == "step 2 → 2 ms (+0.0 %)"
+    assert report.title == "step 2 → 2 ms (0 %)"
     assert [one.id for one in report.tables] == ["comparison_steps", "comparison_findings"]
 
 

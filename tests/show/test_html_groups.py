@@ -10,8 +10,8 @@ import pytest
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.tables.run import all_tables
 from lightning_modelprof.report.tables.trace import copies, distributed, kernels, operators, user_ranges
-from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.html.table import NO_NAMESPACE, namespace_of, table_view
+from lightning_modelprof.units import DASH
 
 COLUMNS = (
     Column("name", "Name"),
@@ -132,7 +132,7 @@ def test_odd_numbers_do_not_break_a_sum():
     columns = (COLUMNS[0], COLUMNS[3], COLUMNS[5])
     (grouping,) = table_view(Table(id="t", title="T", columns=columns, rows=rows)).groupings
     cells = [group.sums[0] for group in grouping.groups]
-    assert [(cell.text.strip(), cell.value) for cell in cells] == [("nan", None), ("inf", None)]
+    assert [(cell.text.strip(), cell.value) for cell in cells] == [(DASH, None), (DASH, None)]
 
 
 def test_a_group_of_columns_without_anything_has_no_sums():

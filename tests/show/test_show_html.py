@@ -25,11 +25,11 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.grid import build_grid
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.html.table import MAX_ROWS
+from lightning_modelprof.units import DASH
 from tests.support.sample_flames import hostile_flame
 from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES, gpu_report, wide_report
 

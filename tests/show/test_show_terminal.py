@@ -11,11 +11,11 @@ from rich.cells import cell_len
 
 from lightning_modelprof.report.model import Report, apply_options
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.terminal import screen
 from lightning_modelprof.show.terminal.screen import wrap
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
+from lightning_modelprof.units import DASH
 from tests.support.fits import ROOT
 from tests.support.golden import check_golden
 from tests.support.sample_reports import (

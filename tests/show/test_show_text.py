@@ -7,8 +7,8 @@ import pytest
 
 from lightning_modelprof.report.model import Column, Report, Table, Unit, apply_options
 from lightning_modelprof.report.options import TIME_UNITS, TableOptions
-from lightning_modelprof.show.format import DASH
 from lightning_modelprof.show.text import render_text
+from lightning_modelprof.units import DASH
 from tests.support.golden import GOLDEN_DIR, check_golden
 from tests.support.sample_reports import (
     ALL_REPORTS,

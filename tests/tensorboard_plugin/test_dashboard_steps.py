@@ -18,8 +18,8 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
-from lightning_modelprof.show.format import format_amount, format_cell, format_duration
 from lightning_modelprof.show.tensorboard.profile_blob import pack_steps
+from lightning_modelprof.units import format_amount, format_cell, format_duration
 from tests.support.dashboard_page import serve, wait, watched
 from tests.support.fits import run_fit
 from tests.support.steps_page import page_files, sample_steps, with_profiler_time
@@ -73,7 +73,7 @@ def run(browser, body):
         "const done = arguments[0];"
         "(async () => {"
         "  const [data, bins, statistics, labels] = await Promise.all("
-        "    ['steps/data', 'steps/bins', 'steps/statistics', 'axis_labels']"
+        "    ['steps/data', 'steps/bins', 'steps/statistics', 'units']"
         "      .map((name) => import(`/${name}.js`)));"
         "  const steps = window.unpacked && new data.Steps(window.unpacked);"
         f"  {body}"
@@ -402,7 +402,7 @@ def test_labels_of_axes_lie_about_nothing(page):
         " labels.tickLabels([0.25, 0.5]), labels.tickLabels([7])]",
     )
     assert labels == [
-        ["0.0", "2.5", "5.0", "7.5"],
+        ["0", "2.5", "5.0", "7.5"],
         ["1,000", "2,000"],
         ["0.25", "0.50"],
         ["7"],

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
+from lightning_modelprof.units import short_percent
 
 MIN_COUNTED: Final = 3
 """Sizes that a fit goes through at least."""
@@ -432,7 +433,7 @@ def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
     if error > MAX_ERROR:
         return Absent(
             f"batches vary in size, and a fit through the {by_size.num_counted} counted sizes tells FLOPs to"
-            f" {100 * error:.2g} % only"
+            f" {short_percent(error)} only"
         )
     return MeanStep(
         flops={part: value / num_steps for part, value in zip(by_size.parts, total.tolist(), strict=True)},
@@ -469,6 +470,6 @@ def _why_missing(by_size: FlopsBySize, sizes: BatchSizes, missing: int, num_step
     if not by_size.laws:
         return (
             f"batches vary in size, no fit through the {num} counted sizes tells one that was left out to"
-            f" {100 * MAX_MISS:.0f} %, and {of_steps} have others"
+            f" {short_percent(MAX_MISS)}, and {of_steps} have others"
         )
     return f"batches vary in size, and those of {of_steps} are unlike the {num} counted sizes"

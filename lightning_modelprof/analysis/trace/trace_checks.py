@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.timeline.steps import long_gaps
 from lightning_modelprof.analysis.timeline.tally import by_name
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.trace.model import Category
+from lightning_modelprof.units import milliseconds, short_percent
 
 _LOSS_WORDS: Final = ("drop", "lost", "out of memory", "overflow", "fail to", "failed to")
 
@@ -93,7 +94,7 @@ def _acausal(timeline: Timeline) -> list[str]:
         return []
     return [
         f"{int(wrong.sum()):,} of {len(known):,} device events begin before their launch, by up to"
-        f" {int(early_ns.max()) / 1e6:.3f} ms: the clocks of host and device disagree by that much, and"
+        f" {milliseconds(int(early_ns.max()))}: the clocks of host and device disagree by that much, and"
         " figures that compare the two (Launch, Idle, steps' ends) are off."
     ]
 
@@ -110,7 +111,7 @@ def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
         return []
     return [
         f"{int(wrong.sum()):,} steps begin before the step before them ends, by up to"
-        f" {int(overlap_ns.max()) / 1e6:.3f} ms: the clock was set back while recording, or the trace was"
+        f" {milliseconds(int(overlap_ns.max()))}: the clock was set back while recording, or the trace was"
         " merged from several. Its times are not to be trusted."
     ]
 
@@ -126,7 +127,7 @@ def _gaps(steps: Steps) -> list[str]:
         return []
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
-        f"Between step {numbers[worst]} and step {numbers[worst + 1]} lie {int(gap_ns[worst]) / 1e6:.3f} ms"
+        f"Between step {numbers[worst]} and step {numbers[worst + 1]} lie {milliseconds(int(gap_ns[worst]))}"
         " that belong to no step: work outside of the loop's steps, a wait for a CPU on a busy machine, or"
         " the clock was set forward."
     ]
@@ -154,7 +155,7 @@ def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
     if overhead_ns <= _OVERHEAD_SHARE * whole_ns:
         return []
     return [
-        f"The profiler's own work takes {100 * overhead_ns / whole_ns:.0f} % of the steps; their times are"
+        f"The profiler's own work takes {short_percent(overhead_ns / whole_ns)} of the steps; their times are"
         " too long by about that."
     ]
 

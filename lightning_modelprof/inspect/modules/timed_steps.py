@@ -17,6 +17,7 @@ from lightning_modelprof.inspect.core.model_copies import COMPILED_FROM, find_co
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.clock import DeviceClock, HostClock
 from lightning_modelprof.run.model_cost import ModuleTime, ModuleTimes
+from lightning_modelprof.units import milliseconds
 
 
 class TimedOwner(NamedTuple):
@@ -177,7 +178,7 @@ class TimedSteps:
         if outside_ns and any(owner.path is not None and owner.is_backward for owner in times):
             notes.append(
                 "Backward of what ran outside of all modules, such as a loss function:"
-                f" {outside_ns / 1e6:.3g} ms per step; it is no module's."
+                f" {milliseconds(outside_ns)} per step; it is no module's."
             )
         if self._hidden:
             notes.append(

@@ -30,6 +30,7 @@ from lightning_modelprof.measure.window.torch_profiler import (
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.units import digits
 
 BYTES_PER_MB: Final = 1_000_000
 
@@ -176,7 +177,7 @@ class Capture:
         num_recorded, num_asked = len(self._recorded), self._upcoming.last - self._upcoming.first + 1
         return (
             f"max_trace_mb={limit:g} ended it after {num_recorded} of {num_asked} steps,"
-            f" because with one more its trace would have about {expected / BYTES_PER_MB:,.3g} MB"
+            f" because with one more its trace would have about {digits(expected / BYTES_PER_MB)} MB"
         )
 
     def finish(self, reason: str) -> None:

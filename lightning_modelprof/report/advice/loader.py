@@ -12,8 +12,8 @@ from lightning_modelprof.analysis.steps.batches import BatchCpu
 from lightning_modelprof.report.advice.owners import Owner, constructor
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup
+from lightning_modelprof.units import digits, milliseconds, percent
 
 FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."
 """For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
@@ -103,7 +103,7 @@ def loader_advice(
     sample_ns = wait_ns / size
     if owner is not None:
         return LoaderAdvice(
-            f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows, in code of"
+            f"A sample takes {digits(sample_ns / 1e3)} us: that is indexing and joining rows, in code of"
             f" {owner.package}'s ({owner.where}). A worker would take longer to hand a batch over."
             f"{owner.cheaper_batches}",
             [count("batch_size", size), duration("one sample", sample_ns)],
@@ -111,10 +111,10 @@ def loader_advice(
             is_minor=True,
         )
     return LoaderAdvice(
-        f"A sample takes {sample_ns / 1e3:.3g} us: that is indexing and joining rows. Fetch whole batches:"
-        f" {loader.kind}(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), {size},"
-        " drop_last=False)), where dataset[indices] slices its tensors, or a __getitems__ that does. A worker"
-        " would take longer to hand a batch over.",
+        f"A sample takes {digits(sample_ns / 1e3)} us: that is indexing and joining rows. Fetch whole"
+        f" batches: {loader.kind}(dataset, batch_size=None,"
+        f" sampler=BatchSampler(RandomSampler(dataset), {size}, drop_last=False)), where dataset[indices]"
+        " slices its tensors, or a __getitems__ that does. A worker would take longer to hand a batch over.",
         [count("batch_size", size), duration("one sample", sample_ns)],
         (1 - _SLICED) * wait_ns,
         is_minor=True,

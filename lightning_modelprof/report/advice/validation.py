@@ -16,8 +16,8 @@ from lightning_modelprof.report.advice.loader import FEWER_ITEMS, loader_advice,
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Location
 from lightning_modelprof.report.rules.base import count, duration, location_of, ratio
-from lightning_modelprof.report.words import percent
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+from lightning_modelprof.units import percent
 
 _METRICS: Final = "torchmetrics"
 """Package whose functions update and compute metrics."""

@@ -27,8 +27,8 @@ from lightning_modelprof.report.compare.tables import (
 )
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.report.rules.cpus import BusyCpus
-from lightning_modelprof.report.words import duration_unit
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.units import duration_unit, percent, short_percent, signed, three_digits
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
 """What the command ends with; 1 is an error, as of every command."""
@@ -126,7 +126,7 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
     names = {
         Outcome.FASTER: "FASTER",
         Outcome.SLOWER: "SLOWER",
-        Outcome.SAME: f"SAME within {_percent(result.tolerance)}",
+        Outcome.SAME: f"SAME within {percent(result.tolerance)}",
         Outcome.CANNOT_TELL: "CANNOT TELL",
     }
     name = names[result.outcome]
@@ -147,15 +147,13 @@ def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
             worlds = (before[0].world_size, after[0].world_size)
             unit = before[0].sample_unit
             ranks = ", all ranks" if max(worlds) > 1 else ""
-            rates = (_three_digits(rate.before * worlds[0]), _three_digits(rate.after * worlds[1]))
+            rates = (three_digits(rate.before * worlds[0]), three_digits(rate.after * worlds[1]))
             return f"{rates[0]} → {rates[1]} {unit}/s{ranks}"
     step = next(figure for figure in result.figures if figure.key == "batch_cost")
     assert step.before is not None
     assert step.after is not None
     scale, unit = duration_unit(max(step.before, step.after))
-    return (
-        f"{_three_digits(step.before / scale)} → {_three_digits(step.after / scale)} {unit} per {loop.step}"
-    )
+    return f"{three_digits(step.before / scale)} → {three_digits(step.after / scale)} {unit} per {loop.step}"
 
 
 def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, str], ...]:
@@ -167,15 +165,16 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
         facts.append(
             (
                 "Change",
-                f"{_signed(result.times_as_fast - 1)} speed,"
-                f" {_signed(1 / result.times_as_fast - 1)} {figure}; tolerance {_percent(result.tolerance)}",
+                f"{signed(short_percent(result.times_as_fast - 1))} speed,"
+                f" {signed(short_percent(1 / result.times_as_fast - 1))} {figure};"
+                f" tolerance {percent(result.tolerance)}",
             )
         )
     if result.detectable is not None:
         facts.append(
             (
                 "Could show",
-                f"a change of {_percent(result.detectable)} or more, in four of five such comparisons",
+                f"a change of {percent(result.detectable)} or more, in four of five such comparisons",
             )
         )
     facts += [
@@ -210,7 +209,7 @@ def _interval_note(result: Comparison) -> str:
     if result.num_runs == (1, 1):
         return (
             f"{method}, and from what single runs of the same thing are assumed to differ:"
-            f" {_percent(ASSUMED_RUN_SPREAD)}, and as much as the speed drifts within them. A machine that"
+            f" {percent(ASSUMED_RUN_SPREAD)}, and as much as the speed drifts within them. A machine that"
             " was slower during one run looks like slower code. To be surer give several runs a side that"
             " took turns: compare --before A1 A2 A3 --after B1 B2 B3."
         )
@@ -265,15 +264,3 @@ def _times(result: Comparison, value: float) -> str:
     """Two decimals, three where the interval is so narrow that two would hide it."""
     is_narrow = result.low is not None and result.high is not None and result.high - result.low < 0.02
     return f"{value:.{3 if is_narrow else 2}f}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:#.3g}"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.3g} %"
-
-
-def _signed(ratio: float) -> str:
-    return f"{100 * ratio:+.1f} %" if abs(ratio) < 0.1 else f"{100 * ratio:+.0f} %"

@@ -11,6 +11,7 @@ from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
 from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.units import three_digits
 
 _INTERVAL: Final = "95 % interval"
 
@@ -31,7 +32,7 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     found = (
         "too few steps to compare"
         if speed is None
-        else f"{runs[-1].source} is {speed:.2f}x as fast as {runs[0].source}"
+        else f"{runs[-1].source} is {three_digits(speed)}x as fast as {runs[0].source}"
     )
     keys = [column.key for column in table.columns]
     return Report(

@@ -10,7 +10,7 @@ from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-from lightning_modelprof.report.words import duration_unit
+from lightning_modelprof.units import digits, duration_unit, percent, signed
 
 
 def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Report:
@@ -65,13 +65,14 @@ def _first_line(sides: tuple[ComparedSteps | str, ComparedSteps | str]) -> str:
     if not old or new is None:
         return "No steps to compare (a step took no measurable time)"
     scale, unit = duration_unit(max(old, new))
-    line = f"step {old / scale:,.4g} → {new / scale:,.4g} {unit} ({100 * (new - old) / old:+.1f} %)"
+    change = signed(percent((new - old) / old))
+    line = f"step {digits(old / scale, 4)} → {digits(new / scale, 4)} {unit} ({change})"
     parts = {part: value for part, value in differences_ns(*known).items() if part != STEP and value}
     if not parts:
         return line
     part = max(parts, key=lambda part: abs(parts[part]))
     scale, unit = duration_unit(abs(parts[part]))
-    return f"{line}; what changed most: {part} {parts[part] / scale:+,.3g} {unit}"
+    return f"{line}; what changed most: {part} {signed(digits(parts[part] / scale))} {unit}"
 
 
 def _described(name: str, side: ComparedSteps | str) -> str:
@@ -87,7 +88,7 @@ def _spread(side: ComparedSteps) -> str:
     """Such as ``166 to 187.9 ms``."""
     low, high = side.low_ns[STEP], side.high_ns[STEP]
     scale, unit = duration_unit(high)
-    return f"{low / scale:,.4g} to {high / scale:,.4g} {unit}"
+    return f"{digits(low / scale, 4)} to {digits(high / scale, 4)} {unit}"
 
 
 def _notes(

@@ -14,8 +14,8 @@ from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.units import milliseconds, percent
 
 FLOOR_NS: Final = 300_000.0
 """Less than this in a step is not worth a finding: about what Lightning's own loop takes."""

@@ -36,11 +36,11 @@ from lightning_modelprof.report.rules.base import (
     location_of,
     ratio,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.sites import LOGGER
 from lightning_modelprof.run.stacks import StackFrame
+from lightning_modelprof.units import milliseconds, percent
 
 _ONCE: Final = {"setup", "teardown", "on_train_start", "on_train_end", "on_fit_start", "on_fit_end"}
 """Hooks that run once, however long the training."""

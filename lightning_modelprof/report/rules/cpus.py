@@ -24,9 +24,9 @@ from lightning_modelprof.report.rules.base import (
     ratio,
     usual_step,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
+from lightning_modelprof.units import milliseconds, percent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,9 @@ from lightning_modelprof.report.rules.base import (
     location_of,
     ratio,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import Compilation, CompileSetup, TrainingSetup
 from lightning_modelprof.run.sites import LineCount, StepSites
+from lightning_modelprof.units import milliseconds, percent
 
 NO_WINDOW: Final = "no profiler window was recorded (active is how many steps it has)"
 

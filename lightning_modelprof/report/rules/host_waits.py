@@ -16,7 +16,6 @@ from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import RuleHelp, count, duration, ratio
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.sites import (
     BATCH_START,
     DEVICE_TO_HOST,
@@ -26,6 +25,7 @@ from lightning_modelprof.run.sites import (
     SourceSite,
     StepSites,
 )
+from lightning_modelprof.units import milliseconds, percent
 
 _VALUE: Final = frozenset(("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"))
 

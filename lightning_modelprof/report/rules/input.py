@@ -33,9 +33,9 @@ from lightning_modelprof.report.rules.base import (
     usual_step,
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+from lightning_modelprof.units import milliseconds, percent
 
 _WAIT: Final = "wait per step"
 

@@ -26,9 +26,9 @@ from lightning_modelprof.report.rules.base import (
     duration,
     ratio,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.units import milliseconds, percent
 
 _LEAST_OWN: Final = 0.25
 

@@ -20,9 +20,9 @@ from lightning_modelprof.report.rules.base import (
     ratio,
     text,
 )
-from lightning_modelprof.report.words import percent, size
 from lightning_modelprof.run.memory import GrowingAttribute, MemoryRecord, OutOfMemory
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.units import percent, size
 
 _PER: Final = 1_000
 """Steps that growth is told for."""

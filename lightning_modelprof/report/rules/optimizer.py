@@ -24,10 +24,10 @@ from lightning_modelprof.report.rules.base import (
     ratio,
     usual_step,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import OptimizerSetup, TrainingSetup
 from lightning_modelprof.run.stacks import StackFrame
+from lightning_modelprof.units import milliseconds, percent
 
 _FUSED_ON_CPU: Final = 0.25
 """What is left of the step of an optimizer on the CPU when it is fused."""

@@ -26,10 +26,10 @@ from lightning_modelprof.report.rules.base import (
     ratio,
     usual_step,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSetup
+from lightning_modelprof.units import milliseconds, percent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from lightning_modelprof.report.rules.base import (
     text,
     usual_step,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import DeviceSetup, TrainingSetup
+from lightning_modelprof.units import milliseconds, percent
 
 _VOLTA: Final = (7, 0)
 """First compute capability with tensor cores (16-bit); NVIDIA Volta white paper, 2017."""

@@ -18,9 +18,9 @@ from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import RuleHelp, ShareRule, Whole, count, duration, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.ranks import rank_file
+from lightning_modelprof.units import milliseconds, percent
 
 _ADVICE: Final = {
     "dataloader": "Look at what makes batches slow on {rank} alone: what its part of the data is, where it"

@@ -31,10 +31,11 @@ from lightning_modelprof.report.rules.base import (
     ratio,
     text,
 )
-from lightning_modelprof.report.words import cause_words, milliseconds, percent
+from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL
+from lightning_modelprof.units import milliseconds, percent
 
 _ADVICE: Final = {
     COLLECTOR: "gc.collect() and gc.freeze() after the first step, so that the collector does not walk"

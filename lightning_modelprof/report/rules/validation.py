@@ -22,8 +22,8 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.units import milliseconds, percent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from lightning_modelprof.report.rules.base import (
     ratio,
     usual_step,
 )
-from lightning_modelprof.report.words import milliseconds, percent
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients, UnusedOutput
+from lightning_modelprof.units import milliseconds, percent
 
 
 @dataclass(frozen=True, kw_only=True)

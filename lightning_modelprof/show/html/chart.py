@@ -1,7 +1,7 @@
 """A chart as shapes and texts: paths in a square of 1000 by 1000 and labels at shares of its sides.
 
 The page stretches the square to its width, so one drawing serves every screen and the printer. Every number
-that is read is written here, through ``format.py``; the page's script only moves and shows what it was given.
+that is read is written here, through ``units.py``; the page's script only moves and shows what it was given.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from itertools import accumulate
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
-from lightning_modelprof.report.model import Chart, TimeUnit, Unit
-from lightning_modelprof.show.format import (
+from lightning_modelprof.report.model import Chart, Unit
+from lightning_modelprof.units import (
     DASH,
+    NS_PER,
     choose_byte_unit,
     choose_time_unit,
     format_amount,
@@ -78,9 +79,6 @@ same in two runs then looks the same."""
 
 _LINES: Final = (2, 5, 4, 6, 1)
 """Those that a thin line can have: yellow is not seen on white."""
-
-
-_NS_PER: Final[dict[TimeUnit, float]] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ def _writer(chart: Chart) -> tuple[Callable[[float | None], str], str, float]:
     if chart.unit is Unit.DURATION_NS:
         totals = [sum(_known(series.values[i]) for series in chart.series) for i in range(len(chart.x))]
         unit = choose_time_unit(totals if chart.kind == "stacked" else values)
-        return (lambda value: format_cell(value, chart.unit, time_unit=unit)), unit, _NS_PER[unit]
+        return (lambda value: format_cell(value, chart.unit, time_unit=unit)), unit, float(NS_PER[unit])
     if chart.unit is Unit.RATIO:
         return (lambda value: format_cell(value, chart.unit)), "%", 0.01
     if chart.unit is Unit.BYTES:

@@ -14,7 +14,8 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
-from lightning_modelprof.show.format import format_amount, format_cell, shorten
+from lightning_modelprof.show.shorten import shorten
+from lightning_modelprof.units import format_amount, format_cell
 
 MAX_BOXES: Final = 2_000
 """Boxes of one graph: a browser stays quick, and narrower ones could not be told apart."""

@@ -18,8 +18,8 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.show.findings import place_of, verdict_word
-from lightning_modelprof.show.format import DASH, format_amount, format_cell, format_duration
 from lightning_modelprof.show.grid import part_absent
+from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration
 
 _SEVERITIES: Final = {
     Severity.CRITICAL: ("critical", "■", "Critical"),

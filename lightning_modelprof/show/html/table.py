@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
-from lightning_modelprof.show.format import DASH, format_cell
 from lightning_modelprof.show.grid import Block, Grid, Strip, build_grid, shown_rows
+from lightning_modelprof.units import DASH, format_cell
 
 MAX_ROWS: Final = 10_000
 """Rows of a table in the page, and below any one row; a browser gets slow with more."""

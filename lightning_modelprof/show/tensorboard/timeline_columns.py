@@ -42,8 +42,8 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
-from lightning_modelprof.show.format import format_amount, format_duration
 from lightning_modelprof.show.tensorboard.packing import check_columns, pack_columns, unpack_columns
+from lightning_modelprof.units import format_amount, format_duration
 
 MAX_BYTES: Final = 48_000_000
 """Of one packed timeline: the largest blob that was tried with both of TensorBoard's data loaders."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import IO, Final
 from urllib.parse import quote
 
-from lightning_modelprof.show.format import DASH, ELLIPSIS
 from lightning_modelprof.show.grid import display_width
+from lightning_modelprof.show.shorten import ELLIPSIS
+from lightning_modelprof.units import DASH
 
 
 def _width(stream: IO[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import (
@@ -18,10 +18,11 @@ from lightning_modelprof.report.model import (
     Table,
 )
 from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
-from lightning_modelprof.show.format import ELLIPSIS, format_duration, shorten
 from lightning_modelprof.show.grid import display_width
+from lightning_modelprof.show.shorten import ELLIPSIS, shorten
 from lightning_modelprof.show.step_card import merge_small
 from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
+from lightning_modelprof.units import digits, format_duration, milliseconds, short_percent
 
 MAX_LINES: Final = 20
 """With the empty line above."""
@@ -105,7 +106,7 @@ class _Short:
         word, accounted = verdict_word(verdict), verdict.accounted_ratio
         text = f"{word}  {one_line(verdict.summary)}"
         if accounted is not None and accounted < _LEAST_ACCOUNTED:
-            text += f" Only {accounted:.0%} of the time is in a named phase.".replace("%", " %", 1)
+            text += f" Only {short_percent(accounted)} of the time is in a named phase."
         first, *rest = wrap(text, self._width)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
@@ -142,7 +143,7 @@ class _Short:
         """The slowest modules, and what this profiler took."""
         slowest = " · ".join(self._slowest())
         share = (self._report.sections.get("own_cost") or {}).get("share")
-        took = "" if share is None else f"this profiler took {_percent(share)} of the time"
+        took = "" if share is None else f"this profiler took {short_percent(share)} of the time"
         texts = [text for text in (f"slowest modules: {slowest}" if slowest else "", took) if text]
         together = "   ".join(texts)
         for text in [together] if display_width(together) <= self._width else texts:
@@ -158,7 +159,7 @@ class _Short:
             return
         for small in _SMALL:  # so many parts as leave room for the bar itself
             parts = merge_small(card.host, small)
-            texts = [f" {part.label} {_ms(part.ns)}" for part in parts]
+            texts = [f" {part.label} {digits(part.ns / 1e6)}" for part in parts]
             texts[-1] += " ms"
             # A separator is two cells, and the last cell of a part may be a piece of one.
             free = self._width - sum(map(display_width, texts)) - 3 * len(parts)
@@ -192,7 +193,7 @@ class _Short:
         head = f"{number} {plain if self._is_plain else symbol} {one_line(finding.title)}"
         saving = finding.saving_ns_per_step
         if saving is not None:
-            head += f"  −{_ms(saving)} ms/step"
+            head += f"  −{milliseconds(saving)}/step"
         first, *more = wrap(head, self._width)
         lines = [self._screen.paint(first, style), *(_INDENT + line for line in more)]
         places = [text for text in map(self._place, finding.locations) if text[0]]
@@ -244,7 +245,7 @@ class _Short:
             shorten(one_line(str(row[0])), 32) + (" itself" if row[0] == row[1] else "") for row in table.rows
         ]
         return [
-            f"{name} {_percent(row[share])}"
+            f"{name} {short_percent(float(row[share] or 0))}"
             for name, row in zip(names, table.rows, strict=True)
             if share is not None and row[share] is not None
         ][:_NUM_SLOWEST]
@@ -289,14 +290,6 @@ def _near(file: str) -> str:
 def _target(location: Location) -> str:
     file = location.file
     return "" if not file or not Path(file).is_absolute() else f"{file}:{location.line or 1}"
-
-
-def _ms(ns: float) -> str:
-    return f"{float(f'{ns / 1e6:.3g}'):g}"
-
-
-def _percent(share: Any) -> str:
-    return f"{share * 100:.{0 if share >= 0.095 else 1}f} %"
 
 
 def _column(table: Table, key: str) -> int | None:

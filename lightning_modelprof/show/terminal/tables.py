@@ -9,7 +9,6 @@ from typing import Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Severity, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
-from lightning_modelprof.show.format import shorten
 from lightning_modelprof.show.grid import (
     NAME_LIMIT,
     Block,
@@ -20,6 +19,7 @@ from lightning_modelprof.show.grid import (
     display_width,
     part_absent,
 )
+from lightning_modelprof.show.shorten import shorten
 from lightning_modelprof.show.terminal.screen import Screen, cut_line, wrap
 
 _GAP: Final = "  "

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_checks import check_trace
+from lightning_modelprof.units import milliseconds
 from tests.support.traces import FOLDER, load, make_trace, real_file
 
 STEP = 1_000  # microseconds
@@ -159,7 +160,7 @@ def test_kernels_before_their_launch(early_us, is_said):
         return
     (note,) = notes
     assert note.startswith(
-        f"1 of 4 device events begin before their launch, by up to {early_us / 1000:.3f} ms: "
+        f"1 of 4 device events begin before their launch, by up to {milliseconds(1000 * early_us)}: "
     )
 
 
@@ -171,7 +172,7 @@ def test_overlapping_steps(overlap_us, is_said):
         return
     (note,) = notes
     assert note.startswith(
-        f"1 steps begin before the step before them ends, by up to {overlap_us / 1000:.3f} ms"
+        f"1 steps begin before the step before them ends, by up to {milliseconds(1000 * overlap_us)}"
     )
 
 
@@ -191,7 +192,9 @@ def test_gaps_between_steps(gap_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(f"Between step 3 and step 4 lie {gap_us / 1000:.3f} ms that belong to no step")
+    assert note.startswith(
+        f"Between step 3 and step 4 lie {milliseconds(1000 * gap_us)} that belong to no step"
+    )
 
 
 def test_short_steps_may_lie_further_apart_than_their_length():
@@ -213,7 +216,7 @@ def test_the_longest_gap_is_named_and_missing_numbers_are_none():
     """A schedule leaves steps out between its cycles: 3 and 9 do not follow each other."""
     assert checks(*SOUND, step(9, 50_000)) == ()
     (note,) = checks(*SOUND, step(4, 6_000), step(5, 20_000), step(9, 90_000))
-    assert note.startswith("Between step 4 and step 5 lie 13.000 ms")
+    assert note.startswith("Between step 4 and step 5 lie 13 ms")
 
 
 @pytest.mark.parametrize(("duration_us", "is_said"), [(300, False), (300.001, True), (1_500, True)])

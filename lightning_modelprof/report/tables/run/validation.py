@@ -10,9 +10,9 @@ from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, Validat
 from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.words import milliseconds
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PARTS
+from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
     Column("label", "Part"),

@@ -13,7 +13,7 @@ from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
-from lightning_modelprof.report.words import milliseconds
+from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
     Column("name", "Name"),

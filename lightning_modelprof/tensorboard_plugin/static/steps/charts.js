@@ -1,7 +1,6 @@
 // The two charts over the steps: phases and throughput, with one cursor and one range.
 
-import { durationLabels, tickLabels } from "../axis_labels.js";
-import { formatCount, formatDuration, formatRate } from "../format.js";
+import { durationLabels, formatCount, formatDuration, formatRate, tickLabels } from "../units.js";
 import { axisTop, joinSteps } from "./bins.js";
 import { make } from "../dom.js";
 import { Plot } from "./plot.js";

@@ -1,7 +1,6 @@
 // How the times of the clean steps of a range are distributed, with p50, p90 and p99.
 
-import { durationLabels, tickLabels } from "../axis_labels.js";
-import { formatCount, formatDuration } from "../format.js";
+import { durationLabels, formatCount, formatDuration, tickLabels } from "../units.js";
 import { make } from "../dom.js";
 import { Plot } from "./plot.js";
 import { histogram } from "./statistics.js";

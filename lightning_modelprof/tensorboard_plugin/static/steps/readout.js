@@ -1,6 +1,6 @@
 // What is said of the point under the cursor.
 
-import { formatCount, formatDuration, formatRate } from "../format.js";
+import { formatCount, formatDuration, formatRate } from "../units.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./bins.js").Points} Points */

@@ -1,6 +1,6 @@
 // The tables of a range: its slowest steps, and what slow steps spend their time on.
 
-import { DASH, formatDuration, formatRatio } from "../format.js";
+import { DASH, formatDuration, formatRate, formatRatio } from "../units.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
@@ -46,7 +46,7 @@ export function slowestTable(steps, slowest, median, words, onChoose) {
       { class: "steps-row" },
       make("th", { scope: "row" }, button),
       numberCell(formatDuration(steps.duration[step])),
-      numberCell(median ? `${(steps.duration[step] / median).toFixed(2)} ×` : DASH),
+      numberCell(median ? `${formatRate(steps.duration[step] / median)} ×` : DASH),
       make("td", {}, steps.reason(step)),
       ...shown.map((phase) => numberCell(formatDuration(steps.time(phase, step)))),
     );

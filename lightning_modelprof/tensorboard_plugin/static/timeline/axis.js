@@ -1,6 +1,6 @@
 // Where the time axis has its marks, and what they say.
 
-import { durationUnit } from "../axis_labels.js";
+import { durationUnit, formatTick } from "../units.js";
 
 const ROOM = 95; // pixels from mark to mark
 const MOST_DIGITS = 5;
@@ -20,11 +20,10 @@ export function axisOf({ begin, end, first, perPixel }) {
   const base = isLong ? Math.floor((begin - first) / block) * block : 0;
   const marks = [];
   for (let at = Math.ceil((begin - first) / step); first + at * step <= end; at += 1) {
-    const value = Math.round((at * step - base) / scale);
-    marks.push({ time: first + at * step, label: `${isLong ? "+" : ""}${value.toLocaleString("en")} ${unit}` });
+    const value = formatTick((at * step - base) / scale, 1);
+    marks.push({ time: first + at * step, label: `${isLong ? "+" : ""}${value} ${unit}` });
   }
-  const decimals = Math.max(0, 9 - Math.round(Math.log10(block)));
-  return { base: isLong ? `${(base / 1e9).toFixed(decimals)} s` : "", marks };
+  return { base: isLong ? `${formatTick(base / 1e9, Math.min(1, block / 1e9))} s` : "", marks };
 }
 
 /**

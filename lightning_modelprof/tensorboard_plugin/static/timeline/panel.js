@@ -1,13 +1,14 @@
 // What is known of the selected slice and of the selected stretch of time.
 
 import { make } from "../dom.js";
-import { formatCount, formatDuration } from "../format.js";
+import { formatBegin, formatCount, formatDuration } from "../units.js";
 import { rangeSums } from "./range_sums.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
 const MOST_LINKS = 20;
 const MOST_ROWS = 30;
+const FINER = 100; // neighbours may be that much shorter, and begin is still another text
 const DEFINITION =
   "Durations of the slices, clipped to the range and added up. What lies inside another slice, or beside it in " +
   "another lane, counts again.";
@@ -35,7 +36,7 @@ export function showSelection(view, place) {
   };
   add("Category", slices.categoryOf(selected));
   add("Lane", make("bdi", {}, lane.label));
-  add("Begin", formatDuration(slices.begin[selected] - slices.traceBegin));
+  add("Begin", formatBegin(slices.begin[selected] - slices.traceBegin, slices.duration[selected] / FINER));
   add("Duration", formatDuration(slices.duration[selected]));
   add("Self time", formatDuration(slices.selfTime(selected)));
   add("Step", step ? String(step.number) : "in no step");
@@ -95,7 +96,7 @@ export function showRange(view, place) {
   const { byName, byCategory } = rangeSums(slices, from, to);
   const cut = `The ${MOST_ROWS} largest of ${formatCount(byName.length)} names.`;
   const heading = make("h3", {}, formatDuration(to - from));
-  heading.append(make("small", {}, ` from ${formatDuration(from - slices.traceBegin)}`),
+  heading.append(make("small", {}, ` from ${formatBegin(from - slices.traceBegin, (to - from) / FINER)}`),
     make("button", { type: "button", class: "tl-small", onclick: () => view.zoomTo(from, to) }, "Zoom"),
     make("button", { type: "button", class: "tl-small", onclick: () => view.setRange(null) }, "Clear"));
   place.replaceChildren(

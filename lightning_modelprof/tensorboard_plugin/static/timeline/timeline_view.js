@@ -9,7 +9,7 @@ import { Slices } from "./slices.js";
 import { Viewport } from "./viewport.js";
 import { fillLanes, fillLegend, makeParts } from "./parts.js";
 import { fillToolbar, showFound } from "./toolbar.js";
-import { formatCount } from "../format.js";
+import { formatCount } from "../units.js";
 import { listen } from "./input.js";
 import { showRange, showSelection, spoken } from "./panel.js";
 import { showValues } from "./tooltip.js";

@@ -1,7 +1,7 @@
 // What is under the pointer: a few words beside it, and the values of the counters at that time.
 
 import { make } from "../dom.js";
-import { formatBytes, formatCount, formatDuration, formatRatio } from "../format.js";
+import { formatBytes, formatCount, formatDuration, formatRatio } from "../units.js";
 import { firstAbove } from "../sorted.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
@@ -45,7 +45,7 @@ export function showValues({ parts, layout, slices, pointed }) {
 
 /**
  * @param {number} value
- * @param {string} unit a value of Python's report.model.Unit
+ * @param {string} unit a value of Python's units.Unit
  */
 function amount(value, unit) {
   if (unit === "bytes") return formatBytes(value);

@@ -1,25 +1,38 @@
 from __future__ import annotations
 
+import json
+import math
 import re
+import shutil
+import subprocess
+from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.errors import one_line
-from lightning_modelprof.report.model import Unit
-from lightning_modelprof.show.format import (
+from lightning_modelprof.units import (
     DASH,
+    NS_PER,
+    Unit,
     choose_byte_unit,
     choose_time_unit,
+    digits,
     format_amount,
     format_cell,
     format_duration,
     format_tick,
     heading,
-    shorten,
-    without_signature,
+    milliseconds,
+    percent,
+    short_percent,
+    signed,
+    size,
+    three_digits,
 )
+from tests.house.test_layering import SOURCE
 
 TIME_UNITS = ("s", "ms", "us", "ns")
 
@@ -71,8 +84,8 @@ TIME_UNITS = ("s", "ms", "us", "ns")
         (0.5, Unit.TEXT, "0.500"),
         ("name", Unit.COUNT, "name"),
         (None, Unit.DURATION_NS, DASH),
-        (float("nan"), Unit.RATIO, "nan"),
-        (float("-inf"), Unit.DURATION_NS, "-inf"),
+        (float("nan"), Unit.RATIO, DASH),
+        (float("-inf"), Unit.DURATION_NS, DASH),
     ],
 )
 def test_cells(value, unit, expected):
@@ -99,7 +112,7 @@ def test_durations_are_in_the_unit_of_the_table(time_unit, expected):
         (75_200_000_000, "75.2 s"),
         (738_000_000_000, "12.3 min"),
         (9_000_000_000_000, "2.50 h"),
-        (float("nan"), "nan"),
+        (float("nan"), DASH),
     ],
 )
 def test_durations_in_prose(ns, expected):
@@ -114,11 +127,10 @@ def test_every_number_has_a_text_and_only_zero_is_zero(value, unit, time_unit):
     text = format_cell(value, unit, time_unit=time_unit)
     assert text
     assert text.isprintable()
-    is_measured_number = value is not None and value == value
-    if is_measured_number and abs(value) != float("inf"):
-        looks_like_zero = re.search(r"[1-9]", text) is None
-        assert looks_like_zero == (value == 0)
-    assert (text == DASH) == (value is None)
+    is_number = value is not None and (isinstance(value, int) or math.isfinite(value))
+    assert (text == DASH) == (not is_number)
+    if is_number:
+        assert (re.search(r"[1-9]", text) is None) == (value == 0)
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats()))
@@ -147,97 +159,6 @@ def test_escape_sequences_do_not_reach_the_terminal():
     assert one_line("\x1b[31mred\n") == "\\x1b[31mred\\n"
     assert one_line("数据 ok") == "数据 ok"
     assert one_line("no\u00a0break") == "no break"
-
-
-@given(st.text(), st.integers(3, 100))
-def test_shortened_names_keep_both_ends(text, limit):
-    short = shorten(text, limit)
-    assert len(short) <= limit
-    is_cpp = "<" in text or "::" in text
-    assert short == text or is_cpp or (short[0] == text[0] and short[-1] == text[-1])
-
-
-@given(st.text("a<>:,…( )"), st.integers(3, 40))
-def test_anything_like_a_template_fits_too(text, limit):
-    short = shorten(text, limit)
-    assert len(short) <= limit
-    assert short == text or len(text) > limit
-    assert text.endswith(">") == short.endswith(">") or not text
-
-
-KERNEL = "at::native::elementwise<4, at::native::Add<float>, at::detail::Array<char*, 3> >"
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        (80, KERNEL),
-        (79, "elementwise<4, Add<float>, Array<char*, 3>>"),
-        (43, "elementwise<4, Add<float>, Array<char*, 3>>"),
-        (42, "elementwise<4, Add<…>, Array<…>>"),
-        (31, "elementwise<4, …d<…>, Array<…>>"),
-        (21, "elementwise<…>"),
-        (13, "elemen…ise<…>"),
-    ],
-)
-def test_long_kernels_lose_first_what_says_least(limit, expected):
-    assert shorten(KERNEL, limit) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("at::native::(anonymous namespace)::softmax_kernel", "softmax_kernel"),
-        ("ns::operator<<::operator->::run", "operator<<::…ator->::run"),
-        ("Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>", "Kernel2<cutl…_nn_align4>"),
-        ("a < b and c > d and so on < and on", "a < b and c …on < and on"),
-        ("aten::_scaled_dot_product_flash_attention", "aten::_scale…h_attention"),
-    ],
-)
-def test_names_that_are_no_templates(name, expected):
-    """The angles of operators are not brackets; one ``::`` may be the namespace of an operator."""
-    assert shorten(name, 24) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("void f<int>(int, T<g(1)>)", "f<int>"),
-        ("void at::native::(anonymous namespace)::k(int)", "at::native::(anonymous namespace)::k"),
-        ("std::vector<int> ns::f(int) const [clone .isra.0]", "std::vector<int> ns::f"),
-        ("ns::A::operator()(int)", "ns::A::operator()"),
-        ("ns::f()::{lambda(int)#1}::operator()(int) const", "ns::f()::{lambda(int)#1}::operator()"),
-    ],
-)
-def test_a_function_is_named_without_its_arguments(name, expected):
-    assert without_signature(name) == expected
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Memcpy HtoD (Pageable -> Device)",
-        "Memset (Device)",
-        "epoch::validate (part 2)",
-        "autograd::engine::evaluate_function: AddmmBackward0",
-        "f(x)",
-        "train.py(12): step(batch)",
-        "void ",
-        "void (a)",
-        "a::)",
-        "::(a)",
-        "(a::b)",
-        "ns::(a)(b",
-        "",
-    ],
-)
-def test_what_is_no_signature_stays(name):
-    assert without_signature(name) == name
-
-
-@given(st.text("ab:(){}<> "))
-def test_a_signature_is_only_cut_at_its_ends(name):
-    assert without_signature(name) in name
 
 
 def test_headings_say_the_unit_once():
@@ -310,3 +231,132 @@ def test_the_byte_unit_fits_the_largest(values, expected):
 )
 def test_labels_of_an_axis_have_the_same_decimals(value, step, is_place, expected):
     assert format_tick(value, step, is_place=is_place) == expected
+
+
+VECTORS = Path(__file__).parents[1] / "data" / "units.json"
+"""Kind, value and text; what is written in both languages is there once for both."""
+
+WRITERS = {
+    "duration": (format_duration, "formatDuration"),
+    "bytes": (lambda value: format_amount(value, Unit.BYTES), "formatBytes"),
+    "count": (lambda value: format_amount(value, Unit.COUNT), "formatCount"),
+    "ratio": (lambda value: format_amount(value, Unit.RATIO), "formatRatio"),
+    "rate": (lambda value: format_amount(value, Unit.RATE), "formatRate"),
+    "tick": (lambda value: format_tick(*value), "formatTick"),
+    "begin": (None, "formatBegin"),
+    "flops": (lambda value: format_amount(value, Unit.FLOPS), None),
+    "bandwidth": (lambda value: format_amount(value, Unit.BYTES_PER_S), None),
+    "cell ms": (lambda value: format_cell(value, Unit.DURATION_NS), None),
+    "milliseconds": (milliseconds, None),
+    "percent": (percent, None),
+    "short percent": (short_percent, None),
+    "size": (size, None),
+    "digits": (digits, None),
+    "three digits": (three_digits, None),
+}
+"""Kind → how Python writes it, and JavaScript, as far as they do."""
+
+
+def vectors():
+    return json.loads(VECTORS.read_text(encoding="utf-8"))
+
+
+def test_python_writes_the_vectors():
+    asked = [one for one in vectors() if WRITERS[one["kind"]][0]]
+    written = [{**one, "text": WRITERS[one["kind"]][0](one["value"])} for one in asked]
+    assert written == asked
+    assert {one["kind"] for one in vectors()} == set(WRITERS)
+
+
+def test_javascript_writes_the_vectors(tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    script = SOURCE / "tensorboard_plugin" / "static" / "units.js"
+    (tmp_path / "units.mjs").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+    asked = [one | {"name": WRITERS[one["kind"]][1]} for one in vectors() if WRITERS[one["kind"]][1]]
+    (tmp_path / "check.mjs").write_text(
+        'import * as units from "./units.mjs";\n'
+        f"const asked = {json.dumps(asked)};\n"
+        "console.log(JSON.stringify(asked.map(({ name, value }) => units[name](...[value].flat()))));\n"
+        f"const names = {json.dumps([name for _, name in WRITERS.values() if name][:5])};\n"
+        "const none = [null, NaN, Infinity, -Infinity];\n"
+        "console.log(names.every((name) => none.every((value) => units[name](value) === units.DASH)));\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([node, tmp_path / "check.mjs"], capture_output=True, text=True, check=True)
+    texts, odd = done.stdout.splitlines()
+    assert json.loads(texts) == [one["text"] for one in asked]
+    assert odd == "true"
+
+
+SCALARS = {kind: write for kind, (write, _) in WRITERS.items() if write is not None and kind != "tick"}
+SCALES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "%": Decimal("0.01")}
+SCALES |= {**NS_PER, "min": 60 * 10**9, "h": 3_600 * 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+SCALES |= {
+    f"{prefix}{unit}": 1_000**power
+    for unit in ("FLOP", "B/s")
+    for power, prefix in enumerate(("", "k", "M", "G", "T", "P", "E"))
+}
+
+
+def read(kind, text):
+    """The number that a text says, in the raw unit."""
+    number, _, unit = text.partition(" ")
+    scale = SCALES[unit] if unit else 10**6 if kind == "cell ms" else 1
+    return Decimal(number.replace(",", "")) * scale
+
+
+sizes = st.one_of(
+    st.integers(-(10**15), 10**15),
+    st.floats(-1e15, 1e15, allow_subnormal=False),
+    st.floats(-1, 1, allow_subnormal=False),
+)
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+@given(numbers=st.tuples(sizes, sizes))
+def test_larger_numbers_are_never_written_smaller(kind, numbers):
+    low, high = sorted(numbers)
+    assert read(kind, SCALARS[kind](low)) <= read(kind, SCALARS[kind](high))
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+@given(number=sizes)
+def test_a_text_says_its_number_within_its_digits(kind, number):
+    text = SCALARS[kind](number)
+    shown = read(kind, text)
+    figures, _, _ = text.partition(" ")
+    _, _, decimals = figures.partition("e")[0].partition(".")
+    # Half of the last digit that is shown; where zeros at the end are cut, half a percent.
+    unit = abs(shown / Decimal(figures.replace(",", ""))) if shown else Decimal(0)
+    last = unit * Decimal(10) ** -len(decimals)
+    off = abs(shown - Decimal(number))
+    assert off <= max(last / 2, abs(Decimal(number)) / 200) * (1 + Decimal(10) ** -20)
+    assert figures != "-0"
+    assert len(text) <= 24
+
+
+@given(step=st.sampled_from([1, 2, 2.5, 5]), power=st.integers(-6, 9), place=st.integers(-20, 20))
+def test_neighbours_on_an_axis_read_differently(step, power, place):
+    step *= 10.0**power
+    one, next_one = (format_tick(number * step, step) for number in (place, place + 1))
+    assert read("tick", one) < read("tick", next_one)
+    assert re.fullmatch(r"-?[\d,]+(\.\d+)?", one)
+    assert one == "0" if place == 0 else one.strip("-0.")
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+def test_what_is_no_number_is_a_dash(kind):
+    expected = "an unknown share" if kind == "percent" else DASH
+    assert {SCALARS[kind](value) for value in (None, math.nan, math.inf, -math.inf)} == {expected}
+
+
+def test_differences_have_a_sign():
+    assert [signed(percent(share)) for share in (0.021, -0.021, 0.0, -0.0)] == [
+        "+2.1 %",
+        "-2.1 %",
+        "0 %",
+        "0 %",
+    ]
+    assert signed(digits(None)) == DASH

@@ -1,9 +1,9 @@
-// Numbers as show/format.py writes them: the same text for the same number.
+// Numbers as units.py writes them: the same text for the same number, held together by tests/data/units.json.
 //
 // A double is an exact fraction, and so is every unit here; the arithmetic is that of whole numbers, so no digit
 // depends on how a browser rounds.
 
-export const DASH = "–"; // a value that was not measured
+export const DASH = "–"; // a value that was not measured, or is no number
 
 /** @typedef {{up: bigint, down: bigint}} Fraction both not negative, down not 0 */
 
@@ -17,6 +17,8 @@ const DURATIONS = [
   [10n ** 3n, 10n ** 3n, "us"],
   [0n, 1n, "ns"],
 ];
+/** @type {[number, string][]} */
+const TIME_UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 /** @type {[number, string][]} */
 const LARGE_COUNTS = [[18, "E"], [15, "P"], [12, "T"]];
@@ -26,7 +28,7 @@ const LARGE_COUNTS = [[18, "E"], [15, "P"], [12, "T"]];
  * @param {number | null} ns
  */
 export function formatDuration(ns) {
-  if (ns === null || !Number.isFinite(ns)) return withoutDigits(ns);
+  if (ns === null || !Number.isFinite(ns)) return DASH;
   const { up, down } = fraction(ns);
   for (const [from, scale, unit] of DURATIONS) {
     if (up >= from * down) return `${sign(ns)}${measured({ up, down: down * scale }, 0)} ${unit}`;
@@ -39,7 +41,7 @@ export function formatDuration(ns) {
  * @param {number | null} bytes
  */
 export function formatBytes(bytes) {
-  if (bytes === null || !Number.isFinite(bytes)) return withoutDigits(bytes);
+  if (bytes === null || !Number.isFinite(bytes)) return DASH;
   let { up, down } = fraction(bytes);
   let power = 0;
   for (; up >= 1024n * down && power < BYTES.length - 1; power += 1) down *= 1024n;
@@ -52,7 +54,7 @@ export function formatBytes(bytes) {
  * @param {number | null} value
  */
 export function formatCount(value) {
-  if (value === null || !Number.isFinite(value)) return withoutDigits(value);
+  if (value === null || !Number.isFinite(value)) return DASH;
   return sign(value) + count(fraction(value));
 }
 
@@ -61,7 +63,7 @@ export function formatCount(value) {
  * @param {number | null} share
  */
 export function formatRatio(share) {
-  if (share === null || !Number.isFinite(share)) return `${withoutDigits(share)}${share === null ? "" : " %"}`;
+  if (share === null || !Number.isFinite(share)) return DASH;
   const { up, down } = fraction(share);
   return `${sign(share)}${measured({ up: up * 100n, down }, 2, 1)} %`;
 }
@@ -71,7 +73,7 @@ export function formatRatio(share) {
  * @param {number | null} rate
  */
 export function formatRate(rate) {
-  if (rate === null || !Number.isFinite(rate)) return withoutDigits(rate);
+  if (rate === null || !Number.isFinite(rate)) return DASH;
   const { up, down } = fraction(rate);
   const exponent = exponentOf({ up, down });
   // The decimals of a large rate are noise.
@@ -79,11 +81,66 @@ export function formatRate(rate) {
   return sign(rate) + (isLarge ? withSeparators(rounded(up, down)) : measured({ up, down }, 2));
 }
 
-/** @param {number | null} value */
-function withoutDigits(value) {
-  if (value === null) return DASH;
-  if (Number.isNaN(value)) return "nan";
-  return value > 0 ? "inf" : "-inf";
+/**
+ * When something began, with its unit: in so many digits that what began `apart` from it reads differently.
+ * @param {number} ns since the begin of what is shown
+ * @param {number} apart ns, such as a hundredth of its duration
+ */
+export function formatBegin(ns, apart) {
+  const [scale, unit] = durationUnit(Math.abs(ns));
+  const least = Math.max(1, Math.min(apart, Math.abs(ns) / 100)); // no less than three digits, no more than ns
+  return `${placed(ns / scale, Math.log10(scale) - Math.floor(Math.log10(least) + 1e-9))} ${unit}`;
+}
+
+/**
+ * The unit of an axis of durations: how many ns it has, and its name.
+ * @param {number} ns what is to be at least one of it
+ * @returns {[number, string]}
+ */
+export function durationUnit(ns) {
+  return TIME_UNITS.find(([scale]) => ns >= scale) ?? TIME_UNITS[TIME_UNITS.length - 1];
+}
+
+/**
+ * Labels of an axis of durations, in the unit of the largest.
+ * @param {number[]} values in ns, ascending
+ */
+export function durationLabels(values) {
+  const [scale, unit] = durationUnit(values[values.length - 1] ?? 0);
+  return tickLabels(values, scale).map((text) => `${text} ${unit}`);
+}
+
+/**
+ * Labels of an axis.
+ * @param {number[]} values equally far from each other, ascending
+ * @param {number} [scale] how many of the values' units one of the axis has
+ */
+export function tickLabels(values, scale = 1) {
+  const step = values.length > 1 ? (values[1] - values[0]) / scale : 1;
+  return values.map((value) => formatTick(value / scale, step));
+}
+
+/**
+ * A label of an axis with as many decimals as its neighbours: 0, 0.5, 1.0.
+ * @param {number} value a multiple of `step`
+ * @param {number} step the distance of two labels: a power of ten, or 2, 2.5 or 5 of them
+ */
+export function formatTick(value, step) {
+  const least = -Math.floor(Math.log10(step) + 1e-9); // the decimals of the step's first digit
+  if (!(least >= -12 && least <= 6)) return formatCount(value);
+  if (Math.abs(value) <= step / 2) return "0";
+  const whole = step * 10 ** Math.max(least, 0);
+  return placed(value, Math.max(least, 0) + (Math.abs(whole - Math.round(whole)) > 1e-6 ? 1 : 0)); // 2.5 has one more
+}
+
+/**
+ * With so many decimals, and a comma after every three digits before them.
+ * @param {number} value
+ * @param {number} places
+ */
+function placed(value, places) {
+  const [before, after] = fixed(fraction(value), Math.max(0, Math.round(places))).split(".");
+  return `${sign(value)}${withSeparators(BigInt(before))}${after ? `.${after}` : ""}`;
 }
 
 /** @param {number} value */

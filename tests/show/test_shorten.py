@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_modelprof.show.shorten import shorten, without_signature
+
+
+@given(st.text(), st.integers(3, 100))
+def test_shortened_names_keep_both_ends(text, limit):
+    short = shorten(text, limit)
+    assert len(short) <= limit
+    is_cpp = "<" in text or "::" in text
+    assert short == text or is_cpp or (short[0] == text[0] and short[-1] == text[-1])
+
+
+@given(st.text("a<>:,…( )"), st.integers(3, 40))
+def test_anything_like_a_template_fits_too(text, limit):
+    short = shorten(text, limit)
+    assert len(short) <= limit
+    assert short == text or len(text) > limit
+    assert text.endswith(">") == short.endswith(">") or not text
+
+
+KERNEL = "at::native::elementwise<4, at::native::Add<float>, at::detail::Array<char*, 3> >"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (80, KERNEL),
+        (79, "elementwise<4, Add<float>, Array<char*, 3>>"),
+        (43, "elementwise<4, Add<float>, Array<char*, 3>>"),
+        (42, "elementwise<4, Add<…>, Array<…>>"),
+        (31, "elementwise<4, …d<…>, Array<…>>"),
+        (21, "elementwise<…>"),
+        (13, "elemen…ise<…>"),
+    ],
+)
+def test_long_kernels_lose_first_what_says_least(limit, expected):
+    assert shorten(KERNEL, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("at::native::(anonymous namespace)::softmax_kernel", "softmax_kernel"),
+        ("ns::operator<<::operator->::run", "operator<<::…ator->::run"),
+        ("Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>", "Kernel2<cutl…_nn_align4>"),
+        ("a < b and c > d and so on < and on", "a < b and c …on < and on"),
+        ("aten::_scaled_dot_product_flash_attention", "aten::_scale…h_attention"),
+    ],
+)
+def test_names_that_are_no_templates(name, expected):
+    """The angles of operators are not brackets; one ``::`` may be the namespace of an operator."""
+    assert shorten(name, 24) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("void f<int>(int, T<g(1)>)", "f<int>"),
+        ("void at::native::(anonymous namespace)::k(int)", "at::native::(anonymous namespace)::k"),
+        ("std::vector<int> ns::f(int) const [clone .isra.0]", "std::vector<int> ns::f"),
+        ("ns::A::operator()(int)", "ns::A::operator()"),
+        ("ns::f()::{lambda(int)#1}::operator()(int) const", "ns::f()::{lambda(int)#1}::operator()"),
+    ],
+)
+def test_a_function_is_named_without_its_arguments(name, expected):
+    assert without_signature(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memset (Device)",
+        "epoch::validate (part 2)",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        "f(x)",
+        "train.py(12): step(batch)",
+        "void ",
+        "void (a)",
+        "a::)",
+        "::(a)",
+        "(a::b)",
+        "ns::(a)(b",
+        "",
+    ],
+)
+def test_what_is_no_signature_stays(name):
+    assert without_signature(name) == name
+
+
+@given(st.text("ab:(){}<> "))
+def test_a_signature_is_only_cut_at_its_ends(name):
+    assert without_signature(name) in name
