@@ -18,7 +18,7 @@ import os
 import reprlib
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ _LONGEST_MESSAGE: Final = 2_000
 _MAX_QUOTED: Final = 300
 
 
-_MAX_NAME: Final = 100
+MAX_NAME: Final = 100
 """Longer than any name that could be meant; comparing names takes the square of their length."""
 
 
@@ -137,12 +137,13 @@ def quoted(value: Any) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A question that names the nearest of the known names, ``""`` if none is near."""
-    wanted = (name if isinstance(name, str) else quoted(name))[:_MAX_NAME]
+    """A question that names the nearest of the known names, or what it stands for; ``""`` if none is near."""
+    wanted = (name if isinstance(name, str) else quoted(name))[:MAX_NAME]
     import difflib  # noqa: PLC0415 -- TensorBoard imports this module at its start
 
     close = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    meant = known if isinstance(known, Mapping) else {}
+    return f" Did you mean {meant.get(close[0], close[0])!r}?" if close else ""
 
 
 def given_path(value: Any, refuse: type[ModelProfError]) -> Path:

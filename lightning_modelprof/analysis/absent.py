@@ -1,8 +1,12 @@
-"""Absent: a fact that could not be derived, and why."""
+"""Absent: a fact that could not be derived, and why; and figures of which some are not known."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +17,20 @@ class Absent:
 
 
 NO_DEVICE = Absent("the trace has no device events")
+
+
+def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:
+    """Such as the sum of what is not ``None``; ``None`` if nothing is."""
+    found = [value for value in values if value is not None]
+    return choose(found) if found else None
+
+
+def sum_of_known(values: Iterable[int | None]) -> int | None:
+    """The sum of what is not ``None``; ``None`` if nothing is."""
+    return of_known(sum, values)
+
+
+def sum_of_all(values: Iterable[int | None]) -> int | None:
+    """The sum, ``None`` if one of them is."""
+    found = list(values)
+    return None if None in found else sum_of_known([0, *found])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
-from lightning_modelprof.errors import quoted
+from lightning_modelprof.errors import MAX_NAME, nearest, quoted
 from lightning_modelprof.units import TimeUnit
 
 View = Literal[
@@ -51,9 +50,6 @@ VIEWS: Final[tuple[View, ...]] = get_args(View)
 
 SORT_KEYS: Final[tuple[SortKey, ...]] = get_args(SortKey)
 TIME_UNITS: Final[tuple[TimeUnit, ...]] = get_args(TimeUnit)
-
-_MAX_NAME: Final = 100
-"""Longer than any name that is meant; names are compared in the square of their length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,14 +210,12 @@ class _Choice(Generic[T]):
 
     def find(self, value: object) -> T:
         name = value.name if isinstance(value, Enum) else value
-        plain = _plain(name) if isinstance(name, str) and len(name) <= _MAX_NAME else ""
+        plain = _plain(name) if isinstance(name, str) and len(name) <= MAX_NAME else ""
         if plain in self.names:
             return self.names[plain]
-        meant = {**self.names, **self.like}
-        near = difflib.get_close_matches(plain, meant, n=1, cutoff=0.5)
         known = ", ".join(dict.fromkeys(self.names.values()))
-        hint = f"Did you mean {meant[near[0]]!r}?" if near else f"Expected one of {known}."
-        raise ValueError(f"unknown {self.kind} {quoted(value)}. {hint} {self.default}")
+        hint = nearest(plain, {**self.names, **self.like}) or f" Expected one of {known}."
+        raise ValueError(f"unknown {self.kind} {quoted(value)}.{hint} {self.default}")
 
 
 def _plain(name: str) -> str:

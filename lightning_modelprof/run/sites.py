@@ -21,9 +21,6 @@ HOST_TENSOR: Final = "host_tensor"
 """A tensor is made of Python numbers or of a NumPy array, in the host's memory."""
 
 
-SITE_KINDS: Final = (SYNCHRONISATION, DEVICE_TO_HOST, HOST_TO_DEVICE, HOST_TENSOR)
-
-
 BATCH_START: Final = "batch_start"
 """What comes before the batch's own work: a fetch without workers, the transfer, other callbacks' hooks."""
 
@@ -56,7 +53,7 @@ class SourceSite:
     """One place in the source that synchronises or copies.
 
     Attributes:
-        kind: one of ``SITE_KINDS``.
+        kind: one of those above.
         file, line: the innermost line of the user's on the stack. In backward, where torch runs alone, it is
             the line of the forward whose gradient is computed. ``None`` when there is no such line.
         function: name of the function that the line is in; ``""`` without one.

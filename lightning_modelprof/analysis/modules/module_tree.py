@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.absent import Absent, sum_of_all, sum_of_known
 from lightning_modelprof.analysis.modules.size_law import why_not_by_size
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, ModelCost, ModuleRecord
 
@@ -446,8 +446,8 @@ class ModuleSum:
             for half, own_half in halves.items()
         }
         return cls(
-            parameters=_sum_of_all([record.parameters, *(part.parameters for part in parts)]),
-            trainable=_sum_of_all([record.trainable, *(part.trainable for part in parts)]),
+            parameters=sum_of_all([record.parameters, *(part.parameters for part in parts)]),
+            trainable=sum_of_all([record.trainable, *(part.trainable for part in parts)]),
             flops=flops,
             times=times,
         )
@@ -464,8 +464,8 @@ class ModuleSum:
             ns = None if is_mixed or lacks else sum_of_known([time.ns for time in found])
             times[half] = SubtreeTime(ns, is_mixed, any(time.has_untimed_work for time in found))
         return cls(
-            parameters=_sum_of_all([member.parameters for member in members]),
-            trainable=_sum_of_all([member.trainable for member in members]),
+            parameters=sum_of_all([member.parameters for member in members]),
+            trainable=sum_of_all([member.trainable for member in members]),
             flops={
                 phase: sum_of_known([member.flops[phase] for member in members]) for phase in members[0].flops
             },
@@ -480,21 +480,6 @@ def _time_with_parts(path: str, own: OwnHalf, parts: Sequence[SubtreeTime]) -> S
     # What a timed module contains without a time of its own ran in the time of that module.
     inside = own.work.get(path, 0) > 0 or any(part.has_untimed_work for part in parts)
     return SubtreeTime(ns, is_mixed, has_untimed_work=inside and not is_timed)
-
-
-def _sum_of_all(values: Iterable[int | None]) -> int | None:
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
-
-
-def sum_of_known(values: Iterable[int | None]) -> int | None:
-    """The sum of what is not ``None``; ``None`` if nothing is."""
-    found = [value for value in values if value is not None]
-    return sum(found) if found else None
 
 
 def above(path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.absent import Absent, sum_of_all
 from lightning_modelprof.analysis.timeline.calls import covered_time, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, partition, union
 from lightning_modelprof.analysis.timeline.names import (
@@ -383,7 +383,7 @@ def find_collectives(
             group=group,
             group_size=group_size,
             time=tallies[place],
-            size_bytes=_total_or_none(sizes[place]),
+            size_bytes=sum_of_all(sizes[place]),
         )
         for (name, group, group_size), place in places.items()
     )
@@ -400,7 +400,7 @@ def pool_collectives(collectives: Iterable[CollectiveTime]) -> tuple[CollectiveT
             group=group,
             group_size=size,
             time=add_up(one.time for one in same),
-            size_bytes=_total_or_none(one.size_bytes for one in same),
+            size_bytes=sum_of_all(one.size_bytes for one in same),
         )
         for (name, group, size), same in by_key.items()
     )
@@ -454,16 +454,6 @@ def _size_bytes(one: Collective | None) -> int | None:
     dtype = one.dtype.lower()
     element_bytes = 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype)
     return None if element_bytes is None else element_bytes * one.in_elements
-
-
-def _total_or_none(sizes: Iterable[int | None]) -> int | None:
-    """The sum, ``None`` if one of them is."""
-    total = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total += size
-    return total
 
 
 def _sorted(collectives: Iterable[CollectiveTime]) -> tuple[CollectiveTime, ...]:

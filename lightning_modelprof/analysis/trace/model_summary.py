@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.absent import Absent, of_known, sum_of_known
 from lightning_modelprof.analysis.timeline.host_phases import (
     HostTime,
     PhaseSource,
@@ -287,7 +287,7 @@ def pool_model_summaries(ranks: Sequence[ModelSummary]) -> ModelSummary:
     }
     whole = by_key["profile_step"]
     host_whole_ns = sum(row.host_total_ns for row in whole)
-    device_whole_ns = _sum([row.device_total_ns for row in whole])
+    device_whole_ns = sum_of_known([row.device_total_ns for row in whole])
     outside_ns = [rank.device_outside_ns for rank in ranks]
     has_device = [rank.has_device for rank in ranks]
     notes = dict.fromkeys(note for rank in ranks for note in rank.notes)
@@ -300,7 +300,7 @@ def pool_model_summaries(ranks: Sequence[ModelSummary]) -> ModelSummary:
         step_numbers=tuple(sorted({number for rank in ranks for number in rank.step_numbers})),
         has_device=any(has_device),
         phase_source=ranks[0].phase_source,
-        device_outside_ns=_sum(outside_ns),
+        device_outside_ns=sum_of_known(outside_ns),
         notes=tuple(notes),
     )
 
@@ -309,9 +309,9 @@ def _pool_row(
     rows: Sequence[ModelSummaryRow], host_whole_ns: int, device_whole_ns: int | None
 ) -> ModelSummaryRow:
     host_total_ns = sum(row.host_total_ns for row in rows)
-    device_total_ns = _sum([row.device_total_ns for row in rows])
+    device_total_ns = sum_of_known([row.device_total_ns for row in rows])
     # A phase that is a range on one rank and pieced together on another has no calls that could be counted.
-    calls = None if any(row.calls is None for row in rows) else _sum([row.calls for row in rows])
+    calls = None if any(row.calls is None for row in rows) else sum_of_known([row.calls for row in rows])
     has_device_calls = calls and any(row.device_avg_ns is not None for row in rows)
     return ModelSummaryRow(
         key=rows[0].key,
@@ -320,21 +320,15 @@ def _pool_row(
         calls=calls,
         host_total_ns=host_total_ns,
         host_avg_ns=_mean([(row.host_avg_ns, row.calls) for row in rows]) if calls else None,
-        host_max_ns=_extreme(max, [row.host_max_ns for row in rows]) if calls else None,
-        host_min_ns=_extreme(min, [row.host_min_ns for row in rows]) if calls else None,
+        host_max_ns=of_known(max, [row.host_max_ns for row in rows]) if calls else None,
+        host_min_ns=of_known(min, [row.host_min_ns for row in rows]) if calls else None,
         host_ratio=share(host_total_ns, host_whole_ns),
         device_total_ns=device_total_ns,
         device_avg_ns=_mean([(row.device_avg_ns, row.calls) for row in rows]) if has_device_calls else None,
-        device_max_ns=_extreme(max, [row.device_max_ns for row in rows]) if calls else None,
-        device_min_ns=_extreme(min, [row.device_min_ns for row in rows]) if calls else None,
+        device_max_ns=of_known(max, [row.device_max_ns for row in rows]) if calls else None,
+        device_min_ns=of_known(min, [row.device_min_ns for row in rows]) if calls else None,
         device_ratio=share(device_total_ns, device_whole_ns),
     )
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    """Sum of what is known; ``None`` when nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _mean(pairs: Sequence[tuple[float | None, int | None]]) -> float | None:
@@ -343,8 +337,3 @@ def _mean(pairs: Sequence[tuple[float | None, int | None]]) -> float | None:
     if not known:
         return None
     return sum(value * calls for value, calls in known) / sum(calls for _, calls in known)
-
-
-def _extreme(choose: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return choose(known) if known else None

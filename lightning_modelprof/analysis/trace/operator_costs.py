@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.absent import of_known
 from lightning_modelprof.analysis.timeline.calls import (
     NestedCalls,
     innermost_at,
@@ -416,7 +417,7 @@ def _pool_same(parts: list[Operator]) -> Operator:
         calls=sum(part.calls for part in parts),
         host=add_up(part.host for part in parts),
         host_self_ns=sum(part.host_self_ns for part in parts),
-        device=_add_up_known(part.device for part in parts),
+        device=of_known(add_up, (part.device for part in parts)),
         device_self_ns=sum(self_ns) if self_ns else None,
         counted_flops=sum(part.counted_flops for part in parts),
         num_counted=sum(part.num_counted for part in parts),
@@ -427,12 +428,6 @@ def _pool_same(parts: list[Operator]) -> Operator:
         children=_pool_children(chain.from_iterable(part.children.values() for part in parts)),
         kernels=_pool_kernels(part.kernels for part in parts),
     )
-
-
-def _add_up_known(tallies: Iterable[Tally | None]) -> Tally | None:
-    """``None`` when none is known."""
-    known = [tally for tally in tallies if tally is not None]
-    return add_up(known) if known else None
 
 
 def _add_memory(parts: Iterable[MemoryChange | None]) -> MemoryChange | None:
@@ -457,7 +452,7 @@ def _pool_children(children: Iterable[Child]) -> dict[str, Child]:
             name=name,
             calls=sum(child.calls for child in same),
             host=add_up(child.host for child in same),
-            device=_add_up_known(child.device for child in same),
+            device=of_known(add_up, (child.device for child in same)),
             kernels=_pool_kernels(child.kernels for child in same),
         )
         for name, same in parts.items()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.absent import Absent, sum_of_all
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
 from lightning_modelprof.analysis.timeline.names import (
     AUTOGRAD_PREFIX,
@@ -150,21 +150,11 @@ def _pool_types(
                     calls=sum(one.calls for one in same),
                     total_ns=total_ns,
                     ratio=share(total_ns, base_ns),
-                    whole_calls=_sum(one.whole_calls for one in same),
-                    whole_ns=_sum(one.whole_ns for one in same),
+                    whole_calls=sum_of_all(one.whole_calls for one in same),
+                    whole_ns=sum_of_all(one.whole_ns for one in same),
                 )
             )
     return pooled
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    """The sum, ``None`` if one of them is."""
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
 
 
 def _longest_first(types: list[EventType]) -> tuple[EventType, ...]:

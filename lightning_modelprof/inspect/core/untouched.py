@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
@@ -109,12 +109,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for item in list(value.values()):
             yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, list | tuple | set | deque):
         for item in value:
             yield from tensors_in(item)
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name, None))
 

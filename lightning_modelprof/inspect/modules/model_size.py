@@ -7,7 +7,7 @@ that is what the process holds. A tensor that uses a part of a storage keeps all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_modelprof.inspect.core.untouched import tensors_in
 from lightning_modelprof.inspect.modules.modules import packed_objects, packed_tensors, plain_path
 from lightning_modelprof.inspect.modules.tensor_memory import (
     has_no_memory,
@@ -143,7 +144,7 @@ def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
         inventory.add("frozen parameters", parameters.tensors.values())  # those that are left
         inventory.add("gradients", _gradients(parameters.tensors.values()))
         for optimizer in optimizers:
-            inventory.add("optimizer state", _tensors_in(getattr(optimizer, "state", {})))
+            inventory.add("optimizer state", tensors_in(getattr(optimizer, "state", {})))
         inventory.add("buffers", buffers.tensors.values())
         modules = tuple(_notes_on_modules(root, inventory))
         return ModelSize(
@@ -184,18 +185,6 @@ def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         # FSDP shows views as parameters; asking one that is no leaf for its gradient would warn.
         if parameter.is_leaf and parameter.grad is not None:
             yield parameter.grad
-
-
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Tensors in dicts and sequences, however deep."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in list(value.values()):
-            yield from _tensors_in(item)
-    elif isinstance(value, Sequence | set) and not isinstance(value, str | bytes):
-        for item in value:
-            yield from _tensors_in(item)
 
 
 def _notes_on_gradients(trainable: Sequence[torch.Tensor], inventory: _Inventory) -> Iterator[str]:
