@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import index
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.errors import ConfigError, quoted, told
-from lightning_modelprof.inspect.core.untouched import tensors_in
+from lightning_modelprof.inspect.core.untouched import random_states_kept, tensors_in
 from lightning_modelprof.measure.clock import cpu_time, device_clock, host_clock
 from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
 from lightning_modelprof.run.steps import NOT_MEASURED
@@ -26,6 +23,7 @@ from lightning_modelprof.timing.spans import (
     per_second,
     spread_of,
     wait_for,
+    whole_number,
 )
 
 
@@ -79,7 +77,7 @@ def benchmark_inference(
             wait_for(device)
 
     spans = DeviceSpans(devices[0]) if method == "event" else None
-    with random_states_restored(devices), in_eval_mode(module), torch.inference_mode():
+    with random_states_kept(devices), in_eval_mode(module), torch.inference_mode():
         run_first(call, args, kwargs, warm_up)
         wait()
         begin_cpu, begin_ns = cpu_time(), host_clock()
@@ -167,18 +165,8 @@ def check_arguments(model: Any, method: Any, **numbers: Any) -> None:
             f" {quoted(method)}."
         )
     for key, value in numbers.items():
-        at_least = 0 if key == "warm_up" else 1
-        if value is None and key in {"samples", "tokens"}:
-            continue
-        try:
-            number = index(value)
-        except TypeError:
-            number = None
-        if number is None or isinstance(value, bool | torch.Tensor) or number < at_least:
-            raise ConfigError(
-                f"benchmark_inference({key}): expected a whole number of at least {at_least}, got"
-                f" {quoted(value)}."
-            )
+        if value is not None or key not in {"samples", "tokens"}:
+            whole_number("benchmark_inference", key, value, 0 if key == "warm_up" else 1)
 
 
 def devices_of(module: torch.nn.Module | None, batch: Any) -> tuple[torch.device, ...]:
@@ -243,23 +231,3 @@ def in_eval_mode(module: torch.nn.Module | None) -> Iterator[None]:
         module.train(flags[0][1])
         for child, training in flags:
             child.training = training
-
-
-@contextmanager
-def random_states_restored(devices: tuple[torch.device, ...]) -> Iterator[None]:
-    """The random generators of Python, NumPy, torch and the devices as before afterwards."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    of_devices = []
-    for device in devices:
-        namespace: Any = getattr(torch, device.type, None)
-        if device.type != "cpu" and hasattr(namespace, "get_rng_state"):
-            where = () if device.type == "mps" else (device,)
-            of_devices.append((namespace, namespace.get_rng_state(*where), where))
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        for namespace, state, where in of_devices:
-            namespace.set_rng_state(state, *where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from operator import index
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ from lightning_modelprof.run.archive import write_atomically
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCount
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
-from lightning_modelprof.timing.spans import wait_for
+from lightning_modelprof.timing.spans import wait_for, whole_number
 from lightning_modelprof.units import format_cell, format_duration
 
 _MAX_NAMED: Final = 4
@@ -108,9 +108,10 @@ def profile_model(
         ModelProfError: when an argument cannot be meant, or the model cannot take the batch.
     """
     target = target_of(model, mode, loss_fn)
-    warm_up, steps = whole_number("warm_up", warm_up, 0), whole_number("steps", steps, 1)
-    top_modules = whole_number("top_modules", top_modules, 1)
-    module_depth = None if module_depth is None else whole_number("module_depth", module_depth, 0)
+    check = partial(whole_number, "profile_model")
+    warm_up, steps = check("warm_up", warm_up, 0), check("steps", steps, 1)
+    top_modules = check("top_modules", top_modules, 1)
+    module_depth = None if module_depth is None else check("module_depth", module_depth, 0)
     path = writeable_file(output_file)
     check_tensors(model)
     if input_shape is not None:
@@ -340,19 +341,6 @@ def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
             f" {type(model).__name__}, which has none. Use mode='forward'."
         )
     return target  # type: ignore[no-any-return]  # an attribute of anybody's model
-
-
-def whole_number(name: str, value: Any, at_least: int) -> int:
-    """An argument that is a number."""
-    try:
-        number = index(value)
-    except TypeError:
-        number = at_least - 1
-    if isinstance(value, bool | torch.Tensor) or number < at_least:
-        raise ModelProfError(
-            f"profile_model({name}): expected a whole number of at least {at_least}, got {quoted(value)}."
-        )
-    return number
 
 
 def writeable_file(output_file: str | Path | None) -> Path | None:

@@ -11,12 +11,13 @@ from array import array
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 
-from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.errors import ConfigError, quoted
 from lightning_modelprof.measure.clock import DeviceClock, device_clock
 
 
@@ -196,6 +197,23 @@ def spread_of(times_ns: array[int]) -> dict[str, Any]:
         "min_ns": int(values.min()),
         "max_ns": int(values.max()),
     }
+
+
+def whole_number(function: str, name: str, value: Any, at_least: int) -> int:
+    """An argument of a function that is a number.
+
+    Raises:
+        ConfigError: when it is none, or too small.
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        number = at_least - 1
+    if isinstance(value, bool | torch.Tensor) or number < at_least:
+        raise ConfigError(
+            f"{function}({name}): expected a whole number of at least {at_least}, got {quoted(value)}."
+        )
+    return number
 
 
 def per_second(count: int | None, avg_ns: float) -> float | None:

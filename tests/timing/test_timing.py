@@ -122,7 +122,7 @@ def test_events_see_the_device_and_wait_twice_in_all(world):
 def test_wall_sees_the_launches_and_claims_no_throughput(world, monkeypatch):
     # The device of the batch is what makes the difference, so it is one that only pretends.
     patch_all(monkeypatch, "devices_of", lambda module, batch: (torch.device("cuda:0"),))
-    patch_all(monkeypatch, "random_states_restored", lambda devices: nullcontext())
+    patch_all(monkeypatch, "random_states_kept", lambda devices: nullcontext())
     times = benchmark_inference(Launches(world), BATCH, warm_up=0, runs=4, method="wall", tokens=1)
     assert times.device == "cuda:0"
     assert times.avg_ns == times.min_ns == times.max_ns == 10
@@ -312,7 +312,7 @@ def test_models_and_batches_that_cannot_be_used():
 def test_several_devices_are_all_waited_for(world, monkeypatch):
     devices = (torch.device("cuda:0"), torch.device("cuda:1"))
     patch_all(monkeypatch, "devices_of", lambda module, batch: devices)
-    patch_all(monkeypatch, "random_states_restored", lambda devices: nullcontext())
+    patch_all(monkeypatch, "random_states_kept", lambda devices: nullcontext())
     times = benchmark_inference(Launches(world), BATCH, warm_up=0, runs=3)
     assert (times.method, times.device) == ("synchronize", "cuda:0, cuda:1")
     assert world.waits == 2 * (2 * 3 + 2)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.analysis.statistics import medians, theil_sen
 from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord
 
 LEAST_POINTS: Final = 20
@@ -126,7 +126,7 @@ def grown(
     steps, sizes = steps[is_late], sizes[is_late]
     if len(steps) < LEAST_POINTS:
         return None
-    x, y = _medians(steps, sizes)
+    x, y = medians(steps, sizes, _MOST_GROUPS)
     slope, low, high = theil_sen(x, y)
     middle = len(x) // 2
     return Growth(
@@ -141,14 +141,6 @@ def grown(
         fourth=theil_sen(x[middle:], y[middle:])[0],
         in_epochs=in_epochs,
     )
-
-
-def _medians(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
-    """Medians of groups of neighbours, of as equal a size as can be."""
-    groups = min(_MOST_GROUPS, len(x))
-    parts = zip(np.array_split(x, groups), np.array_split(y, groups), strict=True)
-    medians = np.array([(np.median(one), np.median(other)) for one, other in parts])
-    return medians[:, 0], medians[:, 1]
 
 
 _LEAST_POINTS: Final = 4
@@ -214,9 +206,7 @@ def within_epochs(steps: _Floats, sizes: _Floats, starts: Sequence[int]) -> Epoc
     if len(epochs) < 2 or np.isin(of_epoch, epochs).sum() < _LEAST_IN_ALL:
         return None
     num_groups = max(_LEAST_POINTS, _MOST_GROUPS // len(epochs))
-    curves = [
-        _medians_of_epochs(steps[of_epoch == one], sizes[of_epoch == one], num_groups) for one in epochs
-    ]
+    curves = [medians(steps[of_epoch == one], sizes[of_epoch == one], num_groups) for one in epochs]
     slope, low, high = _slope(curves)
     lengths = [curve[0][-1] - curve[0][0] for curve in curves]
     return EpochGrowth(
@@ -241,14 +231,6 @@ def without_growth(
     steps, sizes = steps[inside], sizes[inside]
     begins = np.concatenate([steps[:1], bounds])[np.searchsorted(bounds, steps)]
     return steps, sizes - growth.bytes_per_step * (steps - begins)
-
-
-def _medians_of_epochs(x: _Floats, y: _Floats, most: int) -> tuple[_Floats, _Floats]:
-    num = min(most, len(x))
-    return (
-        np.array([np.median(one) for one in np.array_split(x, num)]),
-        np.array([np.median(one) for one in np.array_split(y, num)]),
-    )
 
 
 def _slope(curves: Sequence[tuple[_Floats, _Floats]]) -> tuple[float, float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.analysis.statistics import medians, theil_sen
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, StepTimings
 
@@ -59,7 +59,7 @@ def slowdown(steps: StepTimings) -> Slowdown | Absent:
         column = clean.phases_ns[:, index].astype(float)
         if index == PROFILER or (column == NOT_MEASURED).any() or not column.any():
             continue
-        x, y = _medians(number, column)
+        x, y = medians(number, column, _GROUPS)
         slope, low, _ = theil_sen(x, y)
         if found is None or slope > found[0]:
             found = slope, low, phase.key, column, x, y
@@ -70,7 +70,7 @@ def slowdown(steps: StepTimings) -> Slowdown | Absent:
     wall = clean.duration_ns.astype(float) - np.maximum(clean.phases_ns[:, PROFILER], 0)
     quarter = max(1, len(column) // _PARTS)
     early = float(np.median(column[:quarter]))
-    rest = theil_sen(*_medians(number, wall - column))[0] * span
+    rest = theil_sen(*medians(number, wall - column, _GROUPS))[0] * span
     return Slowdown(
         phase=key,
         early_ns=early,
@@ -84,10 +84,3 @@ def slowdown(steps: StepTimings) -> Slowdown | Absent:
         rest_ns=rest,
         step_ns=float(np.median(wall[:quarter])),
     )
-
-
-def _medians(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
-    """Medians of groups of neighbours."""
-    groups = zip(np.array_split(x, _GROUPS), np.array_split(y, _GROUPS), strict=True)
-    medians = np.array([(np.median(one), np.median(other)) for one, other in groups])
-    return medians[:, 0], medians[:, 1]

@@ -105,17 +105,23 @@ def fake_inputs(mode: FakeTensorMode, value: T) -> T:
 
 def reaches_outside(loss: torch.Tensor) -> bool:
     """Whether a backward pass of a loss on fake tensors would give gradients to tensors that are none."""
-    waiting: list[Any] = [loss.grad_fn]
-    seen = set()
+    return any(
+        "AccumulateGrad" in node.name() and not isinstance(node.variable, fake_tensor.FakeTensor)
+        for node in nodes_behind(loss)
+    )
+
+
+def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
+    """The nodes of the autograd graph that lead to a loss, each once."""
+    with torch._C.DisableTorchFunctionSubclass():  # the loss may be of a class of the user's
+        waiting: list[Any] = [loss.grad_fn]
+    seen = {None}
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if "AccumulateGrad" in node.name() and not isinstance(node.variable, fake_tensor.FakeTensor):
-            return True
-        waiting += [following for following, _ in node.next_functions]
-    return False
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from types import CodeType
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -138,17 +138,7 @@ class Whereabouts:
             self._cleanup.append(module.register_forward_pre_hook(before, prepend=True).remove)
             self._cleanup.append(module.register_forward_hook(after, always_call=True).remove)
         if hookless:
-
-            def enter(module: nn.Module, inputs: Any) -> None:
-                if id(module) in hookless:
-                    self._enter_module(module, inputs)
-
-            def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-                if id(module) in hookless:
-                    self._leave_module(module, inputs, output)
-
-            self._cleanup.append(register_module_forward_pre_hook(self._hook(enter)).remove)
-            self._cleanup.append(register_module_forward_hook(self._hook(leave), always_call=True).remove)
+            self._cleanup += hooked_alone(hookless, before, after)
 
     def _mark(self) -> None:
         """Note that nodes made from now on belong to the module on top."""
@@ -301,3 +291,17 @@ class ModuleHook:
     def __reduce__(self) -> tuple[type[ModuleHook], tuple[()]]:
         """Copies and pickles do nothing."""
         return ModuleHook, ()
+
+
+def hooked_alone(
+    modules: Collection[int], before: ModuleHook, after: ModuleHook
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Hooks of all modules there are that see some alone, by identity; returns what takes them off again."""
+
+    def only(hook: ModuleHook) -> ModuleHook:
+        return ModuleHook(lambda module, *rest: hook(module, *rest) if id(module) in modules else None)
+
+    return (
+        register_module_forward_pre_hook(only(before)).remove,
+        register_module_forward_hook(only(after), always_call=True).remove,
+    )

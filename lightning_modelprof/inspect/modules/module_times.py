@@ -16,10 +16,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lightning_modelprof.errors import ModelProfError, told
-from lightning_modelprof.inspect.core.place import ModuleHook, SequenceMarks
+from lightning_modelprof.inspect.core.model_copies import nodes_behind
+from lightning_modelprof.inspect.core.place import ModuleHook, SequenceMarks, hooked_alone
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.timed_steps import (
     HostMarks,
@@ -168,18 +168,7 @@ class ModuleTimer:
             self._wrap_call(module)
         if regions.watched:
             watched = {id(module) for _, module in regions.watched}
-
-            def enter(module: nn.Module, inputs: Any) -> None:
-                if id(module) in watched:
-                    self._enter(module, inputs)
-
-            def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-                if id(module) in watched:
-                    self._leave(module, inputs, output)
-
-            self._cleanup.append(register_module_forward_pre_hook(ModuleHook(enter, self._give_up)).remove)
-            hook = ModuleHook(leave, self._give_up)
-            self._cleanup.append(register_module_forward_hook(hook, always_call=True).remove)
+            self._cleanup += hooked_alone(watched, before, after)
 
     def _wrap_call(self, module: nn.Module) -> None:
         """Time a compiled call from outside of it."""
@@ -328,19 +317,11 @@ class NodeHooks(Generic[_Owner]):
     def attach(self, loss: torch.Tensor) -> int:
         """Put hooks on all nodes that lead to ``loss``, and none on any other; returns how many there are."""
         self.remove()
-        with torch._C.DisableTorchFunctionSubclass():  # the loss may be of a class of the user's
-            waiting = [loss.grad_fn]
-        seen = set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        for node in nodes_behind(loss):
             owner = self._owner_of(node)
             self._handles.append(node.register_prehook(partial(self._before, owner)))
             self._handles.append(node.register_hook(partial(self._after, owner)))
-            waiting += [following for following, _ in node.next_functions]
-        return len(seen)
+        return len(self._handles) // 2
 
     def remove(self) -> None:
         """Take all hooks off again, as far as their nodes are still there."""
