@@ -37,13 +37,9 @@ def read_report(
         ArchiveError: when there is no saved run.
     """
     path = given_path(path, ArchiveError)
-    run = load_run_with_ranks(path)
-    try:
-        options = choose(saved_options(run.info.config))
-    except ValueError as error:
-        raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
+    run, options = load_with_options(path)
     facts, notes = read_windows(run, find_run(path).parent)
-    report = build_report(derive(run, facts, notes), options)
+    report = build_report(derive(run, facts, notes), choose(options))
     choice = told_choice(path)
     return replace(report, notes=(choice, *report.notes)) if choice else report
 
@@ -51,6 +47,19 @@ def read_report(
 def load_run_with_ranks(path: str | Path) -> Run:
     """A saved run, with the other ranks of its job beside it."""
     return with_other_ranks(load_run(path), find_run(path))
+
+
+def load_with_options(path: Path) -> tuple[Run, TableOptions]:
+    """The same, and the options that it was recorded with.
+
+    Raises:
+        ArchiveError: when there is no saved run, or its options are damaged.
+    """
+    run = load_run_with_ranks(path)
+    try:
+        return run, saved_options(run.info.config)
+    except ValueError as error:
+        raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
 
 
 def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:

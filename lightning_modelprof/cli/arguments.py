@@ -44,7 +44,7 @@ def add_max_gib(command: argparse.ArgumentParser) -> None:
     """How large a trace may be."""
     command.add_argument(
         "--max-gib",
-        type=checked(_parse_gib),
+        type=checked(lambda text: parse_below(text, _MAX_GIB, "a number of GiB")),
         default=MAX_TRACE_BYTES / 2**30,
         metavar="N",
         help="largest uncompressed trace to read (default: %(default)g)",
@@ -123,13 +123,18 @@ def asks_for_tables(arguments: argparse.Namespace) -> bool:
     return any(getattr(arguments, name, None) is not None for name in _OF_TABLES)
 
 
-def _parse_gib(text: str) -> float:
+def parse_below(text: str, most: float, what: str, example: str = "") -> float:
+    """A number above 0 and below ``most``.
+
+    Raises:
+        ValueError: when it is none.
+    """
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < _MAX_GIB:
-        raise ValueError(f"expected a number of GiB above 0 and below {_MAX_GIB:,}, got {quoted(text)}")
+    if not 0 < number < most:
+        raise ValueError(f"expected {what} above 0 and below {most:,}{example}, got {quoted(text)}")
     return number
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_modelprof.cli.arguments import checked
-from lightning_modelprof.errors import ArchiveError, given_path, quoted
+from lightning_modelprof.cli.arguments import checked, parse_below
+from lightning_modelprof.errors import ArchiveError, given_path
 
 if TYPE_CHECKING:
     from lightning_modelprof.report.compare.compared_run import ComparedRun
@@ -40,7 +39,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="one or more runs")
     command.add_argument(
         "--tolerance",
-        type=checked(_parse_tolerance),
+        type=checked(lambda text: parse_below(text, 1, "a fraction", ", such as 0.05 for 5 %")),
         default=DEFAULT_TOLERANCE,
         metavar="RATIO",
         help="ignore changes of the time per step up to this fraction (default: %(default)g)",
@@ -164,13 +163,3 @@ def _read(paths: dict[str, bool]) -> dict[str, ComparedRun]:
         path: read_compared(path, with_traces=with_traces)
         for path, with_traces in with_progress(list(paths.items()), "reading runs")
     }
-
-
-def _parse_tolerance(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < 1:
-        raise ValueError(f"expected a fraction above 0 and below 1, such as 0.05 for 5 %, got {quoted(text)}")
-    return number

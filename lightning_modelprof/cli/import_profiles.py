@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted
+from lightning_modelprof.reading import load_with_options
 from lightning_modelprof.reading_traces import read_with_progress, trace_files, window_traces
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile, window_profile
 from lightning_modelprof.report.build_trace import group_ranks
-from lightning_modelprof.report.options import saved_options
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
-from lightning_modelprof.run.ranks import with_other_ranks
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.trace.model import Trace
@@ -58,23 +56,9 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
         sources = ((_run_name(run, path), _profiles_of_run(run)) for run in runs)
         for wanted, profiles in sources if runs else _trace_folders(path, max_bytes):
             folder = _free_folder(logdir / one_line(wanted))  # the name is a label in TensorBoard
-            counted = _Counted(profiles)
-            write_event_file(folder, ((tag_of(profile), profile) for profile in counted))
-            written.append((folder.relative_to(logdir).as_posix(), counted.number))
+            number = write_event_file(folder, ((tag_of(profile), profile) for profile in profiles))
+            written.append((folder.relative_to(logdir).as_posix(), number))
     return written
-
-
-class _Counted:
-    """Counts what goes by."""
-
-    def __init__(self, profiles: Iterator[Profile]) -> None:
-        self._profiles = profiles
-        self.number = 0
-
-    def __iter__(self) -> Iterator[Profile]:
-        for profile in self._profiles:
-            self.number += 1
-            yield profile
 
 
 def _runs(path: Path) -> list[Path]:
@@ -109,11 +93,7 @@ def _free_folder(wanted: Path) -> Path:
 
 def _profiles_of_run(path: Path) -> Iterator[Profile]:
     """Of the archive of a run: of the whole run, and of each window whose trace is there."""
-    run, folder = with_other_ranks(load_run(path), path), path.parent
-    try:
-        options = saved_options(run.info.config)
-    except ValueError as error:
-        raise ArchiveError(f"{path}: the saved configuration is damaged: {error}") from None
+    (run, options), folder = load_with_options(path), path.parent
     others = _windows_of_other_ranks(folder)
     newest: dict[int, TraceFacts] = {}
     notes: dict[int, str] = {}
@@ -165,8 +145,10 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Profi
     facts: list[TraceFacts] = []
     skipped: list[str] = []
     for file in files:
-        with _noted(skipped):
+        try:
             facts.append(analyze_trace(_read(file, max_bytes)))
+        except TraceError as error:  # noqa: PERF203 - a file that is no trace is noted, and the others are read
+            skipped.append(str(error))
     if not facts:
         raise TraceError(f"{files[0].parent}: expected a folder with traces, got none. {' '.join(skipped)}")
     folder = files[0].parent
@@ -174,15 +156,6 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Profi
         # Read once more and not kept: the traces of a folder may be larger than the memory.
         traces = [(_read(folder / one.source, max_bytes), one) for one in group.values()]
         yield window_profile(traces, window=number)
-
-
-@contextmanager
-def _noted(skipped: list[str]) -> Iterator[None]:
-    """A file that is no trace is noted, and the others are read."""
-    try:
-        yield
-    except TraceError as error:
-        skipped.append(str(error))
 
 
 def _read(file: Path, max_bytes: int) -> Trace:

@@ -205,21 +205,19 @@ def display_width(text: str) -> int:
     )
 
 
-def pad(text: str, width: int) -> str:
-    """Fill up with spaces at the right, to a width in terminal cells."""
-    return text + " " * (width - display_width(text))
-
-
 def align_left(texts: Sequence[str]) -> tuple[str, ...]:
     """Fill up at the right to the width of the longest."""
-    width = max(map(display_width, texts), default=0)
-    return tuple(pad(text, width) for text in texts)
+    return tuple(text + space for text, space in _spaces(texts))
 
 
 def align_right(texts: Sequence[str]) -> tuple[str, ...]:
     """Fill up at the left to the width of the longest."""
-    width = max(map(display_width, texts), default=0)
-    return tuple(" " * (width - display_width(text)) + text for text in texts)
+    return tuple(space + text for text, space in _spaces(texts))
+
+
+def _spaces(texts: Sequence[str]) -> list[tuple[str, str]]:
+    widths = [display_width(text) for text in texts]
+    return [(text, " " * (max(widths) - width)) for text, width in zip(texts, widths, strict=True)]
 
 
 def center(text: str, width: int, fill: str = " ") -> str:
@@ -233,13 +231,11 @@ def _hidden_note(table: Table, num_shown: int, limit: int) -> tuple[str, ...]:
     num_rows = len(table.rows)
     if num_shown == num_rows:
         return ()
-    is_tree = any(table.depths)
     what = (
         f"{num_shown:,} of {num_rows:,} rows: the first {limit:,}, and the first {limit:,} below each"
-        if is_tree
-        else ""
+        if any(table.depths)
+        else f"the first {num_shown:,} of {num_rows:,} rows"
     )
-    what = what or f"the first {num_shown:,} of {num_rows:,} rows"
     if table.row_limit is None:
         return (f"Shows {what}; the JSON report has all of them.",)
     return (f"Shows {what}; more with row_limit or --row-limit, all of them in the JSON report.",)

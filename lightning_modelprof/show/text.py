@@ -22,7 +22,6 @@ from lightning_modelprof.show.grid import (
     build_grid,
     center,
     display_width,
-    pad,
     part_absent,
 )
 
@@ -72,9 +71,10 @@ def _head(report: Report) -> list[str]:
     if report.verdict is not None:
         lines = [*_prose([verdict_line(report.verdict)]), "", *lines]
     if report.facts:
-        facts = [(one_line(label), one_line(value)) for label, value in report.facts]
-        width = max(display_width(label) for label, _ in facts)
-        lines += [pad(label, width) + _GAP + value for label, value in facts]
+        labels = align_left([one_line(label) for label, _ in report.facts])
+        lines += [
+            label + _GAP + one_line(value) for label, (_, value) in zip(labels, report.facts, strict=True)
+        ]
     return lines
 
 

@@ -52,12 +52,15 @@ def write_summary(writer: SummaryWriter, summary: Any, step: int) -> None:
     writer.flush()
 
 
-def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> None:
+def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> int:
     """Write profiles to an event file of their own.
 
     Args:
         folder: where it is made; TensorBoard calls a run by its folder.
         profiles: tag and profile; each is written before the next is asked for.
+
+    Returns:
+        How many there were.
 
     Raises:
         OSError: when it cannot be written.
@@ -66,12 +69,13 @@ def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> N
     from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
     with ExitStack() as stack:
-        writer = None
-        for tag, profile in profiles:
-            if writer is None:  # what cannot be read leaves no empty file behind
+        number = 0
+        for number, (tag, profile) in enumerate(profiles, 1):
+            if number == 1:  # what cannot be read leaves no empty file behind
                 writer = EventFileWriter(str(folder))
                 stack.callback(writer.close)
             writer.add_event(Event(wall_time=time.time(), step=0, summary=profile_summary(profile, tag)))
+        return number
 
 
 def profile_summary(profile: Profile, tag: str) -> Any:

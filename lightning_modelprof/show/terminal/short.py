@@ -15,7 +15,6 @@ from lightning_modelprof.report.model import (
     Severity,
     Status,
     StepPart,
-    Table,
 )
 from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
 from lightning_modelprof.show.grid import display_width
@@ -236,18 +235,14 @@ class _Short:
         return " ".join(filter(None, (_near(where.file), where.where)))
 
     def _slowest(self) -> list[str]:
-        table = next((one for one in self._report.tables if one.id == "slowest_modules"), None)
-        if table is None or not table.rows:
-            return []
-        share = _column(table, "ratio")
         # The model's own row is called by its class: what runs in it outside of its modules.
-        names = [
-            shorten(one_line(str(row[0])), 32) + (" itself" if row[0] == row[1] else "") for row in table.rows
-        ]
         return [
-            f"{name} {short_percent(float(row[share] or 0))}"
-            for name, row in zip(names, table.rows, strict=True)
-            if share is not None and row[share] is not None
+            f"{shorten(one_line(str(row[0])), 32)}{' itself' * (row[0] == row[1])} {short_percent(value)}"
+            for table in self._report.tables
+            if table.id == "slowest_modules"
+            for row in table.rows
+            for column, value in zip(table.columns, row, strict=True)
+            if column.key == "ratio" and isinstance(value, int | float)
         ][:_NUM_SLOWEST]
 
 
@@ -290,7 +285,3 @@ def _near(file: str) -> str:
 def _target(location: Location) -> str:
     file = location.file
     return "" if not file or not Path(file).is_absolute() else f"{file}:{location.line or 1}"
-
-
-def _column(table: Table, key: str) -> int | None:
-    return next((index for index, column in enumerate(table.columns) if column.key == key), None)
