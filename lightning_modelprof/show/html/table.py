@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
-from lightning_modelprof.show.grid import Block, Grid, Strip, build_grid, shown_rows
+from lightning_modelprof.show.grid import Block, Strip, build_grid, shown_rows
 from lightning_modelprof.units import DASH, format_cell
 
 MAX_ROWS: Final = 10_000
@@ -72,8 +72,12 @@ def table_view(table: Table) -> TableView:
     grid = build_grid(replace(table, time_unit=as_shown.time_unit, row_limit=None), max_rows=MAX_ROWS)
     places = shown_rows(table, MAX_ROWS)
     values = [table.rows[place] for place in places]
-    blocks = [_Strips(block, start) for block, start in _starts(grid.blocks)]
-    names = _names(grid, [row[0] for row in values])
+    starts = accumulate((len(block.strips) for block in grid.blocks), initial=1)  # the name's column is 0
+    blocks = [_Strips(block, start) for block, start in zip(grid.blocks, starts, strict=False)]
+    names = [
+        write_cell(text, row[0], grid.names.unit, has_bar=False)
+        for text, row in zip(grid.names.cells, values, strict=True)
+    ]
     columns = [cells for block in blocks for cells in block.cells(values)]
     rows = [
         RowView(name, raw_name, list(cells), depth, False, True, False)
@@ -110,16 +114,6 @@ def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
     if not table.row_units or all(column.unit is not Unit.BY_ROW for column in table.columns):
         return [""] * len(places)
     return [with_raw_unit(one_line(str(table.rows[place][0])), table.row_units[place]) for place in places]
-
-
-def _starts(blocks: Sequence[Block]) -> list[tuple[Block, int]]:
-    """Each block with the number of its first column, the name's column being 0."""
-    found = []
-    start = 1
-    for block in blocks:
-        found.append((block, start))
-        start += len(block.strips)
-    return found
 
 
 class _Strips:
@@ -163,13 +157,6 @@ class _Strips:
                 ]
             )
         return found
-
-
-def _names(grid: Grid, raw: Sequence[Cell]) -> list[CellView]:
-    return [
-        write_cell(text, value, grid.names.unit, has_bar=False)
-        for text, value in zip(grid.names.cells, raw, strict=True)
-    ]
 
 
 def _open(rows: Sequence[RowView], limit: int) -> None:
@@ -394,8 +381,26 @@ def groupings(
             if all(cell is None or isinstance(cell, str) for cell in cells):
                 texts = [one_line(str(cell)) if cell else None for cell in cells]
                 found.append((" ".join(filter(None, (column.group, column.strip.label))), texts, DASH))
-    sums = _GroupSums(table, rows, columns, time_unit)
-    return tuple(_grouping(label, keys, unnamed, sums) for label, keys, unnamed in found if _is_of_use(keys))
+    ways = []
+    for label, keys, unnamed in found:
+        if _is_of_use(keys):
+            # Groups stand in the order of their first rows.
+            order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+            members: list[list[int]] = [[] for _ in order]
+            for row, key in enumerate(keys):
+                members[order[key]].append(row)
+            sums = [_group_sums(table, rows, column, members, time_unit) for column in columns]
+            groups = [
+                Group(
+                    unnamed if key is None else key,
+                    len(members[number]),
+                    tuple(one[number][0] for one in sums),
+                    tuple(one[number][1] for one in sums),
+                )
+                for key, number in order.items()
+            ]
+            ways.append(Grouping(label, tuple(order[key] for key in keys), tuple(groups)))
+    return tuple(ways)
 
 
 def _is_of_use(keys: Sequence[str | None]) -> bool:
@@ -403,69 +408,27 @@ def _is_of_use(keys: Sequence[str | None]) -> bool:
     return len(set(known)) < len(known) and len(set(keys)) > 1
 
 
-def _grouping(label: str, keys: Sequence[str | None], unnamed: str, sums: _GroupSums) -> Grouping:
-    """Rows with the same key are a group; groups stand in the order of their first rows."""
-    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    members: list[list[int]] = [[] for _ in order]
-    for row, key in enumerate(keys):
-        members[order[key]].append(row)
-    cells, known = sums.of(members)
-    groups = (
-        Group(
-            unnamed if key is None else key,
-            len(members[number]),
-            tuple(column[number] for column in cells),
-            tuple(counts[number] for counts in known),
-        )
-        for key, number in order.items()
-    )
-    return Grouping(label, tuple(order[key] for key in keys), tuple(groups))
-
-
-class _GroupSums:
-    """Adds up rows of a table."""
-
-    def __init__(
-        self,
-        table: Table,
-        rows: Sequence[tuple[Cell, ...]],
-        columns: Sequence[ShownColumn],
-        time_unit: TimeUnit | None,
-    ) -> None:
-        self._table = table
-        self._rows = rows
-        self._columns = columns
-        self._time_unit = time_unit
-
-    def of(self, members: Sequence[Sequence[int]]) -> tuple[list[list[CellView | None]], list[list[int]]]:
-        """For each column and each group the sum, and how many rows have a value."""
-        sums: list[list[CellView | None]] = []
-        known: list[list[int]] = []
-        for column in self._columns:
-            numbers = [self._numbers(one, column.place) for one in members]
-            sums.append(self._written([_sum(one) for one in numbers], column.strip))
-            known.append([len(one) for one in numbers])
-        return sums, known
-
-    def _numbers(self, rows: Sequence[int], place: int | None) -> list[int | float]:
-        """The values of a column that adds up."""
-        if place is None or not self._table.columns[place].adds_up:
-            return []
-        values = (self._rows[row][place] for row in rows)
-        return [value for value in values if isinstance(value, int | float)]
-
-    def _written(self, totals: Sequence[int | float | None], strip: Strip) -> list[CellView | None]:
-        """Sums as cells, with their decimal points below those of the column."""
-        if all(total is None for total in totals):
-            return [None] * len(totals)
-        texts = [format_cell(total, strip.unit, time_unit=self._time_unit or "ms") for total in totals]
-        aligned = Strip(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
-        return [
-            None
-            if total is None
-            else write_cell(text, total, strip.unit, has_bar=is_share(strip.unit, totals))
-            for text, total in zip(aligned, totals, strict=True)
-        ]
+def _group_sums(
+    table: Table,
+    rows: Sequence[tuple[Cell, ...]],
+    column: ShownColumn,
+    members: Sequence[Sequence[int]],
+    time_unit: TimeUnit | None,
+) -> list[tuple[CellView | None, int]]:
+    """The sum of each group, its decimal point below those of the column, and how many rows have a value."""
+    place, strip = column.place, column.strip
+    if place is None or not table.columns[place].adds_up:
+        return [(None, 0)] * len(members)
+    cells = [[rows[row][place] for row in one] for one in members]
+    numbers = [[value for value in one if isinstance(value, int | float)] for one in cells]
+    totals = [_sum(one) for one in numbers]
+    texts = [format_cell(total, strip.unit, time_unit=time_unit or "ms") for total in totals]
+    aligned = Strip(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
+    has_bar = is_share(strip.unit, totals)
+    return [
+        (None if total is None else write_cell(text, total, strip.unit, has_bar=has_bar), len(one))
+        for text, total, one in zip(aligned, totals, numbers, strict=True)
+    ]
 
 
 def _sum(numbers: Sequence[int | float]) -> int | float | None:
