@@ -134,7 +134,7 @@ export class FlameGraph {
       end = Math.max(end, x + width);
     }
     const boxes = found.length === 1 ? "box" : "boxes";
-    const percent = (100 * share).toFixed(2);
+    const percent = !share ? "0" : share < 0.00005 ? "less than 0.01" : (100 * share).toFixed(2);
     this.found.textContent = words.length ? `${found.length.toLocaleString("en")} ${boxes}, ${percent} %` : "";
   }
 
