@@ -136,14 +136,13 @@ def quoted(value: Any) -> str:
     return one_line(_cut(text, 2 * _MAX_QUOTED))
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str], meaning: Mapping[str, str] | None = None) -> str:
     """A question that names the nearest of the known names, or what it stands for; ``""`` if none is near."""
     wanted = (name if isinstance(name, str) else quoted(name))[:MAX_NAME]
     import difflib  # noqa: PLC0415 -- TensorBoard imports this module at its start
 
     close = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.5)
-    meant = known if isinstance(known, Mapping) else {}
-    return f" Did you mean {meant.get(close[0], close[0])!r}?" if close else ""
+    return f" Did you mean {(meaning or {}).get(close[0], close[0])!r}?" if close else ""
 
 
 def given_path(value: Any, refuse: type[ModelProfError]) -> Path:

@@ -26,7 +26,7 @@ from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, SPECIAL, StepTag, StepTimings
-from lightning_modelprof.units import percent
+from lightning_modelprof.units import digits
 
 
 class StepTiming:
@@ -279,7 +279,7 @@ class OwnBudget:
             return ""
         return (
             f"max_overhead={limit:g}: with another window the profiler would have taken"
-            f" {percent(with_another_ns / loop_ns)} of the loop so far"
+            f" {digits(100 * with_another_ns / loop_ns)} % of the loop so far"
         )
 
 

@@ -214,7 +214,8 @@ class _Choice(Generic[T]):
         if plain in self.names:
             return self.names[plain]
         known = ", ".join(dict.fromkeys(self.names.values()))
-        hint = nearest(plain, {**self.names, **self.like}) or f" Expected one of {known}."
+        meant = {**self.names, **self.like}
+        hint = nearest(plain, meant, meant) or f" Expected one of {known}."
         raise ValueError(f"unknown {self.kind} {quoted(value)}.{hint} {self.default}")
 
 
