@@ -9,9 +9,8 @@ from typing import Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, StepCard, StepPart
 from lightning_modelprof.show.findings import place_of
-from lightning_modelprof.show.grid import display_width
+from lightning_modelprof.show.grid import display_width, shorten
 from lightning_modelprof.show.html.chart import layer_colors
-from lightning_modelprof.show.shorten import shorten
 from lightning_modelprof.units import format_amount, format_duration
 
 REST: Final = "rest"

@@ -14,7 +14,7 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
-from lightning_modelprof.show.shorten import shorten
+from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.units import format_amount, format_cell
 
 MAX_BOXES: Final = 2_000

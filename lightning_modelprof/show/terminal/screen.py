@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import IO, Final
 from urllib.parse import quote
 
-from lightning_modelprof.show.grid import display_width
-from lightning_modelprof.show.shorten import ELLIPSIS
+from lightning_modelprof.show.grid import ELLIPSIS, display_width
 from lightning_modelprof.units import DASH
 
 

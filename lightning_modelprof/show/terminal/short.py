@@ -17,8 +17,7 @@ from lightning_modelprof.report.model import (
     StepPart,
 )
 from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
-from lightning_modelprof.show.grid import display_width
-from lightning_modelprof.show.shorten import ELLIPSIS, shorten
+from lightning_modelprof.show.grid import ELLIPSIS, display_width, shorten
 from lightning_modelprof.show.step_card import merge_small
 from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
 from lightning_modelprof.units import digits, format_duration, milliseconds, short_percent

@@ -18,8 +18,8 @@ from lightning_modelprof.show.grid import (
     build_grid,
     display_width,
     part_absent,
+    shorten,
 )
-from lightning_modelprof.show.shorten import shorten
 from lightning_modelprof.show.terminal.screen import Screen, cut_line, wrap
 
 _GAP: Final = "  "

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTime
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.words import milliseconds
+from lightning_modelprof.units import milliseconds
 
 _MIN_SHARE: Final = 1e-3
 
