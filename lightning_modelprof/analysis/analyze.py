@@ -15,7 +15,8 @@ from lightning_modelprof.analysis.source.call_tree import call_tree
 from lightning_modelprof.analysis.source.hot_lines import hot_lines, layer_hooks
 from lightning_modelprof.analysis.source.logging_calls import logging_calls
 from lightning_modelprof.analysis.source.source_lines import source_lines
-from lightning_modelprof.analysis.steps.batches import batch_cpu, batch_scaling
+from lightning_modelprof.analysis.steps.batch_cpu import batch_cpu
+from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.steps.memory import memory_use
 from lightning_modelprof.analysis.steps.phase_times import around_times, own_cost, phase_times

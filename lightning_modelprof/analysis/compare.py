@@ -107,7 +107,7 @@ def compare(
 
     Definition: the time of a side is the mean over its runs of the mean over the clean steps. The interval is
     the widest of these: for each of three lengths of blocks the percentiles of quotients of resampled means
-    (circular block bootstrap, see ``bootstrap.py``), which is how much such steps vary; and with more than
+    (circular block bootstrap), which is how much such steps vary; and with more than
     one run on any side Student's t for the logarithms of the runs' means, which is how much such runs vary:
     over the pairs if ``paired``, else with one relative spread for both sides. With one run a side
     ``ASSUMED_RUN_SPREAD`` and what drifts within the runs (``drift_within``) are added to the first in
@@ -117,7 +117,7 @@ def compare(
     highest level that varies, report an interval of the quotient); T. J. DiCiccio and B. Efron, Bootstrap
     Confidence Intervals, Statistical Science 11 (1996); taking turns: A. Abedi and T. Brecht, Conducting
     Repeatable Experiments in Highly Variable Cloud Computing Environments, ICPE 2017; for blocks see
-    ``bootstrap.py``.
+    ``analysis/statistics.py``.
 
     Raises:
         ValueError: when ``paired`` and the sides have different numbers of runs.

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
     from lightning_modelprof.analysis.source.logging_calls import LoggingCalls
     from lightning_modelprof.analysis.source.source_lines import SourceLine
-    from lightning_modelprof.analysis.steps.batches import BatchCpu, BatchScaling
+    from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+    from lightning_modelprof.analysis.steps.batches import BatchScaling
     from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
     from lightning_modelprof.analysis.steps.memory import MemoryUse
     from lightning_modelprof.analysis.steps.phase_times import AroundTimes, OwnCost, PhaseTime

@@ -1,4 +1,4 @@
-"""The configuration: frozen dataclasses, whose values ``config_checks`` checks before training starts."""
+"""The configuration: frozen dataclasses, whose values ``config/checks.py`` checks before training starts."""
 
 from __future__ import annotations
 

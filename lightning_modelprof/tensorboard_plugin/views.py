@@ -234,4 +234,4 @@ VIEWS: Final = (
     ),
     View(key="tables", title="All tables", empty="This profile holds no table.", above=(_every_table,)),
 )
-"""In the order of the menu; Compare, which has two selections, is in ``comparison.py``."""
+"""In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""

@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.steps import SmallBatches
+from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
 from tests.support.bench import FakeClock

@@ -1,6 +1,6 @@
 """What an event of Lightning's profiler interface means to the ledger, one small context per kind.
 
-An action object is made once per action name (``lightning/phases.py`` decides which kind) and entered and
+An action object is made once per action name (``lightning/classify.py`` decides which kind) and entered and
 left every time the action happens. Each event costs one clock read and a few assignments.
 """
 

@@ -4,7 +4,7 @@ One clock read per event; the time since the last event belongs to the phase tha
 phases of a step sum to its wall time by construction, and closures, gradient accumulation, LBFGS and
 several optimizers need no special case.
 
-What an event means is decided once, when its name is first seen (``lightning/phases.py``), and kept in an
+What an event means is decided once, when its name is first seen (``lightning/classify.py``), and kept in an
 ``Action`` object: training pays for the clock read and three additions.
 """
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.batches import BatchCpu
+from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.report.advice.owners import Owner, constructor
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lightning_modelprof.errors import ConfigError, nearest, quoted
 from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.report.rules.callbacks import (
     AnomalyDetection,
     ProfilerLeftOn,
@@ -55,7 +56,7 @@ from lightning_modelprof.report.rules.phases import (
 )
 from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
 from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerRank
-from lightning_modelprof.report.rules.steps import GrowingSteps, SlowStepsCost, SmallBatches
+from lightning_modelprof.report.rules.steps import GrowingSteps, SlowStepsCost
 from lightning_modelprof.report.rules.validation import LongSanityCheck, SlowEpochTurns, ValidationShare
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.steps.batches import BatchCpu
+from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.loader import loader_advice
 from lightning_modelprof.report.model import Finding, Location, Severity

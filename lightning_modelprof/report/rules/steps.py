@@ -1,4 +1,4 @@
-"""Do a few slow steps take much of the time?"""
+"""Do a few slow steps take much of the time, or do steps become slower and slower?"""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-import numpy as np
-
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.steps.batches import BatchScaling, fixed_by_work
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, StepCosts
 from lightning_modelprof.report.advice.lines import location_at
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status
+from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
-    FLOOR_NS,
     NOT_A_FIT,
     THE_LOOP,
-    Rule,
     RuleHelp,
     ShareRule,
     Whole,
     count,
     duration,
-    lines_that_call,
     ratio,
     text,
 )
@@ -139,191 +133,6 @@ class SlowStepsCost(ShareRule):
                 evidence=[*evidence, text("most common cause", said)],
             ),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmallBatches(Rule):
-    """The part of a step that its batch does not change, from steps whose batches have other sizes.
-
-    A line through the times of the steps by their number of samples (Theil-Sen); it is found where the lower
-    end of its interval says so. Fetches, and what was not compared, count as if they grew with the batch.
-    Where all batches are of one size, the part is what no CPU would need for the FLOPs and bytes of a batch.
-
-    Caveats:
-        Beyond the sizes that were seen a step may grow faster: memory and caches are finite. There is no time
-        at stake per step, as steps of twice the batch are other steps. Where the sizes of batches were not
-        recorded, samples may also differ in length.
-
-    Attributes:
-        least_share: of a step, that the fixed part is at least.
-        least_accumulated: the same where gradients are accumulated over several batches, so that batches of
-            twice the size are the same training.
-        tiny: samples in a batch up to which it is always said then.
-        floor_ns: a fixed part below which nothing is found.
-    """
-
-    kind: ClassVar[str] = "small_batches"
-    title: ClassVar[str] = "Most of a step does not depend on its batch"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "on the CPU, one process: the part of a step that is the same for any batch (below), also"
-            " at the lower end of its interval. Where all batches have one size: what forward,"
-            " backward and optimizer take beyond the FLOPs and bytes of the counted step at 4 GFLOP/s"
-            " and 2 GB/s, and no more than 30 us for each operator; a hint"
-        ),
-        levels="50 % of the median step",
-        where="lines that make a `DataLoader`",
-    )
-
-    least_share: float = 0.5
-    least_accumulated: float = 0.15
-    tiny: int = 4
-    floor_ns: float = FLOOR_NS
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no other sizes came, and on a device."""
-        [finding] = self._judge(analysis)
-        tiny = None if finding.status is Status.FOUND else self._tiny(analysis)
-        return (tiny or finding,)
-
-    def _judge(self, analysis: Analysis) -> tuple[Finding, ...]:
-        if not loop_of(analysis.info.loop).is_fit:
-            return self.not_evaluated(NOT_A_FIT)
-        if analysis.info.device_type != "cpu":
-            return self.not_evaluated(
-                "the device works on while the host goes on, so times are not the step's"
-            )
-        if analysis.info.world_size > 1:
-            return self.not_evaluated("ranks wait for each other, whatever their batches are")
-        found = analysis.batch_scaling
-        if isinstance(found, Absent):
-            found = _by_work(analysis) or found
-        if isinstance(found, Absent):
-            return self.not_evaluated(found.reason)
-        if not found.num_other:
-            return self._judge_work(found, analysis)
-        share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
-        said = (
-            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
-            f" {milliseconds(found.step_ns)}, of which {milliseconds(found.fixed_ns)} ({percent(share)} of"
-            " the median step) would be the same with any batch"
-        )
-        evidence = _evidence(found)
-        if least < self._least(analysis) or found.least_fixed_ns < self.floor_ns:
-            return self.clean(f"{said}; at least {milliseconds(found.least_fixed_ns)}.", evidence)
-        low, high = found.with_twice(found.most_fixed_ns), found.with_twice(found.least_fixed_ns)
-        return (
-            self.found(
-                f"{said}. With twice the batch the steps of an epoch would take about"
-                f" {found.with_twice(found.fixed_ns):.2f} of their time ({low:.2f} to {high:.2f}).",
-                _action(found, analysis),
-                Severity.INFO,
-                places=lines_that_call(analysis.setup, "DataLoader"),
-                evidence=evidence,
-            ),
-        )
-
-    def _tiny(self, analysis: Analysis) -> Finding | None:
-        """Gradients are accumulated over batches of so few samples that no processor is used well."""
-        every, samples = analysis.info.accumulate_grad_batches, analysis.steps.clean().samples
-        usual = int(np.median(samples)) if len(samples) else 0
-        if every == 1 or not 0 < usual <= self.tiny:
-            return None
-        unit = analysis.info.sample_unit
-        return self.found(
-            f"An optimizer step takes {every} batches of {usual} {unit}.",
-            f"Try batches of {2 * usual}, {4 * usual} and more {unit} with fewer of them"
-            f" (accumulate_grad_batches={-(-every // 2)}, {-(-every // 4)}, ...), as far as memory allows:"
-            " the optimizer steps as often and with as many samples as now. Layers that look at the whole"
-            " batch, such as BatchNorm, see another one.",
-            Severity.INFO,
-            title="Gradients are accumulated over tiny batches",
-            places=lines_that_call(analysis.setup, "DataLoader"),
-            evidence=[count("in a batch", usual), count("batches of an optimizer step", every)],
-        )
-
-    def _least(self, analysis: Analysis) -> float:
-        return self.least_accumulated if analysis.info.accumulate_grad_batches > 1 else self.least_share
-
-    def _judge_work(self, found: BatchScaling, analysis: Analysis) -> tuple[Finding, ...]:
-        """Where all batches are of one size: of calling operators, which does not depend on it."""
-        share = found.fixed_ns / found.step_ns
-        said = (
-            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
-            f" {milliseconds(found.step_ns)}. Its batch is work for at most"
-            f" {milliseconds(found.compared_ns - found.fixed_ns)}: at least {milliseconds(found.fixed_ns)}"
-            f" ({percent(share)} of the median step) is what calling so many operators takes, whatever the"
-            " batch"
-        )
-        evidence = _evidence(found)
-        if share < self._least(analysis) or found.fixed_ns < self.floor_ns:
-            return self.clean(f"{said}.", evidence)
-        return (
-            self.found(
-                f"{said}. With twice the batch the steps of an epoch would take at most"
-                f" {found.with_twice(found.fixed_ns):.2f} of their time.",
-                _action(found, analysis),
-                Severity.INFO,
-                places=lines_that_call(analysis.setup, "DataLoader"),
-                evidence=evidence,
-            ),
-        )
-
-
-def _by_work(analysis: Analysis) -> BatchScaling | None:
-    """From the FLOPs and bytes of the counted step; ``None`` where they are not all known."""
-    cost = analysis.cost
-    if cost is None or cost.count is None or cost.sites is None or cost.count.on_fake_tensors:
-        return None
-    flops = sum(one.flops or 0 for one in cost.count.operators if one.phase != "optimizer")
-    lines = [one for one in cost.sites.lines if one.phase != "optimizer"]
-    if any(one.unsized for one in lines) or cost.sites.dropped:
-        return None
-    found = fixed_by_work(
-        analysis.steps,
-        operators=sum(one.calls for one in cost.sites.lines),
-        flops=flops,
-        num_bytes=sum(one.num_bytes for one in lines),
-    )
-    return None if isinstance(found, Absent) else found
-
-
-def _action(found: BatchScaling, analysis: Analysis) -> str:
-    accumulated = analysis.info.accumulate_grad_batches
-    try_it = f"Try batches of {2 * found.num_samples:,} {analysis.info.sample_unit}"
-    if accumulated > 1 and accumulated % 2 == 0:
-        return (
-            f"{try_it} with accumulate_grad_batches={accumulated // 2}: the optimizer steps as often and"
-            " with as many samples as now. Layers that look at the whole batch, such as BatchNorm, see"
-            " another one."
-            " A batch takes twice the memory."
-        )
-    return (
-        f"{try_it}. This changes the training: an epoch has half as many optimizer steps, so the learning"
-        " rate, its schedule and max_steps have to be chosen anew, and it may take more epochs or end up"
-        " worse. Compare by the time to the same validation loss. A batch takes twice the memory."
-    )
-
-
-def _evidence(found: BatchScaling) -> list[Evidence]:
-    smallest, largest = found.sizes
-    if not found.num_other:
-        return [
-            duration("fixed part of a step, at least", found.fixed_ns),
-            ratio("share of the median step", found.fixed_ns / found.step_ns),
-            ratio("an epoch's steps with twice the batch, at most", found.with_twice(found.fixed_ns)),
-        ]
-    return [
-        duration("fixed part of a step", found.fixed_ns),
-        duration("at least", found.least_fixed_ns),
-        duration("at most", found.most_fixed_ns),
-        duration("each further sample", found.per_sample_ns),
-        ratio("share of the median step", found.fixed_ns / found.step_ns),
-        ratio("an epoch's steps with twice the batch", found.with_twice(found.fixed_ns)),
-        count("steps of other sizes", found.num_other),
-        count("smallest batch", smallest),
-        count("largest batch", largest),
-    ]
 
 
 _LEAST_GROWTH: Final = 0.15
