@@ -214,8 +214,8 @@ def test_a_table_of_traces(copy):
 
 def test_a_rule(copy):
     copy.line(
-        "report/rules/steps.py",
-        "_LEAST_GROWTH: Final",
+        "report/rules/batches.py",
+        "def _by_work(",
         '''
         @dataclass(frozen=True, kw_only=True)
         class Answer(Rule):
@@ -234,7 +234,7 @@ def test_a_rule(copy):
     )
     home = "report/rules/all_rules.py"
     copy.line(
-        home, f"from {PACKAGE}.report.rules.validation", f"from {PACKAGE}.report.rules.steps import Answer"
+        home, f"from {PACKAGE}.report.rules.validation", f"from {PACKAGE}.report.rules.batches import Answer"
     )
     copy.line(home, "    AnomalyDetection(),\n", "Answer(),")
     copy.brings_the_page_up_to_date("| `answer` | it was asked |")

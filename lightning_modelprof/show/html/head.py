@@ -108,11 +108,11 @@ def _location(location: Location) -> dict[str, Any]:
 
 
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The rules that found nothing and those that could not say, each with its sentence."""
+    """The rules that found nothing and those that could not say, each with its code and its sentence."""
     groups = []
     for status, label in ((Status.CLEAN, "Clean"), (Status.NOT_EVALUATED, "Not evaluated")):
         rules = [
-            (one_line(finding.title), one_line(finding.summary))
+            (finding.kind, one_line(finding.title), one_line(finding.summary))
             for finding in findings
             if finding.status is status
         ]
