@@ -9,8 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Record, frozen=True):
     """Stands in the place of a fact; ``reason`` continues a sentence that begins with the table's title."""
 
     reason: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from lightning_modelprof.analysis.statistics import (
     small_sample_factor,
     t_975,
 )
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
@@ -41,8 +42,7 @@ SAMPLES: Final = len(PHASES) + 1
 """Column of the samples of a step; those of the phases come first, in their order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Record, frozen=True, kw_only=True):
     """One figure on both sides.
 
     Attributes:
@@ -63,8 +63,7 @@ class Change:
     is_difference: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Record, frozen=True):
     """What the clean steps of the runs of one side say.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import Enum
 from statistics import NormalDist
 from typing import Any, Final
@@ -26,6 +26,7 @@ from lightning_modelprof.analysis.change import (
 )
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.statistics import NORMAL_QUANTILE
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 POWER: Final = 0.8
@@ -49,8 +50,7 @@ class Outcome(Enum):
     CANNOT_TELL = "cannot_tell"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Record, frozen=True, kw_only=True):
     """How two sides differ, and what follows from it.
 
     Attributes:

@@ -6,8 +6,9 @@ What its fields are is imported for types alone, so whoever only handles the rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from lightning_modelprof.record import Record
 
 if TYPE_CHECKING:
     from lightning_modelprof.analysis.absent import Absent
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.run.steps import StepTimings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowFacts:
+class WindowFacts(Record, frozen=True, kw_only=True):
     """One profiler window: what was asked for, and what its trace says (``None`` without a usable one)."""
 
     window: Window
@@ -51,8 +51,7 @@ class WindowFacts:
     trace_note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Analysis(Record, frozen=True, kw_only=True):
     """Derived facts of one rank's run.
 
     Attributes:

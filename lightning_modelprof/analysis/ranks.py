@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from statistics import NormalDist
 from typing import Final
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import t_quantile
 from lightning_modelprof.analysis.steps.benchmark import standard_error
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES, AmongRanks
 from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.steps import NOT_MEASURED
@@ -29,8 +30,7 @@ LEAST_STEPS: Final = 20
 """Common clean steps, below which nothing is said of who is late."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPace:
+class RankPace(Record, frozen=True, kw_only=True):
     """One rank.
 
     Attributes:
@@ -56,8 +56,7 @@ class RankPace:
     slowest_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSkew:
+class RankSkew(Record, frozen=True, kw_only=True):
     """All ranks that are known.
 
     Attributes:
@@ -279,8 +278,7 @@ PhaseTimes = NDArray[np.float64]
 """Nanoseconds; shape (ranks, steps, phases)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
+class Straggler(Record, frozen=True, kw_only=True):
     """The rank that the others wait for.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, Final, TypeVar
 
@@ -44,6 +44,7 @@ from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
 from lightning_modelprof.measure.user_code import loop_codes
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
@@ -422,8 +423,7 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-@dataclass(frozen=True, slots=True)
-class StepCopy:
+class StepCopy(Record, frozen=True):
     """What is needed to run a step on a copy.
 
     ``arguments`` are those of the step's method; ``instead`` is what to do where a copy cannot be counted, as

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.modules.size_law import REACH, FlopsBySize, why_not_by_size
 from lightning_modelprof.config.options import DEFAULTS, ProfileConfig
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
@@ -31,8 +31,7 @@ _WARM: Final = 1
 """The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectionPlan:
+class InspectionPlan(Record, frozen=True, kw_only=True):
     """Step numbers of a fit.
 
     Attributes:

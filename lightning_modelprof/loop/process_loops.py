@@ -25,6 +25,7 @@ from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
 from lightning_modelprof.loop.step_boundaries import SaveTimer
 from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import with_loops
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import MAX_KEPT, MAX_LINES, Loop, LoopLine, ShortLoops, loop_of
@@ -45,8 +46,7 @@ _RAY_WORKER: Final = "RAY_RAYLET_PID"
 """Ray sets it in the processes that it starts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortLoop:
+class ShortLoop(Record, frozen=True, kw_only=True):
     """A loop that runs and gets no report.
 
     Attributes:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount, pool_kernel_launches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShares:
+class DeviceShares(Record, frozen=True, kw_only=True):
     """Shares of recorded steps; all but ``busy`` sum to 1.
 
     Attributes:
@@ -80,8 +79,7 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares |
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitShares:
+class WaitShares(Record, frozen=True, kw_only=True):
     """What waits are of recorded steps, as far as a verdict asks; see :class:`HostWaits`.
 
     Attributes:

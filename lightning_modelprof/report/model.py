@@ -6,20 +6,20 @@ Nothing here is rounded, cut, escaped or given a unit suffix; that is the busine
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import Enum
 from importlib import import_module
 from typing import Any
 
 from lightning_modelprof.errors import nearest, quoted
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # outputs take them from here
 from lightning_modelprof.units import TimeUnit as TimeUnit  # noqa: PLC0414
 from lightning_modelprof.units import Unit as Unit  # noqa: PLC0414
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Record, frozen=True):
     """One column; columns of the same ``group`` are one packed column in Paddle's layout.
 
     With ``group="CPU"`` and labels Total, Avg, Max, Min, Ratio(%) a text table shows one column headed
@@ -44,8 +44,7 @@ class Column:
     help: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Record, frozen=True, kw_only=True):
     """A complete, sorted, unformatted table. Outputs may show fewer rows and then say so.
 
     Attributes:
@@ -142,8 +141,7 @@ class Severity(Enum):
     CRITICAL = "critical"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Record, frozen=True, kw_only=True):
     """One number that a finding rests on."""
 
     label: str
@@ -151,8 +149,7 @@ class Evidence:
     unit: Unit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Location:
+class Location(Record, frozen=True, kw_only=True):
     """Where in the user's code, or in that of a library, as far as it is known.
 
     Attributes:
@@ -177,8 +174,7 @@ class Location:
     call: Location | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Record, frozen=True, kw_only=True):
     """What one rule says of one thing.
 
     Attributes:
@@ -223,8 +219,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Record, frozen=True, kw_only=True):
     """One line on what limits the speed.
 
     Attributes:
@@ -240,8 +235,7 @@ class Verdict:
     accounted_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(Record, frozen=True, kw_only=True):
     """One curve or one layer of a chart: a value for each x, ``None`` where it was not measured."""
 
     key: str
@@ -249,8 +243,7 @@ class Series:
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(Record, frozen=True, kw_only=True):
     """What an output that can draw draws; others leave it out.
 
     Attributes:
@@ -285,8 +278,7 @@ class Chart:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlameFrame:
+class FlameFrame(Record, frozen=True, kw_only=True):
     """One box of a flame graph.
 
     Attributes:
@@ -310,8 +302,7 @@ class FlameFrame:
     is_users: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlameGraph:
+class FlameGraph(Record, frozen=True, kw_only=True):
     """Where time goes, as boxes on boxes: each as wide as its share.
 
     Attributes:
@@ -329,8 +320,7 @@ class FlameGraph:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPart:
+class StepPart(Record, frozen=True, kw_only=True):
     """A stretch of a lane of the step card.
 
     Attributes:
@@ -348,8 +338,7 @@ class StepPart:
     location: Location | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCard:
+class StepCard(Record, frozen=True, kw_only=True):
     """The mean step as a picture to scale.
 
     Attributes:
@@ -378,8 +367,7 @@ class StepCard:
         return sum(part.ns for part in self.better) if self.better else self.wall_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Report:
+class Report(Record, frozen=True, kw_only=True):
     """All that an output ever sees.
 
     Attributes:

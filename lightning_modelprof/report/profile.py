@@ -6,19 +6,18 @@ Other outputs show a :class:`Report`; a dashboard also zooms, so it gets the col
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.record import Record, field
 from lightning_modelprof.report.model import Report, Unit
 
 ProfileKind = Literal["run", "window"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepColumns:
+class StepColumns(Record, frozen=True, kw_only=True, eq=False):
     """Every finished step of one rank, in order.
 
     Attributes:
@@ -44,8 +43,7 @@ class StepColumns:
     phases_ns: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Record, frozen=True, kw_only=True):
     """One thread of the host or one stream of a device.
 
     Attributes:
@@ -59,8 +57,7 @@ class Lane:
     is_device: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counter:
+class Counter(Record, frozen=True, kw_only=True, eq=False):
     """A figure that changes while a trace goes on: it has ``value[i]`` from ``time_ns[i]`` on.
 
     Attributes:
@@ -78,8 +75,7 @@ class Counter:
     value: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrawnTimeline:
+class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
     """What ran when on each thread and stream of one rank: the slices of a trace.
 
     Slices are sorted by lane, depth and begin; those of one lane and depth do not overlap. Times are
@@ -129,8 +125,7 @@ class DrawnTimeline:
         return len(self.slice_begin_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Profile:
+class Profile(Record, frozen=True, kw_only=True, eq=False):
     """One entry that a reader of a dashboard can choose.
 
     Attributes:

@@ -9,12 +9,13 @@ share says the verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.device_shares import (
     DeviceShares,
     WaitShares,
@@ -124,8 +125,7 @@ _HOW_OF_DEVICE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accounting:
+class Accounting(Record, frozen=True, kw_only=True):
     """How much of the time is in named phases.
 
     Attributes:

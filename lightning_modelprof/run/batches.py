@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.ranges import Count, Whole
 
 Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
@@ -12,8 +12,7 @@ Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
 elements in all, and the largest of each dimension."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizes:
+class BatchSizes(Record, frozen=True, kw_only=True):
     """Which sizes batches had, and how many clean steps had each.
 
     Attributes:
@@ -30,8 +29,7 @@ class BatchSizes:
     other_steps: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseFlops:
+class PhaseFlops(Record, frozen=True, kw_only=True):
     """FLOPs of one phase in one dtype.
 
     Attributes:
@@ -45,8 +43,7 @@ class PhaseFlops:
     flops: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeCount:
+class SizeCount(Record, frozen=True, kw_only=True):
     """What one counted step of some size cost.
 
     Attributes:
@@ -65,8 +62,7 @@ class SizeCount:
         return sum(one.flops for one in self.flops)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuUse:
+class CpuUse(Record, frozen=True, kw_only=True):
     """CPU time of some clean steps, and of the machine over the whole loop; all in nanoseconds.
 
     Attributes:
@@ -100,8 +96,7 @@ class CpuUse:
     cpus_ns: Whole | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedSamples:
+class RepeatedSamples(Record, frozen=True, kw_only=True):
     """A few samples of a map-style data set, as they were in their batches.
 
     Attributes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.ranges import Count, Real, Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class Loop(Record, frozen=True, kw_only=True):
     """One of the Trainer's loops. A validation loop inside a fit is a part of the fit.
 
     Attributes:
@@ -108,8 +107,7 @@ MAX_LINES: Final = 1000
 """Loops that have a line; later ones have none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortLoops:
+class ShortLoops(Record, frozen=True, kw_only=True):
     """Loops of one kind and model, each too short for a report of its own.
 
     Attributes:
@@ -131,8 +129,7 @@ class ShortLoops:
     failed: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopLine:
+class LoopLine(Record, frozen=True, kw_only=True):
     """A loop that has a report of its own, in one line.
 
     Attributes:

@@ -5,9 +5,9 @@ Bytes everywhere. ``None`` is *not measured*; the notes say why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.ranges import Count, Whole
 from lightning_modelprof.run.setup import CodePlace
 
@@ -19,8 +19,7 @@ BEGIN: Final = "begin"
 """Stands for a phase where the batch has not begun."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPoint:
+class MemoryPoint(Record, frozen=True, kw_only=True):
     """Memory as it was first seen in one step.
 
     Attributes:
@@ -39,8 +38,7 @@ class MemoryPoint:
     anonymous_bytes: Whole | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhasePeak:
+class PhasePeak(Record, frozen=True, kw_only=True):
     """The most that was alive in one phase of one step.
 
     Attributes:
@@ -59,8 +57,7 @@ class PhasePeak:
     module: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMemory:
+class StepMemory(Record, frozen=True, kw_only=True):
     """Live tensors of one step of one process, operator by operator.
 
     Attributes:
@@ -80,8 +77,7 @@ class StepMemory:
     dropped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Record, frozen=True, kw_only=True):
     """Who holds memory: tensors of one category in one module, or one large tensor.
 
     Attributes:
@@ -95,8 +91,7 @@ class Holder:
     num_bytes: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(Record, frozen=True, kw_only=True):
     """Memory of the device, or of the host, ran out.
 
     Attributes:
@@ -129,8 +124,7 @@ class OutOfMemory:
     function: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowingAttribute:
+class GrowingAttribute(Record, frozen=True, kw_only=True):
     """An attribute of an object of the user's that became larger from look to look.
 
     Attributes:
@@ -150,8 +144,7 @@ class GrowingAttribute:
     lines: tuple[CodePlace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRecord:
+class MemoryRecord(Record, frozen=True, kw_only=True):
     """Memory of one rank over one loop.
 
     Attributes:

@@ -7,9 +7,9 @@ itself. Counts are plain integers; one multiply-add (MAC) is two FLOPs. ``None``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.run.ranges import Count, Real, Whole
 from lightning_modelprof.run.setup import CodePlace
@@ -23,8 +23,7 @@ FOURIER_OPERATORS: Final = ("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"
 """Their FLOPs (5 N log2 N) are kept out of every total: they are no contractions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorCount:
+class OperatorCount(Record, frozen=True, kw_only=True):
     """The calls of one operator in one phase and module of the counted step.
 
     Attributes:
@@ -44,8 +43,7 @@ class OperatorCount:
     flops: Whole | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCount:
+class StepCount(Record, frozen=True, kw_only=True):
     """FLOPs of one step of one process.
 
     Attributes:
@@ -65,8 +63,7 @@ class StepCount:
     copy_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRecord:
+class ModuleRecord(Record, frozen=True, kw_only=True):
     """One module, in the order of ``named_modules``, parents before their children.
 
     Attributes:
@@ -85,8 +82,7 @@ class ModuleRecord:
     forward: CodePlace | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTime:
+class ModuleTime(Record, frozen=True, kw_only=True):
     """Time of one module in the timed steps, without the modules that it called.
 
     Attributes:
@@ -103,8 +99,7 @@ class ModuleTime:
     backward_ns: Whole | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTimes:
+class ModuleTimes(Record, frozen=True, kw_only=True):
     """Times of all modules.
 
     Attributes:
@@ -124,8 +119,7 @@ class ModuleTimes:
     sizes: tuple[Shapes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSize:
+class TensorSize(Record, frozen=True, kw_only=True):
     """Tensors of one kind and dtype in this process.
 
     Attributes:
@@ -143,8 +137,7 @@ class TensorSize:
     num_bytes: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
+class ModelSize(Record, frozen=True, kw_only=True):
     """What a model and its optimizers hold in memory.
 
     Attributes:
@@ -160,8 +153,7 @@ class ModelSize:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardCount:
+class ForwardCount(Record, frozen=True, kw_only=True):
     """fvcore's count of one operator in one module, without the modules inside of it.
 
     Attributes:
@@ -175,8 +167,7 @@ class ForwardCount:
     macs: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardTable:
+class ForwardTable(Record, frozen=True, kw_only=True):
     """What fvcore says of one forward pass on the same batch.
 
     Attributes:
@@ -196,8 +187,7 @@ class ForwardTable:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakRate:
+class PeakRate(Record, frozen=True, kw_only=True):
     """The most that one device can do in one dtype.
 
     Attributes:
@@ -214,8 +204,7 @@ class PeakRate:
     is_measured: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCost:
+class ModelCost(Record, frozen=True, kw_only=True):
     """All that is known of a model's cost in one process; each part may be missing for its own reason.
 
     Attributes:
@@ -246,8 +235,7 @@ class ModelCost:
     waste: StepWaste | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedCall:
+class RepeatedCall(Record, frozen=True, kw_only=True):
     """A module that a step called with the same tensors more than once, none of them changed in between.
 
     Attributes:
@@ -263,8 +251,7 @@ class RepeatedCall:
     lines: tuple[CodePlace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseTable:
+class DenseTable(Record, frozen=True, kw_only=True):
     """An embedding whose gradient has a value for each of its rows, whichever rows the batch uses.
 
     Attributes:
@@ -279,8 +266,7 @@ class DenseTable:
     used: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusedGradients:
+class UnusedGradients(Record, frozen=True, kw_only=True):
     """Gradients of one module's parameters that no optimizer used before they were made anew, or at all.
 
     Attributes:
@@ -300,8 +286,7 @@ class UnusedGradients:
     lines: tuple[CodePlace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusedOutput:
+class UnusedOutput(Record, frozen=True, kw_only=True):
     """How much of what one module computed the loss does not depend on: its gradient was 0, or none came.
 
     Attributes:
@@ -322,8 +307,7 @@ class UnusedOutput:
     lines: tuple[CodePlace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWaste:
+class StepWaste(Record, frozen=True, kw_only=True):
     """What the counted step did in vain.
 
     Attributes:

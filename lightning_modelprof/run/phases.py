@@ -6,9 +6,9 @@ Appending a phase is safe for saved runs (they store keys), reordering is not ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.ranges import Count, Whole
 
 AmongRanks = Literal["own", "may_wait", "meets", "not_counted"]
@@ -246,8 +246,7 @@ PARTS: Final[tuple[Phase, ...]] = (
 PART_INDEX: Final[dict[str, int]] = {part.key: index for index, part in enumerate(PARTS)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartTime:
+class PartTime(Record, frozen=True, kw_only=True):
     """One part of all validation loops of a fit.
 
     Attributes:
@@ -264,8 +263,7 @@ class PartTime:
     device_ns: Whole | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationTimes:
+class ValidationTimes(Record, frozen=True, kw_only=True):
     """What the validation loops of one fit consisted of, whether or not the step around them finished.
 
     Attributes:

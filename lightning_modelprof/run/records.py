@@ -6,10 +6,10 @@ comes with a reason somewhere (a note, a column's documentation); ``0`` means me
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from lightning_modelprof.record import Record, field
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 from lightning_modelprof.run.memory import MemoryRecord
@@ -46,8 +46,7 @@ class WindowStatus(Enum):
     """Another torch profiler was recording when the window was to open."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Record, frozen=True, kw_only=True):
     """One torch.profiler window: what was asked for and what became of it.
 
     Attributes:
@@ -72,8 +71,7 @@ class Window:
     close_ns: Whole | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallbackTime:
+class CallbackTime(Record, frozen=True, kw_only=True):
     """Host time spent in one hook of one other callback, over the whole loop (not only in finished steps).
 
     A hook that runs inside another one counts there and not here, but in runs of older versions.
@@ -133,8 +131,7 @@ class AllRanks:
     samples: Count | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecord:
+class RankRecord(Record, frozen=True, kw_only=True):
     """Everything one rank measured during one loop.
 
     Attributes:
@@ -187,8 +184,7 @@ class RankRecord:
         return len(self.steps) if self.totals is None else len(self.totals)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSteps:
+class RankSteps(Record, frozen=True, kw_only=True):
     """What the other ranks of a job are told of one rank's steps; small, as there may be a thousand of them.
 
     Attributes:
@@ -205,16 +201,14 @@ class RankSteps:
     steps: StepTimings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbsentRank:
+class AbsentRank(Record, frozen=True, kw_only=True):
     """A rank of the job of which nothing is known, and why, such as ``has no ModelProfCallback``."""
 
     rank: Count
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo:
+class RunInfo(Record, frozen=True, kw_only=True):
     """What ran, on what.
 
     Attributes:
@@ -247,8 +241,7 @@ class RunInfo:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run:
+class Run(Record, frozen=True, kw_only=True):
     """Measured facts of one loop: what is saved as run.json and read back by the command line.
 
     Attributes:

@@ -5,13 +5,11 @@ No times are in here. ``None`` is *could not be read*; the rules that need it th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from lightning_modelprof.record import Record, field
 from lightning_modelprof.run.ranges import Count, Ranks, Real, Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodePlace:
+class CodePlace(Record, frozen=True, kw_only=True):
     """Where a function or a class is written.
 
     Attributes:
@@ -29,8 +27,7 @@ class CodePlace:
     package: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class Library(Record, frozen=True, kw_only=True):
     """A library that trains with Lightning for its users: their calls end in its code.
 
     Attributes:
@@ -44,8 +41,7 @@ class Library:
     folders: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSetup:
+class LoaderSetup(Record, frozen=True, kw_only=True):
     """One dataloader of the measured loop, or of the validations inside a fit.
 
     Attributes:
@@ -73,8 +69,7 @@ class LoaderSetup:
     made_by: CodePlace | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSetup:
+class OptimizerSetup(Record, frozen=True, kw_only=True):
     """One optimizer.
 
     Attributes:
@@ -92,8 +87,7 @@ class OptimizerSetup:
     num_tensors: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSetup:
+class CheckpointSetup(Record, frozen=True, kw_only=True):
     """One ModelCheckpoint, by the settings that say how often it saves."""
 
     callback: str
@@ -104,8 +98,7 @@ class CheckpointSetup:
     save_weights_only: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallbackSetup:
+class CallbackSetup(Record, frozen=True, kw_only=True):
     """One callback: its name as in the times by callback, and the hooks that its class or object has."""
 
     callback: str
@@ -113,8 +106,7 @@ class CallbackSetup:
     hooks: dict[str, CodePlace] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSetup:
+class DeviceSetup(Record, frozen=True, kw_only=True):
     """A CUDA device.
 
     Attributes:
@@ -128,8 +120,7 @@ class DeviceSetup:
     reserved_bytes: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShape:
+class LayerShape(Record, frozen=True, kw_only=True):
     """The matrix sizes of one linear layer: those that 16-bit matrix products want to be multiples of 8."""
 
     path: str
@@ -137,8 +128,7 @@ class LayerShape:
     out_features: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionBias:
+class ConvolutionBias(Record, frozen=True, kw_only=True):
     """A convolution with a bias whose next layer is a normalisation that subtracts it again.
 
     Attributes:
@@ -154,8 +144,7 @@ class ConvolutionBias:
     owner: CodePlace | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compilation:
+class Compilation(Record, frozen=True, kw_only=True):
     """One compilation by torch.compile while the loop ran.
 
     Attributes:
@@ -171,8 +160,7 @@ class Compilation:
     caller: CodePlace | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileSetup:
+class CompileSetup(Record, frozen=True, kw_only=True):
     """What torch.compile did while the loop ran.
 
     Attributes:
@@ -186,8 +174,7 @@ class CompileSetup:
     failed_guards: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSetup:
+class TrainingSetup(Record, frozen=True, kw_only=True):
     """How a loop is set up; everything is read from the live objects when it begins and when it ends.
 
     Attributes:

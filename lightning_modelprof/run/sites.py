@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.ranges import Count, Whole
 
 SYNCHRONISATION: Final = "synchronisation"
@@ -33,8 +33,7 @@ PRINT: Final = "print"
 """Operator of a site where a tensor is made into text; torch hides the operators of that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeLocation:
+class CodeLocation(Record, frozen=True, kw_only=True):
     """Where a function is defined.
 
     Attributes:
@@ -48,8 +47,7 @@ class CodeLocation:
     function: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSite:
+class SourceSite(Record, frozen=True, kw_only=True):
     """One place in the source that synchronises or copies.
 
     Attributes:
@@ -100,8 +98,7 @@ class SourceSite:
         return next(others, self.callers[0] if self.callers else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineCount:
+class LineCount(Record, frozen=True, kw_only=True):
     """The operators that one line of the user's ran in one phase and module.
 
     Attributes:
@@ -136,8 +133,7 @@ class LineCount:
     constant: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSites:
+class StepSites(Record, frozen=True, kw_only=True):
     """Source lines of one step of one process.
 
     Attributes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.ranges import Count, Whole
 from lightning_modelprof.run.sites import LOGGER, logging_kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackFrame:
+class StackFrame(Record, frozen=True, kw_only=True):
     """One function call on a stack, at one line.
 
     Attributes:
@@ -43,8 +42,7 @@ class StackFrame:
         return "" if self.is_users else logging_kind(self.module, self.function)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledStack:
+class SampledStack(Record, frozen=True, kw_only=True):
     """All samples with the same stack in the same phase, and part of it.
 
     Attributes:
@@ -64,8 +62,7 @@ class SampledStack:
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogCall:
+class LogCall(Record, frozen=True, kw_only=True):
     """What the source says of a line that logs, or that calls a metric.
 
     Attributes:
@@ -82,8 +79,7 @@ class LogCall:
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherThread:
+class OtherThread(Record, frozen=True, kw_only=True):
     """Another thread of the process that ran Python while the loop did.
 
     Attributes:
@@ -97,8 +93,7 @@ class OtherThread:
     stacks: tuple[SampledStack, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSamples:
+class StackSamples(Record, frozen=True, kw_only=True):
     """What the training thread was doing over one loop.
 
     A sample is taken every few milliseconds at first and less and less often, so that a long run costs no

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntFlag
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.ranges import Count, Real, Whole
 
@@ -196,8 +196,7 @@ def few(step: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
 _OLDER: Final = "not looked for (the run was saved by an older version)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowStep:
+class SlowStep(Record, frozen=True, kw_only=True):
     """One step, and what else happened in it.
 
     Attributes:
@@ -238,8 +237,7 @@ class SlowStep:
     cpu_wait_ns: Whole | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowSteps:
+class SlowSteps(Record, frozen=True, kw_only=True):
     """Steps that took more than ``factor`` times the median of the clean steps before them.
 
     Steps in which this profiler was at work are none of them, nor the first ones.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Finding, Location, Report, Severity, Status, Unit, Verdict
 from lightning_modelprof.units import digits, format_amount, format_cell, format_duration, percent
 
@@ -16,8 +16,7 @@ _MAX_PLACES = 3
 _WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "hint"}
 
 
-@dataclass(frozen=True, slots=True)
-class FindingText:
+class FindingText(Record, frozen=True):
     """One finding, line by line.
 
     Attributes:
@@ -140,8 +139,7 @@ def _text(finding: Finding) -> FindingText:
     return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record, frozen=True):
     """A location in words: ``file`` is as editors understand it, ``where`` says what is there."""
 
     file: str

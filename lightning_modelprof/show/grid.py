@@ -10,10 +10,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 from lightning_modelprof.units import DASH, choose_time_unit, format_cell, heading
 
@@ -34,8 +34,7 @@ _TEMPLATE = re.compile(r"\w<")
 _WHOLE_PART = re.compile(r"-?[0-9,]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(Record, frozen=True):
     """One column of strings.
 
     Attributes:
@@ -78,8 +77,7 @@ class Strip:
         return tuple(left + right for left, right in zip(whole, rest, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Record, frozen=True):
     """Neighbouring columns of one group, or a single column without a group."""
 
     group: str | None
@@ -110,8 +108,7 @@ class Block:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Record, frozen=True):
     """A table as strings.
 
     Attributes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lightning_modelprof.errors import ArchiveError, one_line, told
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.build_profile import timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import compared_run_of_report
@@ -186,8 +187,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSide:
+class ComparedSide(Record, frozen=True, kw_only=True):
     """One side of a comparison.
 
     Attributes:

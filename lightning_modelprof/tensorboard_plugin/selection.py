@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
 from lightning_modelprof.show.tensorboard.profile_blob import ColumnsBlob, StoredProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(Record, frozen=True, kw_only=True):
     """A run, one of its windows, and perhaps a rank.
 
     Attributes:

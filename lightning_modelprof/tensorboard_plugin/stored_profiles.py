@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
 
 from tensorboard.data.provider import RunTagFilter
 
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.record import Record
 from lightning_modelprof.show.tensorboard.event_file import PLUGIN_NAME
 from lightning_modelprof.show.tensorboard.profile_blob import (
     ColumnsBlob,
@@ -28,8 +28,7 @@ _MOST_WRITTEN: Final = 1_000
 """Values of one tag to choose the newest from; there is one, unless two fits were given the same folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Record, frozen=True, kw_only=True):
     """One profile of a list.
 
     Attributes:

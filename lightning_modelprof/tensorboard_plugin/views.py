@@ -7,7 +7,6 @@ selection to HTML, empty where there is nothing to show.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from html import escape
 from typing import Final
 
@@ -40,8 +39,7 @@ _NO_WINDOW: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Record, frozen=True, kw_only=True):
     """One page of the dashboard.
 
     Attributes:

@@ -19,6 +19,7 @@ import torch
 
 from lightning_modelprof.errors import ConfigError, quoted
 from lightning_modelprof.measure.clock import DeviceClock, device_clock
+from lightning_modelprof.record import Record
 
 
 def wait_for(device: torch.device) -> None:
@@ -108,8 +109,7 @@ Method = Literal["event", "synchronize", "wall"]
 METHODS: Final = get_args(Method)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Record, frozen=True, kw_only=True):
     """How long something took that happened several times, in ns.
 
     Attributes:
@@ -129,8 +129,7 @@ class Spread:
     max_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceTimes(Spread):
+class InferenceTimes(Spread, frozen=True, kw_only=True):
     """What ``benchmark_inference`` measured; the spread is that of single runs.
 
     Attributes:
@@ -160,8 +159,7 @@ class InferenceTimes(Spread):
         return self.samples_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
+class StageTimes(Record, frozen=True, kw_only=True):
     """What ``EventTimer`` measured of all calls of one stage, with what was nested in it.
 
     Attributes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lightning_modelprof.record import Record, field
 
 
 class Category(IntEnum):
@@ -41,8 +42,7 @@ NOT_RECORDED = -1
 """Stands in the integer columns for what the file does not say; in the others it is NaN."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceWork:
+class DeviceWork(Record, frozen=True, kw_only=True, eq=False):
     """The m device events (kernels, copies, sets) of a trace in its order; arrays are not writeable.
 
     Attributes:
@@ -66,8 +66,7 @@ class DeviceWork:
         return len(self.event)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Allocations:
+class Allocations(Record, frozen=True, kw_only=True, eq=False):
     """The k allocations and releases (``profile_memory=True``) in order of time; arrays are not writeable.
 
     Attributes:
@@ -92,8 +91,7 @@ class Allocations:
         return len(self.time_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(Record, frozen=True, kw_only=True):
     """What a communication event says of itself (torch 2.1 and later); ``None`` is not recorded.
 
     Attributes:
@@ -112,8 +110,7 @@ class Collective:
     out_elements: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class Trace(Record, frozen=True, kw_only=True, eq=False):
     """Duration events of one rank, sorted by (begin_ns, -end_ns); arrays are not writeable.
 
     Attributes:
@@ -200,8 +197,7 @@ class Trace:
         return name
 
 
-@dataclass(frozen=True, slots=True)
-class InputShapes:
+class InputShapes(Record, frozen=True):
     """What an operator got (``record_shapes=True``), as JSON texts; ``concrete`` is "" before torch 2.
 
     Attributes:

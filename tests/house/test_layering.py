@@ -45,6 +45,7 @@ LAWS = {
         "run",
         "units",
         "errors",
+        "record",
         "__version__",
     ),
     "lightning": (
@@ -70,6 +71,7 @@ LAWS = {
         "run",
         "units",
         "errors",
+        "record",
     ),
     "tensorboard_plugin": ("tensorboard_plugin", "show", "report", "run", "units", "errors"),
     "cli": (
@@ -85,6 +87,7 @@ LAWS = {
         "run",
         "units",
         "errors",
+        "record",
         "__version__",
     ),
     "callback": ("lightning.callback",),
@@ -94,6 +97,7 @@ LAWS = {
         "lightning.callback",
         "config",
         "errors",
+        "record",
         "inspect.flops.count",
         "lightning.profiler",
         "loop.profiler",
@@ -122,6 +126,7 @@ LIBRARIES = {
     "pandas": ("show.text",),
     "IPython": ("show.notebook",),
     "msgspec": (
+        "record",
         "run.archive",
         "run.ranges",
         "trace",

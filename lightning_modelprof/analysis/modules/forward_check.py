@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import (
     FOURIER_OPERATORS,
     ForwardTable,
@@ -22,8 +22,7 @@ _TOLERANCE: Final = 1e-3
 _OWN_FUNCTION: Final = "prim::PythonOp."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardModule:
+class ForwardModule(Record, frozen=True, kw_only=True):
     """One module with all modules inside of it.
 
     Attributes:
@@ -43,8 +42,7 @@ class ForwardModule:
     share: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOperator:
+class ForwardOperator(Record, frozen=True, kw_only=True):
     """Multiply-adds of one operator by fvcore's name, and their share as in ``ForwardModule``."""
 
     operator: str
@@ -52,8 +50,7 @@ class ForwardOperator:
     share: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement:
+class Disagreement(Record, frozen=True, kw_only=True):
     """A module for which the count of the step and fvcore differ, with all modules inside of it.
 
     Attributes:
@@ -69,8 +66,7 @@ class Disagreement:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardFacts:
+class ForwardFacts(Record, frozen=True, kw_only=True):
     """The forward table and its check.
 
     Attributes:

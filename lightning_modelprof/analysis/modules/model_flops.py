@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -19,6 +18,7 @@ from lightning_modelprof.analysis.modules.size_law import (
     mean_step,
     why_not_by_size,
 )
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import (
     FLOP_PHASES,
@@ -35,8 +35,7 @@ MODEL_PHASES: Final = ("forward", "backward")
 _NO_PEAK: Final = "no peak of the device is known; give inspect={'peak_flops_per_s': ...}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorFlops:
+class OperatorFlops(Record, frozen=True, kw_only=True):
     """One operator in the counted step.
 
     Attributes:
@@ -51,8 +50,7 @@ class OperatorFlops:
     is_fourier: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UncountedOperator:
+class UncountedOperator(Record, frozen=True, kw_only=True):
     """An operator that may hold contractions and has no formula, or one that failed."""
 
     operator: str
@@ -61,8 +59,7 @@ class UncountedOperator:
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilization:
+class Utilization(Record, frozen=True, kw_only=True):
     """FLOPs against time, and against what the device could do.
 
     Attributes:
@@ -78,8 +75,7 @@ class Utilization:
     share_of_peak: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFlops:
+class ModelFlops(Record, frozen=True, kw_only=True):
     """FLOPs of the counted step of one process by what they are for, and FLOP/s of its clean steps.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from lightning_modelprof.analysis.absent import Absent, sum_of_all, sum_of_known
 from lightning_modelprof.analysis.modules.size_law import why_not_by_size
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, ModelCost, ModuleRecord
 
 Figure = Literal["parameters", "forward_macs", "forward_ns", "backward_ns"]
@@ -19,8 +19,7 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleCost:
+class ModuleCost(Record, frozen=True, kw_only=True):
     """One module with all modules inside of it, or all modules of one class at one depth.
 
     ``None`` is not measured: no count or no timing, a lazy parameter, a module inside of something compiled.
@@ -74,8 +73,7 @@ class ModuleCost:
         return self.path.rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowModule:
+class SlowModule(Record, frozen=True, kw_only=True):
     """A module with the time that it takes by itself, without the modules inside of it.
 
     Attributes:
@@ -89,8 +87,7 @@ class SlowModule:
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTree:
+class ModuleTree(Record, frozen=True, kw_only=True):
     """All modules, parents before their children.
 
     Attributes:
@@ -337,8 +334,7 @@ _SCRIPTS: Final = frozenset({"RecursiveScriptModule", "TracedModule"})
 """Classes of TorchScript modules, which nobody can look into."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnHalf:
+class OwnHalf(Record, frozen=True):
     """What each module has of its own in one half of a step.
 
     Attributes:
@@ -371,8 +367,7 @@ class OwnHalf:
         return cls(work=dict(work), ns=dict(ns), mixed=mixed & kept & set(ns))
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCount:
+class OwnCount(Record, frozen=True):
     """FLOPs of each module itself by phase, and which of them are not known."""
 
     flops: dict[str, dict[str, int]]
@@ -402,8 +397,7 @@ class OwnCount:
         return cls({phase: dict(found) for phase, found in flops.items()}, (uncounted - counted) | scripts)
 
 
-@dataclass(frozen=True, slots=True)
-class SubtreeTime:
+class SubtreeTime(Record, frozen=True):
     """Time of a subtree in one half.
 
     Attributes:
@@ -417,8 +411,7 @@ class SubtreeTime:
     has_untimed_work: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleSum:
+class ModuleSum(Record, frozen=True):
     """Figures of a subtree, or of several, before they are related to anything."""
 
     parameters: int | None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.units import short_percent
 
@@ -59,8 +59,7 @@ Term = tuple[int, ...]
 """Powers of the variables."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Relation:
+class _Relation(Record, frozen=True):
     """A dimension that follows from a variable: factor · variable + offset."""
 
     column: int
@@ -76,8 +75,7 @@ class _Candidate(NamedTuple):
     terms: tuple[Term, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeLaw:
+class SizeLaw(Record, frozen=True, kw_only=True):
     """FLOPs as a sum of products of dimensions.
 
     Attributes:
@@ -309,8 +307,7 @@ MAX_ERROR: Final = 0.03
 """FLOPs of all clean steps whose standard error is a larger share are not shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeRow:
+class SizeRow(Record, frozen=True, kw_only=True):
     """The clean steps of one size.
 
     Attributes:
@@ -326,8 +323,7 @@ class SizeRow:
     counted_step: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanStep:
+class MeanStep(Record, frozen=True, kw_only=True):
     """FLOPs of the clean steps over their number.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.stacks import StackFrame, StackSamples
 
 _PLUMBING: Final = {
@@ -21,8 +22,7 @@ _PLUMBING: Final = {
 """Functions that only call another one, by module; ``None`` stands for all of a module."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallNode:
+class CallNode(Record, frozen=True, kw_only=True):
     """A phase, or a function with the functions that called it.
 
     Attributes:
@@ -45,8 +45,7 @@ class CallNode:
     children: tuple[CallNode, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTree:
+class CallTree(Record, frozen=True, kw_only=True):
     """All sampled stacks of one rank, put together where they agree from the outside.
 
     At the bottom are phases, on them functions. Calls of the same function by the same callers are one node,

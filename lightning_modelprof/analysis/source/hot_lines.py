@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples, logging_begins
 
 T = TypeVar("T")
@@ -30,8 +30,7 @@ MODULE_CALLS: Final = "torch.nn.modules.module"
 _NOT_SAMPLED: Final = Absent("not measured (inspect={'sampling': True} looks at the lines that run)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotLine:
+class HotLine(Record, frozen=True, kw_only=True):
     """The line of a function that most of its time is spent at, with all that the line calls.
 
     Attributes:
@@ -57,8 +56,7 @@ class HotLine:
     package: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopLine:
+class TopLine(Record, frozen=True, kw_only=True):
     """A line that was the innermost one of the user's on the stack.
 
     Attributes:
@@ -125,8 +123,7 @@ class _At(NamedTuple):
         return logging_begins((self.frame, *self.inner)) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotLines:
+class HotLines(Record, frozen=True, kw_only=True):
     """Answers which lines take the time, from the sampled stacks of one loop.
 
     Caveats:

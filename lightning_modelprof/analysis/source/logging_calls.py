@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.sites import LOGGER
 from lightning_modelprof.run.stacks import LogCall, StackFrame, logging_begins
 
@@ -22,8 +22,7 @@ _COLLECTIVES: Final = "torch.distributed"
 _STEP: Final = ("forward", "backward", "optimizer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggingLine:
+class LoggingLine(Record, frozen=True, kw_only=True):
     """One line of the user's that logs, or calls a metric.
 
     Attributes:
@@ -44,8 +43,7 @@ class LoggingLine:
     samples: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggingCalls:
+class LoggingCalls(Record, frozen=True, kw_only=True):
     """All samples below such calls.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.sites import (
     DEVICE_TO_HOST,
     HOST_TENSOR,
@@ -19,8 +20,7 @@ from lightning_modelprof.run.sites import (
 from lightning_modelprof.run.stacks import StackFrame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
+class SourceLine(Record, frozen=True, kw_only=True):
     """One line of the user's.
 
     What it runs is of the one inspected step, and of a line that ran no operator there 0; ``None`` when no

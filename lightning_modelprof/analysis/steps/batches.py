@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -51,8 +50,7 @@ _AROUND: Final = ("callbacks", "module_hooks", "logging", "other")
 _AFTER_VALIDATION: Final = int(NOT_CLEAN & ~StepTag.VALIDATION)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchScaling:
+class BatchScaling(Record, frozen=True, kw_only=True):
     """What of a step does not depend on its batch.
 
     Attributes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import AllRanks, RankSteps
@@ -20,8 +20,7 @@ DATALOADER: Final = PHASE_INDEX["dataloader"]
 PERCENTILES: Final = (50, 90, 99)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(Record, frozen=True, kw_only=True):
     """One figure over the clean steps.
 
     ``avg`` is the figure of the whole set: the mean of a cost, and for a rate or ratio total over total.
@@ -43,8 +42,7 @@ class Statistics:
     standard_error: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
+class Benchmark(Record, frozen=True, kw_only=True):
     """Throughput of the clean steps.
 
     Attributes:
@@ -66,8 +64,7 @@ class Benchmark:
     samples_per_step: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Averages:
+class Averages(Record, frozen=True, kw_only=True):
     """The averages of :class:`Benchmark` alone, cheap enough to be computed while training runs.
 
     Attributes:
@@ -84,8 +81,7 @@ class Averages:
     phases_ns: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exclusion:
+class Exclusion(Record, frozen=True, kw_only=True):
     """Steps that the benchmark left out for one reason; a step with several is counted at the first."""
 
     reason: str

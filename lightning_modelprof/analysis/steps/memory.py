@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -28,8 +27,7 @@ _KINDS: Final = (("anonymous", "anonymous_bytes"), ("rss", "rss_bytes"), ("alloc
 _Floats = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(Record, frozen=True, kw_only=True):
     """How one kind of memory grows in the second half of the curve.
 
     Attributes:
@@ -61,8 +59,7 @@ class Growth:
         return self.bytes_per_step * (self.last_step - self.first_step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
+class MemoryUse(Record, frozen=True, kw_only=True):
     """What is derived from a loop's memory.
 
     Attributes:
@@ -154,8 +151,7 @@ _FALLS: Final = 0.5
 """Share of what an epoch grows by that has to be gone after it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochGrowth:
+class EpochGrowth(Record, frozen=True, kw_only=True):
     """How one kind of memory grows within epochs; every figure compares points of one epoch only.
 
     Attributes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
@@ -15,8 +15,7 @@ from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SPECIAL, StepTag
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTime:
+class PhaseTime(Record, frozen=True, kw_only=True):
     """One phase over all finished steps, clean or not; the totals sum to the steps' wall time exactly.
 
     Attributes:
@@ -87,8 +86,7 @@ _RECORDED: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 _INSPECTED: Final = int(StepTag.INSPECTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCost:
+class OwnCost(Record, frozen=True, kw_only=True):
     """Time of a loop that is this profiler's.
 
     Attributes:

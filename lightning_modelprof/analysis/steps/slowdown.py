@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,8 +19,7 @@ _PARTS: Final = 4
 _Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
+class Slowdown(Record, frozen=True, kw_only=True):
     """How the clean steps of a loop change with their number.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.benchmark import standard_error
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import (
@@ -46,8 +47,7 @@ _DATALOADER: Final = PHASE_INDEX["dataloader"]
 _DATALOADER_INIT: Final = PHASE_INDEX["dataloader_init"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseMeans:
+class PhaseMeans(Record, frozen=True, kw_only=True):
     """Means over a set of steps.
 
     Attributes:
@@ -95,8 +95,7 @@ class PhaseMeans:
         return sum(known) if len(known) == len(times) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBoundaries:
+class EpochBoundaries(Record, frozen=True, kw_only=True):
     """What begins anew with each epoch after the first.
 
     Attributes:
@@ -113,8 +112,7 @@ class EpochBoundaries:
     extra_wait_ns: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCosts:
+class StepCosts(Record, frozen=True, kw_only=True):
     """Two sets of steps, and what lies between epochs.
 
     Attributes:
@@ -339,8 +337,7 @@ _COMPUTING: Final = ("forward", "backward", "optimizer", "zero_grad", "clip", "t
 the waiting for a CPU, of which only the sum over many steps is known, need not have been in them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowCause:
+class SlowCause(Record, frozen=True, kw_only=True):
     """One slow step and why.
 
     Attributes:
@@ -358,8 +355,7 @@ class SlowCause:
     cause: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowFacts:
+class SlowFacts(Record, frozen=True, kw_only=True):
     """The slow steps of a loop.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PARTS, PHASE_INDEX, ValidationTimes
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.step_totals import StepTotals
@@ -16,8 +16,7 @@ NO_VALIDATION: Final = Absent("no validation ran in this fit")
 _VALIDATION: Final = PHASE_INDEX["validation"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartShare:
+class PartShare(Record, frozen=True, kw_only=True):
     """One part over all validations of the fit; the parts sum to the phase ``validation`` exactly.
 
     Attributes:
@@ -40,8 +39,7 @@ class PartShare:
     device_ns: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationSplit:
+class ValidationSplit(Record, frozen=True, kw_only=True):
     """All validations of a fit.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, union
 from lightning_modelprof.analysis.timeline.tally import Groups, stable_order, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Trace
 
 
@@ -109,8 +109,7 @@ def _last_begun(
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NestedCalls:
+class NestedCalls(Record, frozen=True, kw_only=True, eq=False):
     """k calls, thread by thread, each followed by the calls inside it.
 
     Attributes:
@@ -254,8 +253,7 @@ Covers = Literal["steps", "operators", "device events"]
 """Time from the first of these to the end of the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CoveredTime:
+class CoveredTime(Record, frozen=True, kw_only=True, eq=False):
     """The time that figures of a device cover.
 
     Attributes:

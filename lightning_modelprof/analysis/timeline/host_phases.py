@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
@@ -24,6 +23,7 @@ from lightning_modelprof.analysis.timeline.names import (
     OPTIMIZER_PREFIX,
     ZERO_GRAD_PREFIX,
 )
+from lightning_modelprof.record import Record, field
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 
@@ -37,8 +37,7 @@ _PIECED: Final = frozenset({"backward", "forward"})
 """Phases that are pieced together from operators where torch's own ranges are used: they have no calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(Record, frozen=True, kw_only=True):
     """The steps as an interval set, and the thread that ran them."""
 
     intervals: Intervals
@@ -55,8 +54,7 @@ class Steps:
     """What is to be said of where such ranges come from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostTime:
+class HostTime(Record, frozen=True, kw_only=True):
     """Who owns which part of the steps.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_modelprof.analysis.timeline.names import (
     is_torch_kernel,
     launches_communication,
 )
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _NESTING: Final = (
@@ -125,8 +125,7 @@ def nearest_ancestor(parent: NDArray[np.int64], wanted: NDArray[np.bool_]) -> ND
         searching = searching[found[searching] >= 0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaunchLinks:
+class LaunchLinks(Record, frozen=True, kw_only=True, eq=False):
     """What launched each of the m device events, in the order of ``Trace.device``.
 
     Attributes:

@@ -11,7 +11,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from lightning_modelprof.analysis.timeline.names import (
 )
 from lightning_modelprof.analysis.timeline.nesting import LaunchLinks
 from lightning_modelprof.analysis.timeline.tally import by_name, sum_by
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _COMPLETE: Final = 0.8
@@ -42,8 +43,7 @@ _MIN_GAP_NS: Final = 1_000_000
 _MAX_LISTED: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepBounds:
+class StepBounds(Record, frozen=True, kw_only=True, eq=False):
     """The steps between device-aware bounds, k of them.
 
     Attributes:

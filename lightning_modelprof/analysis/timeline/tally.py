@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(Record, frozen=True):
     """How often something ran and for how long; times of calls that overlap are added up.
 
     Attributes:

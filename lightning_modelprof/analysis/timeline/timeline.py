@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,6 +26,7 @@ from lightning_modelprof.analysis.timeline.nesting import (
     nearest_ancestor,
 )
 from lightning_modelprof.analysis.timeline.steps import StepBounds, bound_steps, guess_steps, steps_asked_for
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
@@ -35,8 +35,7 @@ _EMPTY_RANGES_NOTE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timeline:
+class Timeline(Record, frozen=True, kw_only=True, eq=False):
     """One trace with what all facts share; n events, m of them device events.
 
     Attributes:

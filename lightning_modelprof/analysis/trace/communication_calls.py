@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_modelprof.analysis.timeline.names import launches_communication
 from lightning_modelprof.analysis.timeline.tally import distinct
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.distributed import Source, find_collectives, find_communication_rows
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _ONLY_ASKED: Final = Absent(
@@ -22,8 +22,7 @@ _ONLY_ASKED: Final = Absent(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CallKind:
+class CallKind(Record, frozen=True):
     """What tells collectives of one rank apart.
 
     Attributes:
@@ -40,8 +39,7 @@ class CallKind:
     members: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Record, frozen=True):
     """One call.
 
     Attributes:
@@ -57,8 +55,7 @@ class Call:
     in_elements: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationCalls:
+class CommunicationCalls(Record, frozen=True, kw_only=True):
     """All communication of one rank.
 
     Attributes:

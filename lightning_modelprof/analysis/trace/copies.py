@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from lightning_modelprof.analysis.timeline.tally import (
 )
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.kernels import LaunchingOperators, launching_operators
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
 
 Memory = Literal["pageable", "pinned", "managed", "device"]
@@ -30,8 +30,7 @@ _NO_COPIES: Final = Absent("the trace has device events, but no copies or sets o
 _SLOWEST_FIRST: Final[tuple[Memory, ...]] = ("pageable", "pinned", "managed", "device")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyKind:
+class CopyKind(Record, frozen=True, kw_only=True):
     """All copies or sets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``.
 
     Attributes:
@@ -66,8 +65,7 @@ class CopyKind:
         return memory_of(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class Copies(Record, frozen=True, kw_only=True):
     """All copies and sets of a trace, or of several ranks together, by kind.
 
     Attributes:

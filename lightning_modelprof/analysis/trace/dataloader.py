@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal
 
@@ -23,6 +22,7 @@ from lightning_modelprof.analysis.timeline.tally import (
     tally_by,
 )
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.trace.model import Category, Trace
 
@@ -39,8 +39,7 @@ _ITERATORS: Final[dict[str, Loading]] = {
 """Torch's iterators, which the names of its fetch ranges tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostToDevice:
+class HostToDevice(Record, frozen=True, kw_only=True):
     """Copies of one kind from the host to a device that were launched in the steps.
 
     Attributes:
@@ -54,8 +53,7 @@ class HostToDevice:
     size_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataloaderTime:
+class DataloaderTime(Record, frozen=True, kw_only=True):
     """The fetches of batches by the training thread inside the steps, of one rank or of several together.
 
     Attributes:

@@ -7,7 +7,6 @@ Source of the devices' figures: the Overview of torch_tb_profiler (pytorch/kinet
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from lightning_modelprof.analysis.trace.kernels import (
     tell_tensor_cores,
     whole,
 )
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 
@@ -37,8 +37,7 @@ _FULL: Final = 1 << 40
 """All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostUsage:
+class HostUsage(Record, frozen=True, kw_only=True):
     """How busy the host's processors were from the begin of the window to its end, as fractions.
 
     Attributes:
@@ -55,8 +54,7 @@ class HostUsage:
     num_cpus: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneDevice:
+class OneDevice(Record, frozen=True, kw_only=True):
     """How busy one device was in the window's span, as fractions; ``None`` is not measured.
 
     Attributes:
@@ -93,8 +91,7 @@ class OneDevice:
     compute_capability: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUsage:
+class DeviceUsage(Record, frozen=True, kw_only=True):
     """How busy the processors and devices of one rank were.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -23,6 +22,7 @@ from lightning_modelprof.analysis.timeline.names import (
 )
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, distinct, rows_named, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Collective, Trace
 
 Base = Literal["steps", "operators", "device"]
@@ -50,8 +50,7 @@ _NOT_RECOGNISED: Final = Absent(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class Overlap(Record, frozen=True, kw_only=True):
     """How long one rank communicated and computed; what overlaps counts once.
 
     Attributes:
@@ -68,8 +67,7 @@ class Overlap:
     exposed_ns: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShares:
+class StepShares(Record, frozen=True, kw_only=True):
     """What the kept steps of one rank consist of; the parts are disjoint and sum to ``total_ns`` exactly.
 
     Attributes:
@@ -89,8 +87,7 @@ class StepShares:
     other_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationRows:
+class CommunicationRows(Record, frozen=True, kw_only=True):
     """Which events are a rank's communication.
 
     Attributes:
@@ -104,8 +101,7 @@ class CommunicationRows:
     is_asynchronous: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distributed:
+class Distributed(Record, frozen=True, kw_only=True):
     """Communication of one rank.
 
     Attributes:
@@ -332,8 +328,7 @@ _ELEMENT_BYTES: Final = {
 """Size of torch's types by their names in lower case; those of ``Float8_...`` are one byte."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
+class CollectiveTime(Record, frozen=True, kw_only=True):
     """All calls of one collective in one process group.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -33,6 +32,7 @@ from lightning_modelprof.analysis.trace.copies import memory_of
 from lightning_modelprof.analysis.trace.idle import fetch_time, find_fetches, find_gaps
 from lightning_modelprof.analysis.trace.launches import waits_for_device
 from lightning_modelprof.analysis.trace.operator_costs import callers_of
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
 
 MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
@@ -57,8 +57,7 @@ NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP)
 _NO_STEP: Final = Absent("the trace holds none of the recorded steps to their end")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWait:
+class HostWait(Record, frozen=True, kw_only=True):
     """All waits of one kind at one place, over the steps that count.
 
     Attributes:
@@ -75,8 +74,7 @@ class HostWait:
     stake_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWaits:
+class HostWaits(Record, frozen=True, kw_only=True):
     """What the host does to the device of one rank, or of several ranks together.
 
     Of several devices in one process it is the one that is busy longest. Idle time is counted in the step
@@ -118,8 +116,7 @@ class HostWaits:
         return sum(wait.stake_ns for wait in self.waits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _IdlePieces:
+class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
     """Idle time for which nothing was queued, cut at the bounds of steps: k pieces, in order of launch.
 
     Attributes:
@@ -339,8 +336,7 @@ DIRECTIONS: Final[tuple[Direction, ...]] = ("sync", "device_to_host", "host_to_d
 _SYNC, _TO_HOST, _TO_DEVICE = range(3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WaitRows:
+class WaitRows(Record, frozen=True, kw_only=True, eq=False):
     """The k calls that wait in the steps, in order of their ends.
 
     Attributes:
@@ -404,8 +400,7 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(Record, frozen=True):
     operator: int
     direction: int
     memory: str
@@ -456,8 +451,7 @@ def _effective(timeline: Timeline, rows: NDArray[np.int64], track: int) -> NDArr
     return np.where(launching, np.maximum(end_ns - np.maximum(begin_ns, reached), 0), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class WaitPlace:
+class WaitPlace(Record, frozen=True, kw_only=True, order=True):
     """What waits, and where; texts are "" where something is not known or not there.
 
     Attributes:

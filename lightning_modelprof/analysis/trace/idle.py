@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from lightning_modelprof.analysis.timeline.intervals import (
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, rows_named, tally, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch
+from lightning_modelprof.record import Record
 
 KERNEL_GAP_NS: Final = 30_000
 """A gap before work that was queued in time is a kernel gap when it is shorter than this.
@@ -32,8 +32,7 @@ _HOST_WAIT, _KERNEL_GAP, _OTHER = range(3)
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoveredIdle:
+class CoveredIdle(Record, frozen=True, kw_only=True):
     """The same in the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`), in nanoseconds.
 
     ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. Before the device's
@@ -62,8 +61,7 @@ class CoveredIdle:
         return self.idle_ns - self.host_wait_ns - self.kernel_gap_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceIdle:
+class DeviceIdle(Record, frozen=True, kw_only=True):
     """Why one device was idle between its first event of the trace and the end of its last one.
 
     A gap is a time without any event of the device on any stream. It has one cause, told from the event
@@ -101,8 +99,7 @@ class DeviceIdle:
         return add_up((self.host_wait, self.kernel_gap, self.other))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class Idle(Record, frozen=True, kw_only=True):
     """Why the devices of one rank were idle, by number of the device; times in nanoseconds."""
 
     devices: tuple[DeviceIdle, ...]
@@ -118,8 +115,7 @@ def summarize_idle(timeline: Timeline) -> Idle | Absent:
     return Idle(devices=tuple(_of_device(timeline, device, fetches) for device in devices))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gaps:
+class Gaps(Record, frozen=True, kw_only=True, eq=False):
     """The times without any event of one device between its first event and the end of its last, k of them.
 
     Attributes:

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,6 +24,7 @@ from lightning_modelprof.analysis.timeline.tally import (
     tally_by,
 )
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _NO_KERNELS: Final = Absent("the trace has device events, but no kernels")
@@ -34,8 +34,7 @@ _NVIDIA_RUNTIME: Final = "cu"
 """Start of the calls of CUDA's runtime and driver; those of ROCm, XPU and MTIA start otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeMean:
+class TimeMean(Record, frozen=True):
     """A mean that is weighted by time, in parts that can be added up.
 
     Attributes:
@@ -55,8 +54,7 @@ class TimeMean:
         return TimeMean(self.weighted + other.weighted, self.time_ns + other.time_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchingOperators:
+class LaunchingOperators(Record, frozen=True, kw_only=True):
     """Which operators launched something, with the device time of what each launched.
 
     Attributes:
@@ -82,8 +80,7 @@ class LaunchingOperators:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelUse:
+class KernelUse(Record, frozen=True, kw_only=True):
     """What one kernel cost, over all its calls on all streams and devices.
 
     Attributes:
@@ -106,8 +103,7 @@ class KernelUse:
     operators: LaunchingOperators
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class Kernels(Record, frozen=True, kw_only=True):
     """All kernels of a trace, or of several ranks together, by name.
 
     Attributes:
@@ -237,8 +233,7 @@ _FIRST_WITH_TENSOR_CORES: Final = 7
 """Major number of the compute capability: Volta's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceProperties:
+class DeviceProperties(Record, frozen=True, kw_only=True):
     """What the file says of a device.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, by_name, distinct, share, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
 
 SHORT_NS: Final = (5_000, 10_000)
@@ -27,8 +27,7 @@ NO_KERNELS: Final = Absent("the trace has no kernels")
 NO_RUNTIME_CALLS: Final = Absent("the trace has no calls of a device's runtime")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSpread:
+class TimeSpread(Record, frozen=True, kw_only=True):
     """How some times are distributed; all but ``count`` are ``None`` without any.
 
     Attributes:
@@ -48,8 +47,7 @@ class TimeSpread:
     min_ns: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelLaunches:
+class KernelLaunches(Record, frozen=True, kw_only=True):
     """Launches of one rank's kernels, over the whole trace.
 
     Attributes:
@@ -83,8 +81,7 @@ class KernelLaunches:
         return share(self.shorter.count, self.linked.count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeCall:
+class RuntimeCall(Record, frozen=True, kw_only=True):
     """All calls of one function of a device's runtime or driver.
 
     Attributes:
@@ -98,8 +95,7 @@ class RuntimeCall:
     waits: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeCalls:
+class RuntimeCalls(Record, frozen=True, kw_only=True):
     """Calls of the devices' runtimes in the whole trace, longest total first."""
 
     calls: tuple[RuntimeCall, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
 from lightning_modelprof.analysis.timeline.tally import Groups, distinct, rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 
 NOBODY: Final = "(none)"
@@ -35,8 +35,7 @@ _DEVICE_WORDS: Final = {
 """Torch's number of a device type (c10/core/DeviceType.h) in words; 1 is CUDA, 6 is HIP."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFlow:
+class MemoryFlow(Record, frozen=True, kw_only=True):
     """What was allocated and released by one operator, or on one device.
 
     Attributes:
@@ -59,8 +58,7 @@ class MemoryFlow:
         return self.allocated_bytes - self.released_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(Record, frozen=True, kw_only=True):
     """Memory of one device in one profiler window, in bytes; ``None`` is not recorded.
 
     The levels of the CPU are relative to the begin of the window: running sums of what is allocated and
@@ -86,8 +84,7 @@ class DeviceMemory:
     end_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Record, frozen=True, kw_only=True):
     """Memory of every device with an allocation or a release in the window, the CPU first."""
 
     devices: tuple[DeviceMemory, ...]

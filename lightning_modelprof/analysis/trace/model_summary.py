@@ -20,6 +20,7 @@ from lightning_modelprof.analysis.timeline.host_phases import (
 from lightning_modelprof.analysis.timeline.intervals import length, locate
 from lightning_modelprof.analysis.timeline.tally import share, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASES
 
 _CORE_KEYS: Final = tuple(phase.key for phase in PHASES if phase.is_core)
@@ -52,8 +53,7 @@ NO_RANGES: Final = Absent("the trace has no ProfilerStep ranges (profiler.step()
 EMPTY_RANGES: Final = Absent("the trace's ProfilerStep ranges are empty, of length 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummaryRow:
+class ModelSummaryRow(Record, frozen=True, kw_only=True):
     """Time of one phase; ``None`` is *not measured*.
 
     Attributes:
@@ -85,8 +85,7 @@ class ModelSummaryRow:
     device_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummary:
+class ModelSummary(Record, frozen=True, kw_only=True):
     """Where the time of a window's steps went.
 
     The rows of depth 1 sum to the first row, and those of depth 2 to Others, exactly.
@@ -151,8 +150,7 @@ def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
+class _Figures(Record, frozen=True, kw_only=True):
     """What a row is made of: totals, and the values per call, ``None`` for what has no calls.
 
     ``device_total_ns`` and ``device_values_ns`` are ``None`` without device events.

@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import prod
@@ -36,6 +35,7 @@ from lightning_modelprof.analysis.timeline.tally import (
 )
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.memory import CPU
+from lightning_modelprof.record import Record, field
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, InputShapes, Trace
 
 _Dims = Sequence[Any]
@@ -335,8 +335,7 @@ class MemoryChange(NamedTuple):
     device_self: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
+class Child(Record, frozen=True, kw_only=True):
     """The operators of one name that the operators of another name call directly.
 
     Attributes:
@@ -355,8 +354,7 @@ class Child:
     kernels: Mapping[str, Tally] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class Operator(Record, frozen=True, kw_only=True):
     """All calls of one operator on one host thread, or those of them that got inputs of one shape.
 
     Attributes:

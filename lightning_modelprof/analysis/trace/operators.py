@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -36,6 +35,7 @@ from lightning_modelprof.analysis.trace.operator_costs import (
     flops_of_calls,
     modules_of,
 )
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 _NO_OPERATORS: Final = Absent("the trace has no operators (ProfilerActivity.CPU records them)")
@@ -45,8 +45,7 @@ _Labels = tuple[Sequence[str], NDArray[np.int64]]
 """Texts, and for each call the index of its own, -1 without one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorThread:
+class OperatorThread(Record, frozen=True, kw_only=True):
     """The operators of one host thread.
 
     Attributes:
@@ -62,8 +61,7 @@ class OperatorThread:
     by_shape: tuple[Operator, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operators:
+class Operators(Record, frozen=True, kw_only=True):
     """What the operators of one trace cost.
 
     Attributes:

@@ -20,6 +20,7 @@ from lightning_modelprof.analysis.timeline.names import (
 from lightning_modelprof.analysis.timeline.tally import rows_named, share
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch, not_nested
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 HostType = Literal[
@@ -56,8 +57,7 @@ _PHASE_TYPES: Final[tuple[tuple[HostType, str], ...]] = (
 DEVICE_TYPES: Final[tuple[DeviceType, ...]] = ("kernel", "memcpy", "memset", "communication")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventType:
+class EventType(Record, frozen=True, kw_only=True):
     """Events of one type; where several run at once, the time counts once.
 
     Attributes:
@@ -76,8 +76,7 @@ class EventType:
     whole_ns: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class Overview(Record, frozen=True, kw_only=True):
     """How much of the steps each type of event covers, of one rank or of several together.
 
     Attributes:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, lgamma, log, log1p
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.communication_calls import Call, CommunicationCalls
+from lightning_modelprof.record import Record
 
 _ONE_RANK: Final = Absent("only one rank's communication is here")
 
@@ -32,8 +32,7 @@ _LEAST_COST: Final = 0.05
 earlier or later for somebody."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class Waits(Record, frozen=True, kw_only=True):
     """The compared calls of one rank, or those of one collective among them.
 
     Attributes:
@@ -59,8 +58,7 @@ class Waits:
         return self.total_ns - self.transfer_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWaits:
+class RankWaits(Record, frozen=True, kw_only=True):
     """One rank.
 
     Attributes:
@@ -72,8 +70,7 @@ class RankWaits:
     by_collective: Mapping[tuple[str, str | None], Waits]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateRank:
+class LateRank(Record, frozen=True, kw_only=True):
     """A rank that came last more often than chance explains, in one process group.
 
     Attributes:
@@ -95,8 +92,7 @@ class LateRank:
     is_per_step: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitsOfRanks:
+class WaitsOfRanks(Record, frozen=True, kw_only=True):
     """What the ranks of a job waited for each other.
 
     Attributes:
@@ -286,8 +282,7 @@ DISAGREEING: Final = "their names, sizes or order are not the same on all ranks"
 NOT_IN_SHARED_STEPS: Final = "they are in no step that all ranks have"
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedCall:
+class MatchedCall(Record, frozen=True):
     """One call, and how long it took on each rank of its group that is here."""
 
     name: str
@@ -301,8 +296,7 @@ class MatchedCall:
         return found[0] if len(found) == 1 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchedGroup:
+class MatchedGroup(Record, frozen=True, kw_only=True):
     """The compared calls of one process group."""
 
     label: str | None
@@ -311,8 +305,7 @@ class MatchedGroup:
     num_steps: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchedCalls:
+class MatchedCalls(Record, frozen=True, kw_only=True):
     """The calls of several ranks that can be compared.
 
     Attributes:

@@ -9,7 +9,6 @@ with less to do than the one before it is kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from lightning_modelprof.analysis.timeline.intervals import Intervals, locate, p
 from lightning_modelprof.analysis.timeline.names import is_dataloader, is_place
 from lightning_modelprof.analysis.timeline.steps import dropped_note
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 STEP_CATEGORIES: Final = (
@@ -38,8 +38,7 @@ STEP_CATEGORIES: Final = (
 NO_STEP: Final = Absent("the trace holds none of the recorded steps, or neither steps nor operators")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
+class StepParts(Record, frozen=True, kw_only=True):
     """What one step consists of.
 
     Attributes:
@@ -53,8 +52,7 @@ class StepParts:
     parts_ns: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBreakdown:
+class StepBreakdown(Record, frozen=True, kw_only=True):
     """What the steps of one window consist of.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from lightning_modelprof.analysis.timeline.intervals import locate
 from lightning_modelprof.analysis.timeline.steps import long_gaps
 from lightning_modelprof.analysis.timeline.tally import by_name
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
 from lightning_modelprof.units import milliseconds, short_percent
 
@@ -171,8 +171,7 @@ _LAUNCH_WORDS: Final = ("LaunchKernel", "LaunchCooperativeKernel", "KernelLaunch
 ``urEnqueueKernelLaunch``, ``cudaGraphLaunch``, ..."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelLaunchCount:
+class KernelLaunchCount(Record, frozen=True, kw_only=True):
     """Calls that launch kernels, in the kept steps, or in the whole trace where it has none.
 
     A launch has no kernel when it was captured into a graph, which runs nothing, or when the profiler lost

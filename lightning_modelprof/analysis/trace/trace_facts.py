@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from lightning_modelprof.analysis.absent import Absent
@@ -37,12 +36,12 @@ from lightning_modelprof.analysis.trace.trace_checks import (
     count_kernel_launches,
 )
 from lightning_modelprof.analysis.trace.user_ranges import UserRanges, summarize_user_ranges
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFacts:
+class TraceFacts(Record, frozen=True, kw_only=True):
     """Derived facts of one trace; a fact that the trace has no data for is :class:`Absent`.
 
     Attributes:

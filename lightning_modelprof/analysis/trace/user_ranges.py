@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,14 +21,14 @@ from lightning_modelprof.analysis.timeline.tally import (
     tally_by,
 )
 from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
 
 _NO_RANGES: Final = Absent(
     'no ranges of your own were recorded (with torch.profiler.record_function("name"): around code adds one)'
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserRange:
+class UserRange(Record, frozen=True, kw_only=True):
     """All calls of the range of one name.
 
     Attributes:
@@ -48,8 +47,7 @@ class UserRange:
     device: Tally | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserRangeThread:
+class UserRangeThread(Record, frozen=True, kw_only=True):
     """The ranges of one host thread.
 
     Attributes:
@@ -65,8 +63,7 @@ class UserRangeThread:
     ranges: tuple[UserRange, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserRanges:
+class UserRanges(Record, frozen=True, kw_only=True):
     """The ranges of one trace.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
@@ -17,13 +16,13 @@ from lightning_modelprof.inspect.core.model_copies import fake_copy, fake_inputs
 from lightning_modelprof.inspect.core.place import Phase
 from lightning_modelprof.inspect.core.untouched import random_states_kept, untouched
 from lightning_modelprof.inspect.flops.formulas import Formula, own_formulas
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
 
 _ON_REAL_TENSORS: Final = "Count it on real tensors: on_fake_tensors=False"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlopCount:
+class FlopCount(Record, frozen=True, kw_only=True):
     """FLOPs of contractions by phase; a phase that did not run is missing, not 0.
 
     ``macs`` are half the FLOPs: multiply-adds. ``fourier_flops`` are Fourier transforms, 5 N log2 N, in no

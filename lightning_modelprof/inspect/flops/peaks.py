@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from typing import Final, NamedTuple
 
 import torch
 
 from lightning_modelprof.errors import quoted
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import PeakRate
 
 _REMEDY = "give peak_flops_per_s=..."
@@ -177,8 +177,7 @@ def _identify(device: torch.device) -> _Identity:
     return _Identity(device.type, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePeaks:
+class DevicePeaks(Record, frozen=True, kw_only=True):
     """The peaks of one model of a device.
 
     Attributes:

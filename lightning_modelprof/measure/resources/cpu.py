@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.phases import PHASE_INDEX
 
@@ -65,8 +65,7 @@ class ProcessTimes(NamedTuple):
     reaped_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuReading:
+class CpuReading(Record, frozen=True, kw_only=True):
     """CPU times at one moment.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from operator import index
 from typing import Any, Final, NamedTuple
@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import BatchSampler, DataLoader
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 _MOST_NAMED: Final = 3
@@ -332,8 +333,7 @@ class Attribute(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Record, frozen=True):
     """One way to count the samples of a batch.
 
     Attributes:
@@ -347,8 +347,7 @@ class Reading:
     is_length: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Record, frozen=True):
     """What tells how many samples there are: a tensor, an object that knows its size, or a list of samples.
 
     Attributes:

@@ -12,12 +12,12 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX
 
 _LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
@@ -27,8 +27,7 @@ _SILENT: Final = "6"
 """With torch 2.13 the notices come up to level 5."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureOptions:
+class CaptureOptions(Record, frozen=True, kw_only=True):
     """What torch.profiler records; the words are torch.profiler's own. ``activities=None``: all there are."""
 
     activities: Sequence[str] | None = None

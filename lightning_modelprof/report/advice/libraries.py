@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_modelprof.record import Record
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
+
+class Way(Record, frozen=True, kw_only=True):
     """One argument, or setting, of a library.
 
     Attributes:
@@ -34,8 +34,7 @@ class Way:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LibraryWays:
+class LibraryWays(Record, frozen=True, kw_only=True):
     """The ways that one library has.
 
     Attributes:

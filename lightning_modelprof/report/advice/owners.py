@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import LIBRARIES, LibraryWays, as_arguments, reached
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
@@ -14,8 +15,7 @@ from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(Record, frozen=True, kw_only=True):
     """A library that makes what the user would otherwise make.
 
     Attributes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLine
 from lightning_modelprof.analysis.steps.validation import ValidationSplit
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import as_arguments
 from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.advice.loader import FEWER_ITEMS, loader_advice, places_of_batches
@@ -27,8 +27,7 @@ _TRANSFER_HOOKS: Final = ("on_before_batch_transfer", "transfer_batch_to_device"
 _END_HOOK: Final = "on_validation_epoch_end"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartAdvice:
+class PartAdvice(Record, frozen=True, kw_only=True):
     """What is said of the validations of a fit.
 
     Attributes:
@@ -46,8 +45,7 @@ class PartAdvice:
     evidence: tuple[Evidence, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(Record, frozen=True, kw_only=True):
     """What the advice on a part rests on."""
 
     line: HotLine | None

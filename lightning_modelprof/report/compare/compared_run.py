@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lightning_modelprof.analysis.compare import batch_size, run_settings
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.steps import StepTimings
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedRun:
+class ComparedRun(Record, frozen=True, kw_only=True):
     """One run of a side.
 
     Attributes:

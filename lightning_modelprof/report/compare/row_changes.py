@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.compare.changed_figures import (
     calls_column,
     column_position,
@@ -269,8 +270,7 @@ class TableSide:
         return cell if self.divisor is None else cell / self.divisor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPair:
+class RowPair(Record, frozen=True, kw_only=True):
     """A row of both sides, or of one of them.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.kinds import TableKind
@@ -139,8 +139,7 @@ STEP: Final = "Step"
 """Name of the row of the whole step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSteps:
+class ComparedSteps(Record, frozen=True, kw_only=True):
     """The steps of one window.
 
     Attributes:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.trace.operator_costs import MemoryChange
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import SortKey
 
 FactT = TypeVar("FactT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks(Generic[FactT]):
+class Ranks(Record, Generic[FactT], frozen=True, kw_only=True):
     """A fact of the ranks of a job.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.timeline.names import AUTOGRAD_PREFIX
 from lightning_modelprof.analysis.timeline.tally import distinct, stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.profile import Lane
 from lightning_modelprof.trace.columns import stream_number
 from lightning_modelprof.trace.model import DEVICE_WORK, NOT_RECORDED, Category, Trace
@@ -50,8 +50,7 @@ _ROLES: Final = {
 """The beginning of the names that torch gives its threads, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Record, frozen=True):
     """One lane before it has a label; ``device`` and ``stream`` are -1 where not known."""
 
     track: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
@@ -92,8 +91,7 @@ class Layer:
     percent: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartView:
+class ChartView(Record, frozen=True, kw_only=True):
     """What the template needs of a chart.
 
     Attributes:
@@ -294,8 +292,7 @@ def _hover(chart: Chart, write: Callable[[float | None], str]) -> dict[str, Any]
     return hover
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Record, frozen=True):
     """A label at a share of an axis, in percent from the left or from the bottom."""
 
     at: float

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.units import format_amount, format_cell
@@ -35,8 +35,7 @@ _KINDS: Final = {
 """Class of a box, and its word in the legend."""
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Record, frozen=True):
     """One box.
 
     Attributes:
@@ -57,8 +56,7 @@ class Box:
     is_narrow: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlameView:
+class FlameView(Record, frozen=True, kw_only=True):
     """What the template needs of a flame graph.
 
     Attributes:

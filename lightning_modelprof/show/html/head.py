@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
     Finding,
     Location,
@@ -121,8 +121,7 @@ def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     return groups
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
+class Headline(Record, frozen=True):
     """One of the numbers at the top."""
 
     label: str

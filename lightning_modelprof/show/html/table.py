@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.grid import Block, Strip, build_grid, shown_rows
 from lightning_modelprof.units import DASH, format_cell
@@ -42,8 +43,7 @@ class RowView:
     is_hidden: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableView:
+class TableView(Record, frozen=True, kw_only=True):
     """What the template needs of a table; ``groups`` are headings above them and how many they span.
 
     ``groupings`` are the ways to put rows together that a reader can choose from.
@@ -196,8 +196,7 @@ _RAW_UNITS: Final = {
 _PERCENT: Final = re.compile(r"\s*\(%\)$|^%$")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Record, frozen=True):
     """The heading of one column.
 
     Attributes:
@@ -217,8 +216,7 @@ class Header:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CellView:
+class CellView(Record, frozen=True):
     """One cell.
 
     Attributes:
@@ -295,8 +293,7 @@ NO_NAMESPACE: Final = "no namespace"
 _NAMESPACE: Final = re.compile(r"(?:void )?(\w+|\(anonymous namespace\))::")
 
 
-@dataclass(frozen=True, slots=True)
-class ShownColumn:
+class ShownColumn(Record, frozen=True):
     """A column of the page: its place in the table's rows, ``None`` if nothing of it was measured."""
 
     place: int | None
@@ -304,8 +301,7 @@ class ShownColumn:
     group: str
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Record, frozen=True):
     """Rows under one heading.
 
     Attributes:
@@ -321,8 +317,7 @@ class Group:
     num_known: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
+class Grouping(Record, frozen=True):
     """One way to put the rows together; ``members`` has the number of each row's group."""
 
     label: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError, told, without_surrogates
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Chart, Report, Series, Unit
 from lightning_modelprof.report.profile import Profile, ProfileKind, StepColumns
 from lightning_modelprof.show.html.chart import chart_view
@@ -55,8 +55,7 @@ class ProfileHead(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsBlob:
+class ColumnsBlob(Record, frozen=True, kw_only=True):
     """What a blob of packed columns holds.
 
     Attributes:
@@ -68,8 +67,7 @@ class ColumnsBlob:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredProfile:
+class StoredProfile(Record, frozen=True, kw_only=True):
     """The first blob of a profile.
 
     Attributes:

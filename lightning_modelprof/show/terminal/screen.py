@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import IO, Final
 from urllib.parse import quote
 
@@ -71,8 +70,7 @@ _NEW_WINDOWS: Final = ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM")
 """One of them is set in a console of Windows that understands colours and lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
+class Screen(Record, frozen=True):
     """What is known of the terminal behind a stream."""
 
     width: int

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report, Severity, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.grid import (
@@ -105,8 +105,7 @@ def _notes(notes: Sequence[str], screen: Screen) -> Iterator[str]:
                 yield screen.paint(f"{_GAP if number else '· '}{line}", "dim")
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(Record, frozen=True):
     """One column as drawn; its group's name stands above the first column of the group only."""
 
     group: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -44,8 +44,7 @@ from lightning_modelprof.report.tables.trace.user_ranges import USER_RANGES, use
 _Fact = TypeVar("_Fact")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceTable(Generic[_Fact]):
+class TraceTable(Record, Generic[_Fact], frozen=True):
     """One table of a trace.
 
     Attributes:
