@@ -1,17 +1,20 @@
-"""The base of the records that one room hands to the next.
+"""The base of the records that one room hands to the next, and the ranges of measured numbers in them.
 
 What an import takes is mostly the making of classes, and one of msgspec is made ten times as fast as a
 dataclass. So records are those. Whoever takes one for a dataclass (``replace``, ``asdict``, ``fields``) is
 right: what these functions ask for is made when they ask.
+
+A file with a number outside of its range is refused. The ranges leave room to add up many in 64 bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
+from msgspec import Meta
 from msgspec import field as field  # noqa: PLC0414  # of records, which take it from here
 
 
@@ -37,3 +40,18 @@ class Record(msgspec.Struct, frozen=True):
     """Something that was measured, was derived or is to be shown; it does not change."""
 
     __dataclass_fields__: ClassVar[Any] = _Fields()
+
+
+LARGEST: Final = 2**62
+MAX_RANKS: Final = 2**20
+
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+"""How many there are, or the number of one of them."""
+
+Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+"""Bytes, nanoseconds, FLOPs, settings; a clock that is put back makes negative ones."""
+
+Real = Annotated[float, Meta(ge=-1e30, le=1e30)]
+
+Ranks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+"""Processes of one training."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_modelprof.cli.arguments import (
@@ -46,11 +47,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report, or write it."""
+    _import_numpy()
     from lightning_modelprof.cli.output import put_out
     from lightning_modelprof.reading_traces import analyze_files
 
-    with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
-        paths = _with_standard_input(options.paths, Path(folder))
+    with _with_standard_input(options.paths) as paths:
         report = analyze_files(
             paths, table_options(options), int(options.max_gib * 2**30), options.step_range
         )
@@ -58,17 +59,33 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _with_standard_input(paths: Sequence[str], folder: Path) -> list[str]:
+def _import_numpy() -> None:
+    """Import it without the threads of its linear algebra, which take long to start and are not needed."""
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        return
+    os.environ[name] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        del os.environ[name]
+
+
+@contextmanager
+def _with_standard_input(paths: Sequence[str]) -> Iterator[list[str]]:
     """The paths, with a file that holds what comes by the standard input in the place of ``-``."""
     if "-" not in paths:
-        return list(paths)
+        yield list(paths)
+        return
     import shutil
+    import tempfile
 
-    file = folder / "standard_input.trace.json"
-    with file.open("wb") as opened:
-        shutil.copyfileobj(sys.stdin.buffer, opened)
-    with file.open("rb") as opened:
-        is_packed = opened.read(2) == b"\x1f\x8b"
-    if is_packed:
-        file = file.rename(file.with_name(f"{file.name}.gz"))
-    return [str(file) if path == "-" else path for path in paths]
+    with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
+        file = Path(folder) / "standard_input.trace.json"
+        with file.open("wb") as opened:
+            shutil.copyfileobj(sys.stdin.buffer, opened)
+        with file.open("rb") as opened:
+            is_packed = opened.read(2) == b"\x1f\x8b"
+        if is_packed:
+            file = file.rename(file.with_name(f"{file.name}.gz"))
+        yield [str(file) if path == "-" else path for path in paths]

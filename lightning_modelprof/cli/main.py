@@ -29,8 +29,12 @@ class _Parser(argparse.ArgumentParser):
         super().error(one_line(message))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the command line.
+
+    Args:
+        names: the commands that it knows.
+    """
     parser: argparse.ArgumentParser = _Parser(
         prog="lightning-modelprof",
         description="Shows where PyTorch Lightning training time goes.",
@@ -39,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         command = import_module(f"lightning_modelprof.cli.{name}")
         its = commands.add_parser(
             name,
@@ -58,8 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     ``compare`` has more of them: see ``build_compare.EXIT_CODES``. ``run`` ends as its script does.
     """
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    # Of a command that is known the others need not be: importing them takes longer than parsing.
+    parser = make_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)
+    options = parser.parse_args(given)
     if options.command is None:
         parser.print_help()
         return 0

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from lightning_modelprof.cli.arguments import asks_for_tables
 from lightning_modelprof.errors import ArchiveError, given_path, one_line
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.archive import write_atomically
-from lightning_modelprof.show.findings import brief_line
-from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.terminal.terminal import print_lines, print_report
+from lightning_modelprof.run.opening import write_atomically
 
 
 def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[str] = ()) -> None:
@@ -31,12 +28,19 @@ def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[st
         from lightning_modelprof.show.html.page import render_html
 
         write_file(page, render_html(report))
-    if options.json == "-":
-        sys.stdout.buffer.write(render_json(report))
-    elif options.json is not None:
-        write_file(options.json, render_json(report))
+    if options.json is not None:
+        from lightning_modelprof.show.json import render_json
+
+        if options.json == "-":
+            sys.stdout.buffer.write(render_json(report))
+        else:
+            write_file(options.json, render_json(report))
     elif page is None:
+        from lightning_modelprof.show.terminal.terminal import print_lines, print_report
+
         if getattr(options, "brief", False):
+            from lightning_modelprof.show.findings import brief_line
+
             print_lines([brief_line(report)])
         else:
             print_report(report, full=options.full or asks_for_tables(options), last_words=last_words)

@@ -15,9 +15,10 @@ from lightning_modelprof.config.options import ReportOptions
 from lightning_modelprof.errors import one_line, told
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.profile import Profile
-from lightning_modelprof.run.archive import check_same_run, pack, save_run, write_atomically
+from lightning_modelprof.run.archive import check_same_run, pack, save_run
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
+from lightning_modelprof.run.opening import write_atomically
 from lightning_modelprof.run.ranks import rank_file
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.findings import brief_line

@@ -15,7 +15,7 @@ from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import NEVER, Capture
-from lightning_modelprof.run.ranges import LARGEST
+from lightning_modelprof.record import LARGEST
 from lightning_modelprof.run.steps import StepTag
 
 _DEFAULT_CUT: Final = 50

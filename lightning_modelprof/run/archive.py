@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Final, TypeVar
-from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -16,10 +15,10 @@ from isal import igzip
 from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError, without_surrogates
+from lightning_modelprof.record import LARGEST
 from lightning_modelprof.run.finding import RUN_FILE, find_run, no_run
-from lightning_modelprof.run.opening import read_archive
+from lightning_modelprof.run.opening import read_archive, write_atomically
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.ranges import LARGEST
 from lightning_modelprof.run.records import RUN_SCHEMA_VERSION, RankRecord, Run, Window
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
@@ -43,25 +42,6 @@ _MAKING: Final = threading.Lock()
 
 
 _DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {}
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all: a temporary file beside it, then a rename.
-
-    Raises:
-        OSError: when the directory is not writeable or the disk is full; an older file stays as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by tempfile, whose files are private to the user: a report is as readable as the umask says, which
-    # cannot be read without changing it for all threads. The name takes no random number of Python's own.
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def pack(data: bytes) -> bytes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from lightning_modelprof.record import Record
-from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.record import Count, Record, Whole
 
 Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
 """The shapes of all tensors of a batch, in order. A long list of tensors is one entry: how many, their

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.record import Record
-from lightning_modelprof.run.ranges import Count, Real, Whole
+from lightning_modelprof.record import Count, Real, Record, Whole
 
 
 class Loop(Record, frozen=True, kw_only=True):

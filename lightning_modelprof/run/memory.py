@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.record import Record
-from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.record import Count, Record, Whole
 from lightning_modelprof.run.setup import CodePlace
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")

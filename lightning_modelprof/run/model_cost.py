@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.record import Record
+from lightning_modelprof.record import Count, Real, Record, Whole
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
-from lightning_modelprof.run.ranges import Count, Real, Whole
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import StepSites
 

@@ -1,4 +1,7 @@
-"""Opens files that come from elsewhere: only what a file of ours can be, and without ever waiting for it."""
+"""Opens files that come from elsewhere: only what a file of ours can be, and without ever waiting for it.
+
+And writes ours, completely or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import stat
 from pathlib import Path
 from typing import IO, Final
+from uuid import uuid4
 
 MAX_ARCHIVE_BYTES: Final = 2**28
 """Of a saved run: that of a million steps on one rank has about one megabyte, on a thousand ranks twenty."""
@@ -58,3 +62,22 @@ def read_archive(path: Path) -> bytes:
     if len(raw) > MAX_ARCHIVE_BYTES:
         raise OSError(errno.EFBIG, f"more than {MAX_ARCHIVE_BYTES // 2**20} MiB", str(path))
     return raw
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file completely or not at all: a temporary file beside it, then a rename.
+
+    Raises:
+        OSError: when the directory is not writeable or the disk is full; an older file stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not by tempfile, whose files are private to the user: a report is as readable as the umask says, which
+    # cannot be read without changing it for all threads. The name takes no random number of Python's own.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

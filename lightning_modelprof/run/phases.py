@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from lightning_modelprof.record import Record
-from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.record import Count, Record, Whole
 
 AmongRanks = Literal["own", "may_wait", "meets", "not_counted"]
 """``own`` work of a rank; work in which it ``may_wait`` for others; where all ``meets``; ``not_counted``."""

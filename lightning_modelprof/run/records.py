@@ -9,13 +9,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Final
 
-from lightning_modelprof.record import Record, field
+from lightning_modelprof.record import Count, Ranks, Record, Whole, field
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 from lightning_modelprof.run.memory import MemoryRecord
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import ValidationTimes
-from lightning_modelprof.run.ranges import Count, Ranks, Whole
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals

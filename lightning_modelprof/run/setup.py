@@ -5,8 +5,7 @@ No times are in here. ``None`` is *could not be read*; the rules that need it th
 
 from __future__ import annotations
 
-from lightning_modelprof.record import Record, field
-from lightning_modelprof.run.ranges import Count, Ranks, Real, Whole
+from lightning_modelprof.record import Count, Ranks, Real, Record, Whole, field
 
 
 class CodePlace(Record, frozen=True, kw_only=True):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.record import Record
-from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.record import Count, Record, Whole
 
 SYNCHRONISATION: Final = "synchronisation"
 """The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""

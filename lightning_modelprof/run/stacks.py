@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_modelprof.record import Record
-from lightning_modelprof.run.ranges import Count, Whole
+from lightning_modelprof.record import Count, Record, Whole
 from lightning_modelprof.run.sites import LOGGER, logging_kind
 
 

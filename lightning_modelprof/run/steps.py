@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.record import Record
+from lightning_modelprof.record import Count, Real, Record, Whole
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.ranges import Count, Real, Whole
 
 PROFILER: Final = PHASE_INDEX["profiler"]
 

@@ -128,7 +128,6 @@ LIBRARIES = {
     "msgspec": (
         "record",
         "run.archive",
-        "run.ranges",
         "trace",
         "show.json",
         "show.tensorboard",

@@ -128,14 +128,12 @@ def test_a_table_of_traces(copy):
 
         from __future__ import annotations
 
-        from dataclasses import dataclass
-
         from lightning_modelprof.analysis.absent import Absent
         from lightning_modelprof.analysis.timeline.timeline import Timeline
+        from lightning_modelprof.record import Record
 
 
-        @dataclass(frozen=True, slots=True, kw_only=True)
-        class Oracle:
+        class Oracle(Record, frozen=True, kw_only=True):
             """The number."""
 
             events: int
@@ -217,8 +215,7 @@ def test_a_rule(copy):
         "report/rules/batches.py",
         "def _by_work(",
         '''
-        @dataclass(frozen=True, kw_only=True)
-        class Answer(Rule):
+        class Answer(Rule, frozen=True, kw_only=True):
             """Always."""
 
             kind: ClassVar[str] = "answer"

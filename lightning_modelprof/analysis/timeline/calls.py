@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, union
+from lightning_modelprof.analysis.timeline.intervals import Intervals, different, intersect, length, union
 from lightning_modelprof.analysis.timeline.tally import Groups, stable_order, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
@@ -100,7 +100,7 @@ def _last_begun(
     order = stable_order(track.astype(np.int64))
     row_tracks, point_tracks = trace.track[rows], track[order]
     found = np.full(len(time_ns), -1, np.int64)
-    for one in np.unique(track).tolist():
+    for one in different(track).tolist():
         own = rows[slice(*np.searchsorted(row_tracks, (one, one + 1)))]
         points = order[slice(*np.searchsorted(point_tracks, (one, one + 1)))]
         place = np.searchsorted(trace.begin_ns[own], time_ns[points], side="right") - 1

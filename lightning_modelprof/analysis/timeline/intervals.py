@@ -8,15 +8,25 @@ the other functions expect and return such sets. Nothing is changed in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Intervals = NDArray[np.int64]
 
+_IntegerT = TypeVar("_IntegerT", bound=np.integer[Any])
+
 _FIRST: Final = np.iinfo(np.int64).min
 _LAST: Final = np.iinfo(np.int64).max
+
+
+def different(values: NDArray[_IntegerT]) -> NDArray[_IntegerT]:
+    """The different numbers of a column in order; ``np.unique`` would import ``numpy.ma`` for its masks."""
+    ordered = np.sort(values)
+    is_first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]
 
 
 def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:

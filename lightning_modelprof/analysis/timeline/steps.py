@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.timeline.host_phases import Steps, recorded_steps
-from lightning_modelprof.analysis.timeline.intervals import Intervals, length, locate, outermost
+from lightning_modelprof.analysis.timeline.intervals import Intervals, different, length, locate, outermost
 from lightning_modelprof.analysis.timeline.names import (
     LIGHTNING_PREFIX,
     is_module,
@@ -161,7 +161,9 @@ def _runs(numbers: tuple[int, ...], steps: Intervals) -> list[NDArray[np.intp]]:
     """Indices of the steps that follow each other by number and in time, run by run."""
     if not numbers:
         return []
-    ends = np.union1d(np.flatnonzero(np.diff(np.array(numbers, np.int64)) != 1), long_gaps(steps))
+    ends = different(
+        np.concatenate((np.flatnonzero(np.diff(np.array(numbers, np.int64)) != 1), long_gaps(steps)))
+    )
     return np.split(np.arange(len(numbers)), ends.astype(np.intp) + 1)
 
 

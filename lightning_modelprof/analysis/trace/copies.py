@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.tally import (
     Groups,
     Tally,
@@ -160,7 +161,7 @@ def _launching_calls(timeline: Timeline, chosen: NDArray[np.intp], group: Groups
     trace = timeline.trace
     runtime = timeline.launch.runtime[chosen]
     known = np.flatnonzero(runtime >= 0)
-    pairs = np.unique(group[known] * len(trace) + runtime[known])
+    pairs = different(group[known] * len(trace) + runtime[known])
     number, call = np.divmod(pairs, max(len(trace), 1))
     return tally_by(number, trace.duration_ns[call], size)
 

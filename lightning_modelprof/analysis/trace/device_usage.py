@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.calls import Covers, busy_ns, covered_time
-from lightning_modelprof.analysis.timeline.intervals import Intervals, length, union
+from lightning_modelprof.analysis.timeline.intervals import Intervals, different, length, union
 from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
 from lightning_modelprof.analysis.timeline.tally import by_name, share
 from lightning_modelprof.analysis.timeline.timeline import Timeline
@@ -129,7 +129,7 @@ def summarize_device_usage(timeline: Timeline) -> DeviceUsage | Absent:
             on_tensor_cores,
             properties.get(number, DeviceProperties()),
         )
-        for number in np.unique(trace.device.device).tolist()
+        for number in different(trace.device.device).tolist()
     )
     notes = () if timeline.bounds is None else timeline.bounds.notes
     return DeviceUsage(

@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, near
 from lightning_modelprof.analysis.timeline.host_phases import Steps
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
+    different,
     intersect,
     length,
     locate,
@@ -258,7 +259,7 @@ def _usual(
 
 def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Intervals]:
     """Number of the device that works longest in a time, and when it does."""
-    numbers = np.unique(timeline.trace.device.device).tolist()
+    numbers = different(timeline.trace.device.device).tolist()
     busiest = max(numbers, key=lambda number: busy_ns(timeline, number, covered))
     return busiest, busy_time(timeline, busiest)
 
@@ -374,7 +375,8 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
     trace = timeline.trace
     copies = _copies(timeline)
     named = rows_named(trace, np.flatnonzero(trace.category == Category.RUNTIME), waits_for_device)
-    rows = np.union1d(named, [row for row, copy in copies.items() if copy.waits]).astype(np.int64)
+    waiting = np.array([row for row, copy in copies.items() if copy.waits], np.int64)
+    rows = different(np.concatenate((named, waiting)))
     rows = rows[locate(trace.begin_ns[rows], steps) >= 0]
     is_wait = np.zeros(len(trace), np.bool_)
     is_wait[rows] = True

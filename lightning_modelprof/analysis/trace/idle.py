@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, covered_time
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
+    different,
     intersect,
     length,
     locate,
@@ -111,7 +112,7 @@ def summarize_idle(timeline: Timeline) -> Idle | Absent:
     if not timeline.has_device:
         return NO_DEVICE
     fetches = find_fetches(timeline)
-    devices = np.unique(trace.device.device).tolist()
+    devices = different(trace.device.device).tolist()
     return Idle(devices=tuple(_of_device(timeline, device, fetches) for device in devices))
 
 
@@ -245,7 +246,7 @@ def fetch_time(
     """
     trace = timeline.trace
     fetch_ns = np.zeros(len(gaps), np.int64)
-    for thread in np.unique(track).tolist():
+    for thread in different(track).tolist():
         on_thread = fetches[trace.track[fetches] == thread]
         mine = np.flatnonzero(track == thread)
         pieces = intersect(gaps[mine], union(trace.begin_ns[on_thread], trace.end_ns[on_thread]))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
+from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.tally import Groups, distinct, rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
@@ -125,7 +126,7 @@ def summarize_memory(timeline: Timeline) -> Memory | Absent:
 
 def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], Groups]:
     """The different numbers in order, of which there are few, and the place of each among them."""
-    values = np.unique(numbers)
+    values = different(numbers)
     return values, np.searchsorted(values, numbers).astype(np.int64)
 
 

@@ -255,7 +255,7 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
 
 def _outermost(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of the events that are in none of the others, as torch's fetch inside this package's range is."""
-    tracks = np.unique(trace.track[rows]).tolist()
+    tracks = different(trace.track[rows]).tolist()
     outermost = [not_nested(trace, rows[trace.track[rows] == track])[0] for track in tracks]
     return np.concatenate([rows[:0], *outermost])
 

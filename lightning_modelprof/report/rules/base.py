@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
@@ -162,8 +163,7 @@ class Rule(ABC):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShareRule(Rule):
+class ShareRule(Rule, frozen=True, kw_only=True):
     """A rule about a share of the time of a step.
 
     Attributes:
@@ -233,8 +233,7 @@ def text(label: str, value: str) -> Evidence:
 NOTHING_SAMPLED: Final = "nothing was sampled"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampledCallsRule(ShareRule):
+class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     """The share of samples in some calls; less two standard errors it must be worth a finding.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -46,8 +45,7 @@ _ONCE: Final = {"setup", "teardown", "on_train_start", "on_train_end", "on_fit_s
 """Hooks that run once, however long the training."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowCallback(ShareRule):
+class SlowCallback(ShareRule, frozen=True, kw_only=True):
     """Time in all hooks of one callback, spread over all steps of the loop, is more than a share of it.
 
     One finding for each such callback. ModelCheckpoint has a rule of its own, and hooks that run once per
@@ -133,8 +131,7 @@ class SlowCallback(ShareRule):
 _MOST_NAMES: Final = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowLayerHooks(SampledCallsRule):
+class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     """Functions that torch calls as hooks of modules, tensors or their gradients.
 
     Such as are registered to look for NaN or to keep statistics of each layer, and forgotten.
@@ -179,8 +176,7 @@ _IS_ON: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnomalyDetection(SampledCallsRule):
+class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
     """The mode is on, and samples are where the stacks of operators are written down.
 
     Caveats:
@@ -226,8 +222,7 @@ class AnomalyDetection(SampledCallsRule):
         return (self.found(_IS_ON, self.action(analysis), Severity.INFO),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfilerLeftOn(Rule):
+class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
     """Lightning's AdvancedProfiler, which runs Python's own profiler around each action.
 
     Caveats:
@@ -293,8 +288,7 @@ _HELP: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowLoggingCalls(ShareRule):
+class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     """Samples below ``self.log``, ``self.log_dict``, loggers and metrics that the user's code calls.
 
     All lines are one finding, as thirty calls on thirty lines are one cause. Where they run does not matter:

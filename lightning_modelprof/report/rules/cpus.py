@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
@@ -29,8 +28,7 @@ from lightning_modelprof.run.stacks import OtherThread, StackSamples
 from lightning_modelprof.units import milliseconds, percent
 
 
-@dataclass(frozen=True, kw_only=True)
-class SingleCpuThread(Rule):
+class SingleCpuThread(Rule, frozen=True, kw_only=True):
     """Torch has one thread, more CPUs are free, and forward and backward compute for most of a step.
 
     A hint: small operators gain nothing from threads. What it costs is not measured. What the training thread
@@ -108,8 +106,7 @@ def _advised_workers(costs: StepCosts, setup: TrainingSetup, cpu: BatchCpu | Abs
     return loader_advice(setup.loaders, setup.usable_cpus, wait_ns, wall_ns, cpu).num_workers or 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuThreadsOversubscribed(Rule):
+class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
     """Threads of torch in all training processes of the machine, over the CPUs that this process may use.
 
     On the CPU alone: there the operators run on these threads. Workers of a loader do not count, as nobody
@@ -152,8 +149,7 @@ class CpuThreadsOversubscribed(Rule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BusyCpus(Rule):
+class BusyCpus(Rule, frozen=True, kw_only=True):
     """Time of the loop in which the training thread was ready to run and had no CPU.
 
     Every phase is longer for it, and so is a comparison with a run that had the CPUs to itself. What it costs
@@ -203,8 +199,7 @@ class BusyCpus(Rule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompetingThread(ShareRule):
+class CompetingThread(ShareRule, frozen=True, kw_only=True):
     """CPU time of the other Python threads of the process, over the whole loop.
 
     Python runs one thread at a time: while another one runs Python, the training waits. At stake is the time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.host_waits import HostWaits, pool_host_waits
 from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.device_shares import lost_work
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
@@ -34,8 +35,7 @@ NO_WINDOW: Final = "no profiler window was recorded (active is how many steps it
 ON_THE_CPU: Final = "the run used no device beside the CPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class Circumstances(Record, frozen=True, kw_only=True):
     """What is known beside the traces.
 
     Attributes:
@@ -66,8 +66,7 @@ class Circumstances:
         return time_ns / steps_ns * self.step_ns
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceRule(ShareRule):
+class DeviceRule(ShareRule, frozen=True, kw_only=True):
     """A rule that judges traces, those of a run's windows or traces alone, by the arithmetic in ``judge``."""
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -119,8 +118,7 @@ _ACTION: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchBound(DeviceRule):
+class LaunchBound(DeviceRule, frozen=True, kw_only=True):
     """Idle time of the device in which nothing was queued, less fetches and less what waits cost.
 
     With this package's phases in the trace only that in forward, backward and optimizer.
@@ -216,8 +214,7 @@ def _location(line: LineCount) -> Location:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileRecompiles(ShareRule):
+class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
     """Functions that torch.compile compiled more than once, and where it broke a graph.
 
     The time at stake is that of the compilations after the first of each function, spread over all finished

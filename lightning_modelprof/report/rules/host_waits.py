@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
 from lightning_modelprof.report.rules.base import RuleHelp, count, duration, ratio
@@ -78,8 +78,7 @@ _FOR_CALLS: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WaitRule(DeviceRule):
+class WaitRule(DeviceRule, frozen=True, kw_only=True):
     """Waits of some kinds; what to do about them is the subclass's.
 
     The time at stake is how much earlier the device would be done if no call waited (``HostWaits.stake_ns``):
@@ -199,8 +198,7 @@ class WaitRule(DeviceRule):
         return self.severity(share) if self.is_found(share, cost_ns) else Severity.INFO
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostDeviceSync(WaitRule):
+class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
     """The host reads values of the device, or synchronizes."""
 
     kind: ClassVar[str] = "host_device_sync"
@@ -266,8 +264,7 @@ _FOR_EITHER: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostToDeviceCopy(WaitRule):
+class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     """Blocking copies to the device: of the batch, and of what the step makes on the host.
 
     From pageable memory the host copies into memory of the driver itself, after the work that was queued
@@ -341,8 +338,7 @@ _MADE_ON_HOST: Final = "aten::lift_fresh"
 """Of ``torch.tensor(..., device=...)``, which a trace shows as a copy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitSpot:
+class WaitSpot(Record, frozen=True, kw_only=True):
     """One place to change: waits that come from the same source lines, as far as they are known.
 
     Attributes:

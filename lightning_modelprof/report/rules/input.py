@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -40,8 +39,7 @@ from lightning_modelprof.units import milliseconds, percent
 _WAIT: Final = "wait per step"
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputBound(ShareRule):
+class InputBound(ShareRule, frozen=True, kw_only=True):
     """The mean time per clean step in which the loop waits for its batch is more than a share of the step.
 
     Workers advised: if one worker makes a batch in T and the rest of a step takes C, w workers deliver one
@@ -132,8 +130,7 @@ def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list
     return [*(lines_that_call(setup, "DataLoader") if is_torchs else ()), *places]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SynchronousLoader(ShareRule):
+class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
     """``num_workers=0`` while the wait for batches is more than a share of the step.
 
     It names a cause of ``input_bound`` and has no time of its own, so that nothing counts twice.
@@ -198,8 +195,7 @@ class SynchronousLoader(ShareRule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerStartup(ShareRule):
+class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     """Stopping and starting workers at the epochs' boundaries, spread over all steps.
 
     It is the phase Dataloader init, and what the first fetch of an epoch waits longer than one in the
@@ -264,8 +260,7 @@ class WorkerStartup(ShareRule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowTransfer(PhaseShareRule):
+class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Transfer on the host, with the batch-transfer hooks."""
 
     kind: ClassVar[str] = "slow_transfer"
@@ -303,8 +298,7 @@ class SlowTransfer(PhaseShareRule):
 _MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepeatedWork(ShareRule):
+class RepeatedWork(ShareRule, frozen=True, kw_only=True):
     """A few samples of the data set, hashed in batches of several epochs, where the loop waits for batches.
 
     It is found where all of them had the same bytes each time their index came. One that differs, as of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
@@ -70,8 +69,7 @@ class _Loop(NamedTuple):
     calls_modules: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowLineInModule(ShareRule):
+class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     """Lines in the ``forward`` of a module with parameters, by their share of the samples.
 
     Only lines that make tensors on the host or copy them in every step; and all lines together that run at
@@ -292,8 +290,7 @@ def _owner(path: str, paths: list[str]) -> str | None:
     return max(around, key=len, default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConstantWork(ShareRule):
+class ConstantWork(ShareRule, frozen=True, kw_only=True):
     """Lines all of whose operators compute the same in every step, by their share of the samples.
 
     They depend on nothing but sizes and tensors that modules hold, of which none changed in the inspected
@@ -379,8 +376,7 @@ class ConstantWork(ShareRule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowCustomModule(ShareRule):
+class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     """Forward latency of modules that the user wrote, and that are no layers.
 
     A module is one if nothing in it has a parameter, it ran no contraction (matrix product, convolution,
@@ -478,8 +474,7 @@ def _without_layers(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
 _ENOUGH_SAMPLES: Final = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowForwardOutsideModel(ShareRule):
+class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     """The median of the phase Forward, less the latency of the module tree's root in the timed steps.
 
     Both are times of the host, or both are times of the device. Modules are timed in three steps, so steps

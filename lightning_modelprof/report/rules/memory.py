@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -52,8 +52,7 @@ _EPOCH_ACTION: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryCreep(Rule):
+class MemoryCreep(Rule, frozen=True, kw_only=True):
     """The growth of memory in the second half of the loop, by a slope that single points cannot bend.
 
     Attributes:
@@ -227,8 +226,7 @@ def _full_in_ns(growth: Growth, record: MemoryRecord, step_ns: float | None) -> 
     return max(0.0, total - growth.level_bytes) / growth.bytes_per_step * step_ns
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryFragmentation(Rule):
+class MemoryFragmentation(Rule, frozen=True, kw_only=True):
     """The most that was reserved less the most that was allocated, and whether the cache was given back.
 
     Attributes:
@@ -287,8 +285,7 @@ class MemoryFragmentation(Rule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryNearCapacity(Rule):
+class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
     """The most memory that torch's allocator held, over that of the device.
 
     Attributes:
@@ -370,8 +367,7 @@ _SHARDED: Final = "parameters and gradients sharded (FSDP), or a smaller model"
 _SEGMENTS: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, as much is reserved that nothing uses"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RanOutOfMemory(Rule):
+class RanOutOfMemory(Rule, frozen=True, kw_only=True):
     """An exception that says so ended the loop.
 
     Attributes:

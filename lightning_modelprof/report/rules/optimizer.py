@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -33,8 +32,7 @@ _FUSED_ON_CPU: Final = 0.25
 """What is left of the step of an optimizer on the CPU when it is fused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerNotFused(ShareRule):
+class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     """The phase Optimization is more than a share of the step, and an optimizer that could be fused is not.
 
     On the CPU three quarters of the phase are at stake, and severity is by that; below 10 % of the step it is
@@ -130,8 +128,7 @@ def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
 _TORCHS: Final = "torch.optim"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowOptimizer(SampledCallsRule):
+class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
     """Code of the user's in the phase Optimization, with all that it calls but torch's own optimizers.
 
     An optimizer of the user's own, a ``step`` around torch's, or ``optimizer_step`` of the module.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
@@ -32,8 +31,7 @@ from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSe
 from lightning_modelprof.units import milliseconds, percent
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseShareRule(ShareRule):
+class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
     """One phase; what to do about it and where is the subclass's."""
 
     phase: ClassVar[str]
@@ -115,8 +113,7 @@ def hooks_named(setup: TrainingSetup, *names: str) -> list[CodePlace]:
     return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointShare(PhaseShareRule):
+class CheckpointShare(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Checkpoint over the whole loop, also after the last step."""
 
     kind: ClassVar[str] = "checkpoint_share"
@@ -153,8 +150,7 @@ def _settings(setup: CheckpointSetup) -> str:
     return f"ModelCheckpoint({arguments})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClipCost(PhaseShareRule):
+class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Gradient clipping."""
 
     kind: ClassVar[str] = "clip_cost"
@@ -179,8 +175,7 @@ class ClipCost(PhaseShareRule):
         return [count("parameters with gradients", setup.num_trainable_tensors)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowLogger(PhaseShareRule):
+class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Logging: collecting metrics after the batch, and the loggers' ``log_metrics``."""
 
     kind: ClassVar[str] = "slow_logger"
@@ -209,8 +204,7 @@ class SlowLogger(PhaseShareRule):
         return [count("log_every_n_steps", setup.log_every_n_steps)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowLearningRateScheduler(PhaseShareRule):
+class SlowLearningRateScheduler(PhaseShareRule, frozen=True, kw_only=True):
     """The phase LR scheduler."""
 
     kind: ClassVar[str] = "slow_lr_scheduler"
@@ -232,8 +226,7 @@ class SlowLearningRateScheduler(PhaseShareRule):
         return hooks_named(setup, "lr_scheduler_step", "configure_optimizers")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowModuleHook(PhaseShareRule):
+class SlowModuleHook(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Module hooks. The phase has all hooks in one: with several, all of them are named."""
 
     kind: ClassVar[str] = "slow_module_hook"
@@ -264,8 +257,7 @@ class SlowModuleHook(PhaseShareRule):
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZeroGradCost(ShareRule):
+class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
     """The module's own ``optimizer_zero_grad`` takes more than a share of the step, or keeps the gradients.
 
     Without such a hook nothing can be saved: Lightning drops the tensors. Whether it keeps them is read from

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -39,8 +38,7 @@ def _is_half(precision: str) -> bool:
     return "16" in precision or "8" in precision or "transformer-engine" in precision
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TensorCoreHint(Rule):
+class _TensorCoreHint(Rule, frozen=True, kw_only=True):
     """A hint about a CUDA device with tensor cores that can do what it is about."""
 
     takes_time_there: ClassVar[bool] = False
@@ -63,8 +61,7 @@ class _TensorCoreHint(Rule):
         """What is to be said of a training on this device."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorCoresUnused(_TensorCoreHint):
+class TensorCoresUnused(_TensorCoreHint, frozen=True, kw_only=True):
     """Products of float32 matrices, on a device with TF32, at the precision ``highest``."""
 
     kind: ClassVar[str] = "tensor_cores_unused"
@@ -88,8 +85,7 @@ class TensorCoresUnused(_TensorCoreHint):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AmpOff(_TensorCoreHint):
+class AmpOff(_TensorCoreHint, frozen=True, kw_only=True):
     """32-bit training on a device whose tensor cores take 16-bit numbers."""
 
     kind: ClassVar[str] = "amp_off"
@@ -111,8 +107,7 @@ class AmpOff(_TensorCoreHint):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatmulTile(_TensorCoreHint):
+class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
     """Linear layers of 16-bit numbers whose sizes are no multiples of a number.
 
     Attributes:
@@ -158,8 +153,7 @@ _HALF: Final = 0.5
 """float32 takes half the bytes, and twice as many fit into a CPU's vector. On most GPUs it saves far more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoublePrecision(ShareRule):
+class DoublePrecision(ShareRule, frozen=True, kw_only=True):
     """Most trainable parameters are float64.
 
     At stake is half of forward, backward and optimizer: what half the bytes and twice as wide vectors save.

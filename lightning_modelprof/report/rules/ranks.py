@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -12,6 +11,7 @@ from lightning_modelprof.analysis.ranks import LEAST_STEPS, OPTIMIZER, RankSkew,
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.distributed import Distributed
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
@@ -45,8 +45,7 @@ _MAY_COST_NOTHING: Final = (
 _USUAL_ADVICE: Final = "Look at what {rank} does there and the others do not."
 
 
-@dataclass(frozen=True, kw_only=True)
-class StragglerRank(ShareRule):
+class StragglerRank(ShareRule, frozen=True, kw_only=True):
     """One rank takes longer than the others for what it does on its own, and they wait for it.
 
     The time at stake is how much earlier the last rank would be ready to meet, were the late ones as early as
@@ -185,8 +184,7 @@ _ACTION: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommunicationExposed(DeviceRule):
+class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
     """Communication in the steps that overlaps with no other kernel, over all ranks.
 
     Source: 10 % is where torch_tb_profiler (pytorch/kineto, ``tb_plugin``) warns of communication. 30 % is
@@ -241,8 +239,7 @@ class CommunicationExposed(DeviceRule):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _InSteps:
+class _InSteps(Record, frozen=True):
     exposed_ns: int
     all_ns: int
     steps_ns: int

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -59,8 +59,7 @@ def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:
     return every if is_regular else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowStepsCost(ShareRule):
+class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
     """What clean steps of more than three times the median take beyond the median, by step of all clean ones.
 
     A hint without time at stake, unless it is mostly the garbage collector, of which no other rule knows, or
@@ -143,8 +142,7 @@ _STEADY: Final = 0.25
 """The second half grows by at least so much of what the first does: what levels off is warm-up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrowingSteps(ShareRule):
+class GrowingSteps(ShareRule, frozen=True, kw_only=True):
     """One phase takes longer and longer, by the slope over the whole loop, and the others do not.
 
     The time at stake is what the phase takes in the mean beyond its median in the first quarter.

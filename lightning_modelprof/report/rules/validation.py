@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
@@ -26,8 +26,7 @@ from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 from lightning_modelprof.units import milliseconds, percent
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidationShare(PhaseShareRule):
+class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Validation over the whole loop, and which part of it takes most.
 
     Validation is work that somebody wants, so its bands are wider than those of overhead: 15 % and 50 % are
@@ -171,8 +170,7 @@ class LongSanityCheck(ShareRule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowEpochTurns(ShareRule):
+class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     """The phase Epoch turn over the whole loop; hooks at an epoch's end are other rules'.
 
     The time of a turn is the same however many batches an epoch has. What is at stake is all of it: in epochs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -31,8 +31,7 @@ from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients, Un
 from lightning_modelprof.units import milliseconds, percent
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepeatedForward(ShareRule):
+class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     """Modules that were called with the very same tensors more than once, none of them changed in between.
 
     Seen in the one counted step. A module with active dropout gives another output each time and is left out.
@@ -125,8 +124,7 @@ _OF_WEIGHTS: Final = 0.5
 """Of a layer's backward, what its weights' gradients take: one of two matrix products of the same size."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnusedGradientsRule(ShareRule):
+class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
     """With several optimizers: gradients that are thrown away, or that nobody uses in the step.
 
     Seen in the one counted step, by which parameters get gradients in which backward pass, and which of them
@@ -233,8 +231,7 @@ def _outermost_unused(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrozenLayersComputed(ShareRule):
+class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
     """Backward time of modules without a trainable parameter that stand before all trainable ones.
 
     Nothing there needs a gradient: backward only comes there because an input requires one. Modules stand
@@ -305,8 +302,7 @@ class FrozenLayersComputed(ShareRule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrozenForward(ShareRule):
+class FrozenForward(ShareRule, frozen=True, kw_only=True):
     """Forward time of frozen modules that no gradient passes, where samples are the same in each epoch.
 
     The outermost modules without a trainable parameter, such as a teacher or a backbone, whose input depends
@@ -380,8 +376,7 @@ class FrozenForward(ShareRule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnusedOutputs(ShareRule):
+class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
     """Modules much of whose output the loss does not depend on, as its gradient is 0 or none came.
 
     Such are logits of padding, experts that a sample was not sent to, a branch whose loss has the weight 0.
@@ -513,8 +508,7 @@ def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> lis
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManyCalls(ShareRule):
+class ManyCalls(ShareRule, frozen=True, kw_only=True):
     """Modules that a step calls again and again, as one call for each sample, and what they take.
 
     The outermost that are called so often; a recurrent cell is the business of ``slow_line_in_module``. What
@@ -640,8 +634,7 @@ def _has_trainable_of_its_own(module: ModuleCost, modules: tuple[ModuleCost, ...
     return (module.trainable or 0) > sum(one.trainable or 0 for one in children)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvolutionBiasBeforeBatchNorm(Rule):
+class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
     """A convolution with a bias right before a BatchNorm of as many channels.
 
     What it costs is not measured: no time at stake, and never a warning.
@@ -693,8 +686,7 @@ class ConvolutionBiasBeforeBatchNorm(Rule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DenseEmbeddings(ShareRule):
+class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     """Embeddings with dense gradients, of which a step looks up few rows, and the time of the optimizer.
 
     At stake is the share of the phases Optimization and Zero grad that unused rows have of all trainable
