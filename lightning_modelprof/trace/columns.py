@@ -13,6 +13,9 @@ from lightning_modelprof.trace.json import (
     NO_ARGS,
     Args,
     Event,
+    Events,
+    Instant,
+    Named,
     begins_ns,
     begins_with_long_stamps,
     category_by_name,
@@ -39,11 +42,8 @@ from lightning_modelprof.trace.text import check_event_sizes
 _MEMORY_EVENT: Final = "[memory]"
 
 
-_BEGIN_END: Final = frozenset({"B", "E"})
-
-
-_UNTIMED: Final = frozenset({"i", "M", *_BEGIN_END})
-"""Of the events without a duration those that are used: instants and names, or counted; arrows are not."""
+_IS_DEVICE_WORK: Final = np.isin(np.arange(256), DEVICE_WORK)
+"""By category."""
 
 
 _K = TypeVar("_K")
@@ -111,13 +111,13 @@ class TraceBuilder:
             msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it is something else.
         """
         events = self._decode(text)
-        self.num_events += len(events)
+        self.num_events += events.number
         self._num_bytes += len(text)
         check_event_sizes(self.num_events, self._num_bytes)
-        self.has_kinds = self.has_kinds or any(event.ph for event in events)
-        timed = [event for event in events if event.ph == "X"]
-        num_others = len(events) - len(timed)
-        begin_ns, has_begin = begins_ns([event.ts for event in timed], are_digits=self._needs_all_digits)
+        self.has_kinds = self.has_kinds or events.has_kinds
+        self._num_begin_end += events.num_begin_end
+        timed = events.timed
+        begin_ns, has_begin = begins_ns(events.stamps_us, are_digits=self._needs_all_digits)
         duration_ns, has_duration = durations_ns([event.dur for event in timed])
         usable = has_begin & has_duration
         if not usable.all():
@@ -125,15 +125,15 @@ class TraceBuilder:
             timed = [timed[row] for row in np.flatnonzero(usable)]
         if timed:
             self._add_timed(timed, begin_ns[usable], duration_ns[usable])
-        if num_others:
-            self._add_untimed([event for event in events if event.ph in _UNTIMED])
+        self._add_names(events.named)
+        self._add_memory([event for event in events.instants if event.name == _MEMORY_EVENT])
 
-    def _decode(self, text: bytes) -> Sequence[Event]:
+    def _decode(self, text: bytes) -> Events:
         """Decode with doubles for stamps, unless the file's stamps would lose digits in them."""
         self._needs_all_digits = self._needs_all_digits or begins_with_long_stamps(text)
         if not self._needs_all_digits:
             events = decode_events(text)
-            if not loses_digits([event.ts for event in events], text):
+            if not loses_digits([*events.stamps_us, *(event.ts for event in events.instants)]):
                 return events
             self._needs_all_digits = True
         return decode_events(text, with_digits=True)
@@ -200,11 +200,13 @@ class TraceBuilder:
         count = len(events)
         names, categories, tracks = self._names, self._categories, self._tracks
         all_args = [event.args or NO_ARGS for event in events]
-        category = np.array([categories[event.cat] for event in events], np.uint8)
+        category = np.fromiter(map(categories.__getitem__, [event.cat for event in events]), np.uint8, count)
+        name = np.fromiter(map(names.__getitem__, [event.name for event in events]), np.int32, count)
         if any(map(is_named_apart, categories)):
             for row, event in enumerate(events):
                 if is_named_apart(event.cat):
                     category[row] = category_by_name(event)
+        places = [(event.pid, event.tid) for event in events]
         external_id = integers([args.external_id for args in all_args])
         if (external_id == NOT_RECORDED).any():
             older = integers([args.old_external_id for args in all_args])
@@ -214,8 +216,8 @@ class TraceBuilder:
                 "begin_ns": begin_ns,
                 "duration_ns": duration_ns,
                 "category": category,
-                "name": np.array([names[event.name] for event in events], np.int32),
-                "track": np.array([tracks[event.pid, event.tid] for event in events], np.int32),
+                "name": name,
+                "track": np.fromiter(map(tracks.__getitem__, places), np.int32, count),
                 "correlation": integers([args.correlation for args in all_args]),
                 "external_id": external_id,
                 "shape": self._shapes_of(all_args),
@@ -223,7 +225,7 @@ class TraceBuilder:
                 "collective": self._collectives_of(all_args),
             }
         )
-        work = np.flatnonzero(np.isin(category, DEVICE_WORK))
+        work = np.flatnonzero(_IS_DEVICE_WORK[category])
         if len(work):
             rows = work.tolist()
             is_copy = category[work] == Category.MEMCPY
@@ -236,14 +238,11 @@ class TraceBuilder:
         all_dims = [args.input_dims for args in all_args]
         if not any(all_dims):
             return _none(len(all_args))
-        shapes = self._shapes
-        return np.array(
-            [
-                shapes[bytes(dims), bytes(args.concrete_inputs)] if dims else NOT_RECORDED
-                for dims, args in zip(all_dims, all_args, strict=True)
-            ],
-            np.int32,
-        )
+        column = _none(len(all_args))
+        has_shapes = np.fromiter(map(bool, all_dims), np.bool_, len(all_args))
+        keys = [(bytes(args.input_dims), bytes(args.concrete_inputs)) for args in all_args if args.input_dims]
+        column[has_shapes] = np.fromiter(map(self._shapes.__getitem__, keys), np.int32, len(keys))
+        return column
 
     def _stacks_of(self, all_args: list[Args]) -> NDArray[np.int32]:
         texts = [args.call_stack for args in all_args]
@@ -294,15 +293,15 @@ class TraceBuilder:
             }
         )
 
-    def _add_untimed(self, events: list[Event]) -> None:
-        """Take the names of threads, and allocations; count begins and ends."""
-        self._num_begin_end += sum(event.ph in _BEGIN_END for event in events)
+    def _add_names(self, events: list[Named]) -> None:
         for event in events:
-            if event.ph == "M" and event.name == "thread_name" and event.args is not None:
+            if event.name == "thread_name" and event.args is not None:
                 name = event.args.name
                 if isinstance(name, str) and name:
                     self._thread_names[self._tracks[event.pid, event.tid]] = name
-        memory = [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
+
+    def _add_memory(self, memory: list[Instant]) -> None:
+        """Take allocations."""
         if not memory:
             return
         time_ns, usable = begins_ns([event.ts for event in memory], are_digits=self._needs_all_digits)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Context, Decimal, localcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -73,8 +74,24 @@ NAN: Final = float("nan")
 NOTHING: Final = msgspec.Raw(b"")
 
 
+class NameArgs(msgspec.Struct, gc=False):
+    """What the name of a thread or a process says."""
+
+    name: Any = None
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """What an allocation says."""
+
+    reserved_bytes: Any = msgspec.field(name="Total Reserved", default=NOT_RECORDED)
+    allocated_bytes: Any = msgspec.field(name="Total Allocated", default=NOT_RECORDED)
+    allocation_bytes: Any = msgspec.field(name="Bytes", default=0)
+    device_id: Any = msgspec.field(name="Device Id", default=NOT_RECORDED)
+    device_type: Any = msgspec.field(name="Device Type", default=NOT_RECORDED)
+
+
 class Args(msgspec.Struct, gc=False):
-    """What an event says beyond its time; the order is about that of the files, which makes it faster."""
+    """What a timed event says beyond its time; in about the order of the files, which makes it faster."""
 
     external_id: Any = msgspec.field(name="External id", default=NOT_RECORDED)
     device: Any = None
@@ -95,6 +112,90 @@ class Args(msgspec.Struct, gc=False):
     dtype: Any = None
     group_name: Any = msgspec.field(name="Process Group Name", default=None)
     group_description: Any = msgspec.field(name="Process Group Description", default=None)
+
+
+class Unused(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
+    """An event that is in no figure, such as the begin of an arrow; its times must be some, as those of all.
+
+    Which class an event is of is told by its ``ph``, so most of an unused one is passed over.
+    """
+
+    ts: int | float | None = None
+    dur: float | None = None
+
+
+class FlowStep(Unused, gc=False, tag="t"):
+    """A point of an arrow."""
+
+
+class FlowEnd(Unused, gc=False, tag="f"):
+    """The end of an arrow."""
+
+
+class Counter(Unused, gc=False, tag="C"):
+    """A value at a time."""
+
+
+class Begin(Unused, gc=False, tag="B"):
+    """The begin of a span whose end is an event of its own; such spans are counted and not read."""
+
+
+class End(Unused, gc=False, tag="E"):
+    """The end of such a span."""
+
+
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event: a span with its duration, which is what most entries of ``traceEvents`` are.
+
+    Times are microseconds; whole numbers stay such, as those lose no digits.
+    """
+
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | None = None
+    dur: float | None = None
+    args: Args | None = None
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """A moment, such as an allocation."""
+
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | None = None
+    dur: float | None = None
+    args: MemoryArgs | None = None
+
+
+class Named(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+    """The name of a thread or a process."""
+
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | None = None
+    dur: float | None = None
+    args: NameArgs | None = None
+
+
+class ExactEvent(Event, gc=False, tag="X"):
+    """An event whose begin is the digits of the file."""
+
+    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]  # decoded, not used, by its type
+
+
+class ExactInstant(Instant, gc=False, tag="i"):
+    """A moment that is the digits of the file."""
+
+    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
+
+
+class AllArgs(Args, gc=False):
+    """What any event may say."""
+
     reserved_bytes: Any = msgspec.field(name="Total Reserved", default=NOT_RECORDED)
     allocated_bytes: Any = msgspec.field(name="Total Allocated", default=NOT_RECORDED)
     allocation_bytes: Any = msgspec.field(name="Bytes", default=0)
@@ -103,33 +204,17 @@ class Args(msgspec.Struct, gc=False):
     name: Any = None
 
 
-class Event(msgspec.Struct, gc=False):
-    """One entry of ``traceEvents``; times are microseconds."""
+class OddEvent(msgspec.Struct, gc=False):
+    """An event of any kind, of which only kind and times have their types."""
 
     ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    ts: float | None = None
-    dur: float | None = None
-    args: Args | None = None
-
-
-class ExactEvent(Event, gc=False):
-    """An event whose begin is the digits of the file."""
-
-    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]  # decoded, not used, by its type
-
-
-class OddEvent(Event, gc=False):
-    """An event of which only kind and times have their types."""
-
     cat: Any = None
     name: Any = ""
     pid: Any = None
     tid: Any = None
-    args: Args | bool | int | float | str | list[Any] | None = None  # type: ignore[assignment]
+    ts: float | None = None
+    dur: float | None = None
+    args: AllArgs | bool | int | float | str | list[Any] | None = None
 
 
 class ExactOddEvent(OddEvent, gc=False):
@@ -148,13 +233,26 @@ NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the decoders raise for a text that is no JSON, is nested too deeply or has values of wrong types."""
 
 
-NO_ARGS: Final = Args()
+NO_ARGS: Final = AllArgs()
 
 
-_EVENTS: Final = (msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(list[OddEvent]))
+_UNUSED: Final = Unused | FlowStep | FlowEnd | Counter | Begin | End
 
 
-_EXACT_EVENTS: Final = (msgspec.json.Decoder(list[ExactEvent]), msgspec.json.Decoder(list[ExactOddEvent]))
+_EVENTS: Final[msgspec.json.Decoder[list[Any]]] = msgspec.json.Decoder(
+    list[Event | Instant | Named | _UNUSED]
+)
+
+
+_EXACT_EVENTS: Final[msgspec.json.Decoder[list[Any]]] = msgspec.json.Decoder(
+    list[ExactEvent | ExactInstant | Named | _UNUSED]
+)
+
+
+_ODD_EVENTS: Final = msgspec.json.Decoder(list[OddEvent])
+
+
+_EXACT_ODD_EVENTS: Final = msgspec.json.Decoder(list[ExactOddEvent])
 
 
 ONE_EVENT: Final = msgspec.json.Decoder(OddEvent)
@@ -175,24 +273,73 @@ RAW_ENTRIES: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ANYTHING: Final = msgspec.json.Decoder()
 
 
-def decode_events(text: bytes, *, with_digits: bool = False) -> Sequence[Event]:
+class Events(NamedTuple):
+    """The events of a text by what is done with them.
+
+    Attributes:
+        number: of all.
+        has_kinds: whether any of them says what kind it is.
+        timed: with a duration.
+        stamps_us: when each of those begins.
+        instants: moments.
+        named: names of threads and processes.
+        num_begin_end: begins and ends, which are not read.
+    """
+
+    number: int
+    has_kinds: bool
+    timed: list[Any]
+    stamps_us: list[Any]
+    instants: list[Any]
+    named: list[Any]
+    num_begin_end: int
+
+
+def decode_events(text: bytes, *, with_digits: bool = False) -> Events:
     """Decode a JSON list of events.
 
     Args:
         text: the list.
-        with_digits: whether the begin of each is to be its digits in the text (an :class:`ExactEvent`).
+        with_digits: whether the begin of each is to be its digits in the text.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it is something else.
     """
-    usual, odd = _EXACT_EVENTS if with_digits else _EVENTS
     try:
-        return usual.decode(text)
+        events = (_EXACT_EVENTS if with_digits else _EVENTS).decode(text)
     except msgspec.ValidationError:
-        events: Sequence[OddEvent] = odd.decode(text)
+        return _odd_events((_EXACT_ODD_EVENTS if with_digits else _ODD_EVENTS).decode(text))
+    kind = ExactEvent if with_digits else Event
+    timed = [event for event in events if type(event) is kind]
+    others: defaultdict[type, list[Any]] = defaultdict(list)
+    for event in events if len(timed) < len(events) else ():
+        if type(event) is not kind:
+            others[type(event)].append(event)
+    return Events(
+        number=len(events),
+        has_kinds=bool(events),
+        timed=timed,
+        stamps_us=[event.ts for event in timed],
+        instants=others[ExactInstant if with_digits else Instant],
+        named=others[Named],
+        num_begin_end=len(others[Begin]) + len(others[End]),
+    )
+
+
+def _odd_events(events: Sequence[OddEvent]) -> Events:
+    by_kind: defaultdict[str, list[Any]] = defaultdict(list)
     for event in events:
         _make_usual(event)
-    return events
+        by_kind[event.ph].append(event)
+    return Events(
+        number=len(events),
+        has_kinds=any(by_kind),
+        timed=by_kind["X"],
+        stamps_us=[event.ts for event in by_kind["X"]],
+        instants=by_kind["i"],
+        named=by_kind["M"],
+        num_begin_end=len(by_kind["B"]) + len(by_kind["E"]),
+    )
 
 
 def _make_usual(event: OddEvent) -> None:
@@ -200,7 +347,7 @@ def _make_usual(event: OddEvent) -> None:
     event.cat = event.cat if isinstance(event.cat, str) else None
     event.name = "" if event.name is None else str(event.name)
     event.pid, event.tid = _process_or_thread(event.pid), _process_or_thread(event.tid)
-    event.args = event.args if isinstance(event.args, Args) else None
+    event.args = event.args if isinstance(event.args, AllArgs) else None
 
 
 def _process_or_thread(value: Any) -> int | str | None:
@@ -226,9 +373,6 @@ may."""
 _MAX_INT: Final = 2**63
 
 
-_FRACTION: Final = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
-
-
 _LONG_FRACTION: Final = re.compile(rb'"ts"\s*:\s*\d{14,}\.')
 
 
@@ -247,10 +391,11 @@ def begins_with_long_stamps(text: bytes) -> bool:
     return _LONG_FRACTION.search(text, 0, _SNIFFED_BYTES) is not None
 
 
-def loses_digits(stamps_us: list[float | None], text: bytes) -> bool:
-    """Whether any of the stamps decoded from the text has lost digits; whole microseconds lose none."""
-    is_large = bool(np.any(np.abs(np.array(stamps_us, np.float64)) >= _EXACT_IN_DOUBLE_US))
-    return is_large and _FRACTION.search(text) is not None
+def loses_digits(stamps_us: Sequence[float | None]) -> bool:
+    """Whether any of the decoded stamps has lost digits; whole microseconds lose none."""
+    return float in set(map(type, stamps_us)) and bool(
+        np.any(np.abs(_as_floats(stamps_us)) >= _EXACT_IN_DOUBLE_US)
+    )
 
 
 def begins_ns(stamps_us: list[Any], *, are_digits: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -262,9 +407,18 @@ def begins_ns(stamps_us: list[Any], *, are_digits: bool) -> tuple[NDArray[np.int
     """
     if are_digits:
         return _from_digits([bytes(stamp) for stamp in stamps_us])
-    stamps = np.array(stamps_us, np.float64)  # a missing one becomes NaN
+    stamps = _as_floats(stamps_us)
     usable = np.abs(stamps) <= _MAX_STAMP_US
     return _to_ns(np.where(usable, stamps, 0.0)), usable
+
+
+def _as_floats(stamps: Sequence[float | None]) -> NDArray[np.float64]:
+    """As doubles: a missing one becomes NaN, and so does an integer that is beyond all of them."""
+    try:
+        return np.array(stamps, np.float64)
+    except OverflowError:
+        most = int(_MAX_STAMP_US)
+        return np.array([one if one is None or abs(one) <= most else None for one in stamps], np.float64)
 
 
 def _from_digits(texts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -25,7 +25,7 @@ from lightning_modelprof.run.opening import open_regular
 from lightning_modelprof.trace.json import NOT_JSON, OUTLINE, RAW_ITEMS
 from lightning_modelprof.units import digits, size
 
-BLOCK_BYTES: Final = 2 * 2**20
+BLOCK_BYTES: Final = 2**19
 """Text that is decoded at once: what it becomes still fits into the caches, which makes it faster."""
 
 _READ_BYTES: Final = 2**16
@@ -48,7 +48,7 @@ _WEAK_BOUNDARY: Final = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _NOT_SPACE: Final = re.compile(rb"\S")
 _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
-_NEAR_END: Final = 2**16
+_NEAR_END: Final = (2**13, 2**16)
 
 MAX_EVENT_BYTES: Final = 4 * 2**20
 """Text of one event that is decoded; those of torch.profiler have some kilobytes.
@@ -364,7 +364,7 @@ def list_items(text: memoryview) -> Iterator[msgspec.Raw | memoryview]:
 def _last_boundary(text: bytes | memoryview) -> tuple[int, int] | None:
     """Where the last whole event ends and where the next begins; ``None`` without two events."""
     for boundaries in (_BOUNDARY, _WEAK_BOUNDARY):
-        for begin in (max(0, len(text) - _NEAR_END), 0):
+        for begin in (*(max(0, len(text) - near) for near in _NEAR_END), 0):
             last = None
             for boundary in boundaries.finditer(text, begin):
                 last = boundary
