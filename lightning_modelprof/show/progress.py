@@ -40,6 +40,11 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if not is_wanted or total < _LARGE_BYTES:
             return
         try:
+            if (
+                bar is None and not sys.stderr.isatty()
+            ):  # tqdm need not be imported
+                is_wanted = False
+                return
             bar = bar or _started_bar(label, total)
             bar.update(done - bar.n)
         except Exception:  # a standard error that is closed, or somebody's own

@@ -29,6 +29,13 @@ def different(values: NDArray[_IntegerT]) -> NDArray[_IntegerT]:
     return ordered[is_first]
 
 
+def is_among(values: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the numbers are among some, as ``np.isin`` says, which may import ``numpy.ma``, too."""
+    ordered = np.sort(some)
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[place] == values if len(ordered) else np.zeros(len(values), np.bool_)
+
+
 def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:
     """Merge any intervals into an interval set without touching rows; empty ones vanish.
 

@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
     different,
     intersect,
+    is_among,
     length,
     locate,
     subtract,
@@ -162,7 +163,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     waits = find_waits(timeline, host_steps, steps.track)
     places = places_of(timeline, waits)
     step_of_wait = locate(trace.begin_ns[waits.row], host_steps)
-    is_counted_step = np.isin(bounds.intervals[:, 0], counted[:, 0]) & _has_length(bounds.intervals)
+    is_counted_step = is_among(bounds.intervals[:, 0], counted[:, 0]) & _has_length(bounds.intervals)
     in_counted = is_counted_step[step_of_wait]
     covered = bounds.stretches
     device, busy = _busiest_device(timeline, covered)
@@ -231,7 +232,7 @@ def _counted_steps(bounds: StepBounds) -> Intervals:
     """The steps before which another one was recorded; where there is none such, all."""
     steps = bounds.intervals
     numbers = np.array(bounds.numbers, np.int64)
-    begins_stretch = np.isin(steps[:, 0], bounds.stretches[:, 0])
+    begins_stretch = is_among(steps[:, 0], bounds.stretches[:, 0])
     follows = np.append(False, (np.diff(numbers) == 1)) & ~begins_stretch
     chosen = steps[follows] if follows.any() else steps
     return chosen[_has_length(chosen)]

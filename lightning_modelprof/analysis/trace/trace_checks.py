@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.timeline.host_phases import Steps
-from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.intervals import is_among, locate
 from lightning_modelprof.analysis.timeline.steps import long_gaps
 from lightning_modelprof.analysis.timeline.tally import by_name
 from lightning_modelprof.analysis.timeline.timeline import Timeline
@@ -239,7 +239,7 @@ def _launches(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.bool_]]
     is_launch &= trace.is_named(lambda name: any(word in name for word in _LAUNCH_WORDS))
     rows = np.flatnonzero(is_launch)
     has_kernel = np.zeros(len(trace), np.bool_)
-    has_kernel[rows] = np.isin(trace.correlation[rows], trace.correlation[trace.device.event])
+    has_kernel[rows] = is_among(trace.correlation[rows], trace.correlation[trace.device.event])
     outer = timeline.nearest(is_launch)[rows]
     is_inner = outer >= 0
     np.logical_or.at(has_kernel, outer[is_inner], has_kernel[rows[is_inner]])
