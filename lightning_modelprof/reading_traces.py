@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted
-from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, parse_step_range
 from lightning_modelprof.run.opening import MAX_TRACE_BYTES
@@ -70,30 +75,161 @@ def analyze_files(
     Raises:
         TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
     """
-    traces: list[TraceFacts] = []
-    skipped: list[str] = []
+    chosen: list[tuple[Path, Path]] = []  # what was asked for, and a file that it means
     seen: set[Path] = set()
-    for path in [given_path(path, TraceError) for path in paths]:
-        found = False
+    asked = [given_path(path, TraceError) for path in paths]
+    with_traces: set[Path] = set()
+    for path in asked:
         for file in trace_files(path):
             # The same trace packed and not packed counts once.
             place = file.resolve().with_suffix("") if file.suffix == ".gz" else file.resolve()
             if place in seen:
-                found = True
-                continue
-            seen.add(place)
-            try:
-                trace = read_with_progress(file, max_bytes)
-                _check_step_range(trace, file, step_range)
-                traces.append(analyze_trace(trace, step_range))
-                found = True
-            except TraceError as error:
-                if file == path:  # it was asked for by its name
-                    raise
-                skipped.append(f"Skipped {error}")
-        if not found:
+                with_traces.add(path)
+            else:
+                seen.add(place)
+                chosen.append((path, file))
+    traces: list[TraceFacts] = []
+    skipped: list[str] = []
+    with _helpers([file for _, file in chosen], max_bytes, step_range) as facts_of:
+        for path, file in chosen:
+            facts = facts_of(file)
+            if isinstance(facts, TraceFacts):
+                traces.append(facts)
+                with_traces.add(path)
+            elif file == path:  # it was asked for by its name
+                raise facts
+            else:
+                skipped.append(f"Skipped {facts}")
+    for path in asked:
+        if path not in with_traces:
             raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
+    from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not for a helper
+
     return build_trace_report(traces, options, skipped)
+
+
+def _facts_of(file: Path, max_bytes: int, step_range: re.Pattern[str] | None) -> TraceFacts | TraceError:
+    """What one trace says, or why it says nothing."""
+    try:
+        trace = read_with_progress(file, max_bytes)
+        _check_step_range(trace, file, step_range)
+        return analyze_trace(trace, step_range)
+    except TraceError as error:
+        return error
+
+
+_HELPED_BYTES: Final = 2**28
+"""Text of all traces for each further process; of less, starting one takes more than a tenth of the work."""
+
+_PACKED: Final = 10
+"""Times that the text of a packed trace is as large as its file, at least."""
+
+
+@contextlib.contextmanager
+def _helpers(
+    files: Sequence[Path], max_bytes: int, step_range: re.Pattern[str] | None
+) -> Iterator[Callable[[Path], TraceFacts | TraceError]]:
+    """Other processes that analyze their share of many large traces while this one analyzes its own.
+
+    They are given the last files, so that this process has done its own before it waits for them. What a
+    process did not answer, whatever the reason, is done here.
+
+    Yields:
+        What a trace says, or why it says nothing; to be asked for in the order of the files.
+    """
+    sizes = np.array([_text_bytes(file) for file in files], np.int64)
+    whole = max(int(sizes.sum()), 1)
+    count = min(len(files), _num_cpus(), 1 + whole // _HELPED_BYTES)
+    # By the middle of each file in the text of all.
+    number = ((np.cumsum(sizes) - sizes / 2) * count / whole).astype(int).tolist()
+    helpers: dict[Path, _Helper] = {}
+    try:
+        with contextlib.suppress(OSError):  # no room for another process
+            for one in range(1, count):
+                share = [file for file, its in zip(files, number, strict=True) if its == one]
+                share = [file for file in share if file.is_file()]  # a pipe is read once
+                if share:
+                    helpers.update(dict.fromkeys(share, _Helper(share, max_bytes, step_range)))
+
+        def facts_of(file: Path) -> TraceFacts | TraceError:
+            answer = helpers[file].answers().get(file) if file in helpers else None
+            return answer or _facts_of(file, max_bytes, step_range)
+
+        yield facts_of
+    finally:
+        for helper in helpers.values():
+            helper.close()
+
+
+class _Helper:
+    """A process that analyzes some traces."""
+
+    def __init__(self, files: Sequence[Path], max_bytes: int, step_range: re.Pattern[str] | None) -> None:
+        import subprocess  # noqa: PLC0415  # where there is much to do
+        import tempfile  # noqa: PLC0415
+
+        self._files = files
+        self._known: dict[Path, TraceFacts] | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full before it is read
+        package = str(Path(__file__).resolve().parents[1])
+        environment = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+            "PYTHONSAFEPATH": "1",
+        }
+        with tempfile.TemporaryFile() as task:
+            pickle.dump((files, max_bytes, step_range), task)
+            task.seek(0)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__],
+                    env=environment,
+                    stdin=task,
+                    stdout=self._output,
+                    stderr=subprocess.DEVNULL,
+                )
+            except OSError:
+                self._output.close()
+                raise
+
+    def answers(self) -> dict[Path, TraceFacts]:
+        """What it found out, once it is done; what it could not read is left out."""
+        if self._known is None:
+            self._process.wait()
+            self._output.seek(0)
+            self._known = {}
+            with contextlib.suppress(Exception):  # it was killed, say
+                for file in self._files:
+                    facts = pickle.load(self._output)  # of our own process
+                    if isinstance(facts, TraceFacts):
+                        self._known[file] = facts
+        return self._known
+
+    def close(self) -> None:
+        """End it, if it still works."""
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+
+
+def _text_bytes(file: Path) -> int:
+    try:
+        return file.stat().st_size * (_PACKED if file.suffix == ".gz" else 1)
+    except OSError:
+        return 0
+
+
+def _num_cpus() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _help() -> None:
+    """Be such a process."""
+    files, max_bytes, step_range = pickle.load(sys.stdin.buffer)  # of who started it
+    for file in files:
+        pickle.dump(_facts_of(file, max_bytes, step_range), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
 
 
 def read_with_progress(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
@@ -160,3 +296,7 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
             yield window, replace(read_with_progress(path), source=window.trace_file), ""
         except TraceError as error:
             yield window, None, str(error).replace(str(path), window.trace_file)
+
+
+if __name__ == "__main__":
+    _help()

@@ -29,8 +29,11 @@ class _Fields:
             types: dict[str, Any] = {}
             for owner in reversed(kind.__mro__):
                 types |= inspect.get_annotations(owner)
+            own = [(name, types[name]) for name in kind.__struct_fields__]
+            # A text of its own, as dataclasses takes long to write one.
+            about = {"__doc__": kind.__doc__ or kind.__name__}
             twin: Any = dataclasses.make_dataclass(
-                kind.__name__, [(name, types[name]) for name in kind.__struct_fields__], init=False
+                kind.__name__, own, namespace=about, init=False, repr=False, eq=False
             )
             self._known[kind] = twin.__dataclass_fields__
         return self._known[kind]

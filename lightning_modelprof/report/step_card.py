@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -214,9 +213,7 @@ def _figures(traces: Sequence[TraceFacts]) -> tuple[tuple[str, float, Unit], ...
     return tuple(figures)
 
 
-@functools.cache
-def _kinds(of: type) -> frozenset[str]:
-    """The rules of a type."""
-    from lightning_modelprof.report.rules.all_rules import RULES  # noqa: PLC0415  # many, for what was found
-
-    return frozenset(rule.kind for rule in RULES if isinstance(rule, of))
+def _kinds(of: type) -> set[str]:
+    """The rules of a type, as far as they are imported: those that found something are."""
+    kinds = {str(of.kind)} if hasattr(of, "kind") else set()
+    return kinds.union(*map(_kinds, of.__subclasses__()))

@@ -40,9 +40,7 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if not is_wanted or total < _LARGE_BYTES:
             return
         try:
-            if (
-                bar is None and not sys.stderr.isatty()
-            ):  # tqdm need not be imported
+            if bar is None and not sys.stderr.isatty():  # tqdm need not be imported
                 is_wanted = False
                 return
             bar = bar or _started_bar(label, total)

@@ -14,8 +14,8 @@ from lightning_modelprof.trace.json import (
     Args,
     Event,
     Events,
-    Instant,
-    Named,
+    InstantEvent,
+    NamedEvent,
     begins_ns,
     begins_with_long_stamps,
     category_by_name,
@@ -293,14 +293,14 @@ class TraceBuilder:
             }
         )
 
-    def _add_names(self, events: list[Named]) -> None:
+    def _add_names(self, events: list[NamedEvent]) -> None:
         for event in events:
             if event.name == "thread_name" and event.args is not None:
                 name = event.args.name
                 if isinstance(name, str) and name:
                     self._thread_names[self._tracks[event.pid, event.tid]] = name
 
-    def _add_memory(self, memory: list[Instant]) -> None:
+    def _add_memory(self, memory: list[InstantEvent]) -> None:
         """Take allocations."""
         if not memory:
             return

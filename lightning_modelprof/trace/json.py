@@ -11,7 +11,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Context, Decimal, localcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -114,7 +114,7 @@ class Args(msgspec.Struct, gc=False):
     group_description: Any = msgspec.field(name="Process Group Description", default=None)
 
 
-class Unused(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
+class UnusedEvent(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
     """An event that is in no figure, such as the begin of an arrow; its times must be some, as those of all.
 
     Which class an event is of is told by its ``ph``, so most of an unused one is passed over.
@@ -124,23 +124,23 @@ class Unused(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
     dur: float | None = None
 
 
-class FlowStep(Unused, gc=False, tag="t"):
+class FlowStepEvent(UnusedEvent, gc=False, tag="t"):
     """A point of an arrow."""
 
 
-class FlowEnd(Unused, gc=False, tag="f"):
+class FlowEndEvent(UnusedEvent, gc=False, tag="f"):
     """The end of an arrow."""
 
 
-class Counter(Unused, gc=False, tag="C"):
+class CounterEvent(UnusedEvent, gc=False, tag="C"):
     """A value at a time."""
 
 
-class Begin(Unused, gc=False, tag="B"):
+class BeginEvent(UnusedEvent, gc=False, tag="B"):
     """The begin of a span whose end is an event of its own; such spans are counted and not read."""
 
 
-class End(Unused, gc=False, tag="E"):
+class EndEvent(UnusedEvent, gc=False, tag="E"):
     """The end of such a span."""
 
 
@@ -159,7 +159,7 @@ class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: Args | None = None
 
 
-class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     """A moment, such as an allocation."""
 
     name: str = ""
@@ -170,7 +170,7 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     args: MemoryArgs | None = None
 
 
-class Named(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+class NamedEvent(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
     """The name of a thread or a process."""
 
     name: str = ""
@@ -187,7 +187,7 @@ class ExactEvent(Event, gc=False, tag="X"):
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]  # decoded, not used, by its type
 
 
-class ExactInstant(Instant, gc=False, tag="i"):
+class ExactInstantEvent(InstantEvent, gc=False, tag="i"):
     """A moment that is the digits of the file."""
 
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
@@ -236,16 +236,16 @@ NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 NO_ARGS: Final = AllArgs()
 
 
-_UNUSED: Final = Unused | FlowStep | FlowEnd | Counter | Begin | End
+_AnyUnused: TypeAlias = UnusedEvent | FlowStepEvent | FlowEndEvent | CounterEvent | BeginEvent | EndEvent
 
 
 _EVENTS: Final[msgspec.json.Decoder[list[Any]]] = msgspec.json.Decoder(
-    list[Event | Instant | Named | _UNUSED]
+    list[Event | InstantEvent | NamedEvent | _AnyUnused]
 )
 
 
 _EXACT_EVENTS: Final[msgspec.json.Decoder[list[Any]]] = msgspec.json.Decoder(
-    list[ExactEvent | ExactInstant | Named | _UNUSED]
+    list[ExactEvent | ExactInstantEvent | NamedEvent | _AnyUnused]
 )
 
 
@@ -320,9 +320,9 @@ def decode_events(text: bytes, *, with_digits: bool = False) -> Events:
         has_kinds=bool(events),
         timed=timed,
         stamps_us=[event.ts for event in timed],
-        instants=others[ExactInstant if with_digits else Instant],
-        named=others[Named],
-        num_begin_end=len(others[Begin]) + len(others[End]),
+        instants=others[ExactInstantEvent if with_digits else InstantEvent],
+        named=others[NamedEvent],
+        num_begin_end=len(others[BeginEvent]) + len(others[EndEvent]),
     )
 
 
