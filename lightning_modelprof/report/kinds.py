@@ -6,9 +6,10 @@ Nothing of it is in a report: of a stored one it is found by the id.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, Generic, Literal, TypeVar
 
+from lightning_modelprof.record import Record, field
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 
 _FactsT = TypeVar("_FactsT")
@@ -73,8 +74,7 @@ WORDS: Final[Mapping[str, str]] = {
 """Words that definitions use → what they mean."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(Record, frozen=True, kw_only=True):
     """What is compared of a table.
 
     Attributes:
@@ -89,8 +89,7 @@ class Figure:
     names: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableKind:
+class TableKind(Record, frozen=True, kw_only=True):
     """What all tables of one kind have in common.
 
     Attributes:
@@ -156,8 +155,7 @@ class TableKind:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing(Generic[_FactsT, _DrawnT]):
+class Drawing(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
     """What is known of a chart or a flame graph.
 
     Attributes:

@@ -82,8 +82,7 @@ class CallbackTime(Record, frozen=True, kw_only=True):
     total_ns: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTime:
+class ActionTime(Record, frozen=True, kw_only=True):
     """Host time in one action outside of the loop, with those inside it.
 
     Attributes:
@@ -97,8 +96,7 @@ class ActionTime:
     after_ns: Whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AroundLoop:
+class AroundLoop(Record, frozen=True, kw_only=True):
     """What passed around the loop: with the steps and ``outside_ns`` it sums to all that was seen.
 
     Attributes:
@@ -110,8 +108,7 @@ class AroundLoop:
     after: tuple[ActionTime, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllRanks:
+class AllRanks(Record, frozen=True, kw_only=True):
     """Benchmark figures over all ranks that are known.
 
     Over the clean steps of each; times in nanoseconds. ``reader_total_ns`` and ``samples`` are

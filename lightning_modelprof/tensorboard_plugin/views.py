@@ -11,6 +11,7 @@ from html import escape
 from typing import Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.report.tables.run.all_tables import KINDS

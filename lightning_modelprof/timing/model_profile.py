@@ -25,6 +25,7 @@ from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.report.tables.run.all_tables import module_tables
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, StepCount
+from lightning_modelprof.run.opening import write_atomically
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from lightning_modelprof.timing.spans import wait_for, whole_number

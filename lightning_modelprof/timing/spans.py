@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from operator import index
 from typing import Any, Final, Literal, get_args
 

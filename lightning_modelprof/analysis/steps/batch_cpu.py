@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import CpuUse
 
 _MOSTLY: Final = 0.5
@@ -17,8 +17,7 @@ _NEARLY_ALWAYS: Final = 0.9
 _ENOUGH: Final = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCpu:
+class BatchCpu(Record, frozen=True, kw_only=True):
     """What batches and steps take of the CPUs.
 
     Attributes:

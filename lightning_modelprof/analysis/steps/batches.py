@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import theil_sen
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import medians, theil_sen
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord
 
 LEAST_POINTS: Final = 20

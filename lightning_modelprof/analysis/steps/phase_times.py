@@ -147,8 +147,7 @@ def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> fl
     return max(0.0, taken_ns - len(some) * usual_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AroundRow:
+class AroundRow(Record, frozen=True, kw_only=True):
     """One action outside of the loop, and the gap from its end to the next one.
 
     Attributes:
@@ -170,8 +169,7 @@ class AroundRow:
         return self.total_ns + self.after_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AroundTimes:
+class AroundTimes(Record, frozen=True, kw_only=True):
     """What passed around the loop, and in it.
 
     Attributes:

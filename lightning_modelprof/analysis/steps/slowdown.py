@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import medians, theil_sen
+from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, StepTimings
 

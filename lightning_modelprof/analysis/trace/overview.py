@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent, sum_of_all
-from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
+from lightning_modelprof.analysis.timeline.intervals import (
+    Intervals,
+    different,
+    intersect,
+    length,
+    locate,
+    union,
+)
 from lightning_modelprof.analysis.timeline.names import (
     AUTOGRAD_PREFIX,
     OPTIMIZER_PREFIX,

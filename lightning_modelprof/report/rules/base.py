@@ -67,8 +67,7 @@ class RuleHelp(NamedTuple):
     where: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule(ABC):
+class Rule(Record, frozen=True, kw_only=True):
     """One question about a run. Its fields are its thresholds, so the class is its own configuration."""
 
     kind: ClassVar[str]

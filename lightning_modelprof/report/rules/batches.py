@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -25,8 +24,7 @@ from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import milliseconds, percent
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmallBatches(Rule):
+class SmallBatches(Rule, frozen=True, kw_only=True):
     """The part of a step that its batch does not change, from steps whose batches have other sizes.
 
     A line through the times of the steps by their number of samples (Theil-Sen); it is found where the lower

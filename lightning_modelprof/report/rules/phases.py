@@ -315,8 +315,7 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowSetup(Rule):
+class SlowSetup(Rule, frozen=True, kw_only=True):
     """What passes before the first step, over all that was seen of the loop and around it.
 
     Both thresholds are this package's own choice.

@@ -100,8 +100,7 @@ def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongSanityCheck(ShareRule):
+class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
     """The validation batches before training, over the whole loop.
 
     Where the sanity check was not measured, each of its batches is taken to last as long as the mean one of

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Chart, Unit
 from lightning_modelprof.units import (
     DASH,
@@ -80,8 +81,7 @@ _LINES: Final = (2, 5, 4, 6, 1)
 """Those that a thin line can have: yellow is not seen on white."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Record, frozen=True):
     """One series: its name, colour number, path, and where it is one value, that value and its share."""
 
     label: str

@@ -7,6 +7,7 @@ import sys
 from typing import IO, Final
 from urllib.parse import quote
 
+from lightning_modelprof.record import Record
 from lightning_modelprof.show.grid import ELLIPSIS, display_width
 from lightning_modelprof.units import DASH
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions, View
