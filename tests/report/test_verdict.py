@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -315,8 +315,7 @@ def test_every_saved_setup_reads_back(tmp_path):
     assert load_run(tmp_path).ranks[0].setup == SETUP
 
 
-@dataclass(frozen=True, kw_only=True)
-class Says(Rule):
+class Says(Rule, frozen=True, kw_only=True):
     """Finds what it is told to find."""
 
     kind: ClassVar[str] = "says"
