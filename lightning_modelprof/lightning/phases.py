@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, Final
 
 from lightning.pytorch.profilers import Profiler
@@ -420,8 +421,9 @@ class AroundAction(Action):
 
 def _times(sums: dict[str, list[int]]) -> tuple[ActionTime, ...]:
     return tuple(
-        ActionTime(action=name, calls=calls, total_ns=total_ns, after_ns=after_ns)
+        ActionTime(action=name, calls=calls, total_ns=int(total_ns), after_ns=int(after_ns))
         for name, (calls, total_ns, after_ns) in sums.items()
+        if isfinite(total_ns) and isfinite(after_ns)  # a clock may fail
     )
 
 

@@ -222,7 +222,7 @@ def test_the_article():
     assert report.title.startswith(
         "FASTER: 1.93x as fast: 14.1 → 7.28 ms per step (95 % interval 1.88 to 1.99)"
     )
-    assert dict(report.facts)["Change"] == "+93 % speed, -48 % time per step; tolerance 5 %"
+    assert dict(report.facts)["Change"] == "+93 % speed, -48 % time per step; tolerance 5.0 %"
     assert "193" not in render_text(report)
 
 
@@ -468,7 +468,7 @@ def test_first_lines():
 
     assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast: 27.")
     assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast: 20.")
-    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5 %: ")
+    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0 %: ")
     assert first_line(noisy(28, 0), noisy(28, 1), tolerance=0.001).startswith("CANNOT TELL: ")
     assert first_line(noisy(28, 0, 10), noisy(27, 1, 10)).endswith("(too few steps for an interval)")
     assert first_line(noisy(28, 0, 0), noisy(28, 1)) == "CANNOT TELL: no clean step before"

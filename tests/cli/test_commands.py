@@ -335,7 +335,7 @@ def test_a_script_without_a_trainer_is_told_so(tmp_path):
     ("arguments", "code", "words"),
     [
         (["no_such.py"], 1, "expected a Python script, got no such file"),
-        (["--active", "-1", "train.py"], 1, "active: expected an integer of at least 0, got -1"),
+        (["--active", "-1", "train.py"], 1, "active: expected an integer of at least 0, or None, got -1"),
         (["--report.views", "[devcie]", "train.py"], 1, "Did you mean 'device'?"),
         ([], 2, "expected a script or -m MODULE"),
         (["--actve", "3", "train.py"], 2, "--actve"),

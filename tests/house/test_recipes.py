@@ -339,6 +339,7 @@ def test_the_recipes_are_those_of_the_guide():
     assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [
         "A table of a run",
         "A table of traces",
+        "A column",
         "A rule",
         "A command",
         "A chart",

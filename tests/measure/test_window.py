@@ -239,9 +239,17 @@ def test_table_of_the_report_is_the_summary(tmp_path):
 def test_tables_come_in_reading_order(tmp_path):
     callback = run_fit(tmp_path, active=2, repeat=2)
     tables = [table for table in callback.report.tables if table.id != "worst_step"]  # if one was slow
-    of_the_run = ["perf_summary", "phases", "slow_steps", "callbacks", "memory_peaks", "memory_by_phase"]
-    assert [table.id for table in tables[:8]] == [*of_the_run, "model_summary", "model_summary_1"]
-    of_newest = tables[8:]
+    of_the_run = [
+        "perf_summary",
+        "phases",
+        "slow_steps",
+        "callbacks",
+        "around",
+        "memory_peaks",
+        "memory_by_phase",
+    ]
+    assert [table.id for table in tables[:9]] == [*of_the_run, "model_summary", "model_summary_1"]
+    of_newest = tables[9:]
     assert all(table.title.endswith(" of window 1") for table in of_newest)
     kinds = [kind for kind in TRACE_TABLES if kind.view != "model"]
     assert len(of_newest) == len(kinds)
@@ -252,7 +260,15 @@ def test_tables_come_in_reading_order(tmp_path):
 def test_no_window_has_no_tables_of_windows(tmp_path):
     callback = run_fit(tmp_path, active=0)
     ids = [table.id for table in callback.report.tables if table.id != "worst_step"]  # if one was slow
-    assert ids == ["perf_summary", "phases", "slow_steps", "callbacks", "memory_peaks", "memory_by_phase"]
+    assert ids == [
+        "perf_summary",
+        "phases",
+        "slow_steps",
+        "callbacks",
+        "around",
+        "memory_peaks",
+        "memory_by_phase",
+    ]
 
 
 def test_one_window_needs_no_number(tmp_path):

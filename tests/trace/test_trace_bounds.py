@@ -564,7 +564,7 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
     assert not raw.exists()
     if not is_analyzed:
         assert results.trace_notes[0] == (
-            "its trace of 0 MB was not analyzed while training runs, because that is more than 2 x"
+            "its trace of 0.000201 MB was not analyzed while training runs, because that is more than 2 x"
             " max_trace_mb=0.0001; lightning-modelprof analyze reads it"
         )
 

@@ -194,7 +194,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
         )
         made = [one.lines for one in analysis.cost.waste.outputs if one.path in most]
         began = [one.lines for one in most.values()]
-        lines = dict.fromkeys(line for lines in (*made, *began) for line in lines)
+        lines = dict.fromkeys(line for lines in (*began, *made) for line in lines)
         return (
             self.found(
                 f"A backward pass makes gradients of {names} that no optimizer uses:"
