@@ -126,6 +126,13 @@ class AllRanks(Record, frozen=True, kw_only=True):
     reader_total_ns: Whole | None
     samples: Count | None
 
+    @property
+    def reader_ratio(self) -> float | None:
+        """Reader Ratio: what the steps of all ranks waited for batches, of all their time."""
+        if self.reader_total_ns is None or not self.batch_total_ns:
+            return None
+        return self.reader_total_ns / self.batch_total_ns
+
 
 class RankRecord(Record, frozen=True, kw_only=True):
     """Everything one rank measured during one loop.

@@ -43,6 +43,7 @@ from lightning_modelprof.report.rules.waste import (
 )
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
+from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import ActionTime, AroundLoop, CallbackTime
 from lightning_modelprof.run.setup import (
     CallbackSetup,
@@ -66,6 +67,11 @@ def evidence(finding):
 
 
 # All of them
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda one: one.kind)
+def test_the_phases_of_a_rule_are_there(rule):
+    assert {*rule.phases, *rule.sampled_phases} <= PHASE_INDEX.keys()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)

@@ -315,7 +315,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
         of="of the loop",
         where="the lines",
     )
-    phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "hooks")
+    phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "module_hooks")
     takes_time_there: ClassVar[bool] = False
 
     warning: float = 0.05

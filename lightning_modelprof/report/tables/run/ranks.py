@@ -200,7 +200,7 @@ def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  
         ("batch_cost max", ranks.batch_max_ns, Unit.DURATION_NS),
         ("batch_cost min", ranks.batch_min_ns, Unit.DURATION_NS),
         ("reader_cost avg", None if reader is None else reader / ranks.num_steps, Unit.DURATION_NS),
-        ("Reader Ratio", reader / ranks.batch_total_ns if reader is not None and rate else None, Unit.RATIO),
+        ("Reader Ratio", ranks.reader_ratio, Unit.RATIO),
         (
             f"{unit}/s of {'all' if ranks.world_size == analysis.info.world_size else 'these'} ranks",
             None if rate is None or ranks.samples is None else rate * ranks.samples,
