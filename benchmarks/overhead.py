@@ -1,24 +1,24 @@
-"""What profiling costs: main-thread CPU time per training step of ours and of its peers, over a bare Trainer.
+"""What profiling costs a step and a fit: CPU time of ours and of its peers, over a bare Trainer.
 
     python benchmarks/overhead.py
-    python benchmarks/overhead.py --rounds 40 --steps 500 --json overhead.json
+    python benchmarks/overhead.py --rounds 10 --steps 1000 --json overhead.json
 
 How it is measured, and why so:
 
 * The model is one small linear layer on data in memory. What remains of a step is Lightning's own loop, so
   that some microseconds can be seen at all, and the relative cost of a step is the worst there is.
 * `time.thread_time` counts the CPU time of the training thread, as waiting for a core on a shared machine is
-  no cost of anybody's. The data loader reads it, the same way for all, every 50 steps: one logging interval.
-  A run counts with its fastest block of 50 steps, as in timeit: what else a machine does only ever adds. The
-  mean over all its steps is there too, for costs that are rare.
-* The variants take turns in one process, many short runs in rotating order. Each is compared with the bare
-  Trainer of its own round, as a machine's speed drifts by more than what is measured. The figure is the
-  median of these differences, with a bootstrap interval, and the lowest and highest round.
-* What a tool does on threads of its own is in no figure of the training thread. So CPU time of all threads of
-  the process is there too, as a mean over all steps: in short fits, as the first seconds are the most
-  expensive ones of anything that samples.
-* The bare Trainer runs twice in each round: what "bare again" shows is the noise that is left.
-* What happens once per run (set-up, the report at the end) is not in the steps; it has a column of its own.
+  no cost of anybody's. The data loader reads it, the same way for all, after a warm-up and at the end: the
+  figure is the mean of all steps between, so what is rare is in it. What a tool does on threads of its own is
+  in the figure of all threads of the process.
+* The variants take turns in one process, in rotating order. Each is compared with the bare Trainer, or with
+  the logger alone, of its own round, as a machine's speed drifts by more than what is measured. The figure is
+  the median of these differences, with a bootstrap interval; a quotient is one of two such medians.
+* *Once* is the fit without its steps: set-up, report, and what it prints. Of ours each fit is as a process's
+  first one, which prints its report; but imports are over, which ``startup.py`` and the first fits in
+  ``overhead_processes.py`` have. Counting FLOPs and windows are switched off (``flops=False, active=0``).
+* All variants get all rounds. AdvancedProfiler and gpuprof, ten times an empty callback and more in earlier
+  runs, are no longer among them: 40 rounds of 3,000 steps of nine variants take ten minutes.
 * What changes the whole process is measured in processes of its own, by ``overhead_processes.py``.
 """
 
@@ -30,39 +30,31 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import lightning
 import numpy as np
+import peers_tables as tables
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from overhead_variants import BARE, BLOCK, EMPTY, WARM_UP_STEPS, Variant, be_quiet, variants
+from overhead_variants import BARE, EMPTY, Fit, Variant, be_quiet, fit, variants
 
-PEERS = ("gpuprof", "traceml-ai")
+PEERS = ("traceml-ai",)
 
 
 def measure(chosen: list[Variant], rounds: int, steps: int) -> list[Variant]:
-    """Runs all variants in turns; returns those that could run."""
-    usable = []
+    """All variants in turns, after a warm-up: what the first use imports and compiles belongs to no round."""
     for variant in chosen:
-        # Also a warm-up: what the first use imports and compiles belongs to no round.
-        try:
-            variant.run(steps)
-        except (ImportError, MisconfigurationException) as error:
-            print(f"skipped {variant.name}: {error}")
-            continue
-        variant.clear()
-        usable.append(variant)
-
+        fit(variant.arguments, steps=50)
     for number in range(rounds):
-        start = number % len(usable)
-        order = usable[start:] + usable[:start]
+        start = number % len(chosen)
+        order = chosen[start:] + chosen[:start]
         # Backwards every other time, so that nobody always follows the same neighbour.
         for variant in reversed(order) if number % 2 else order:
-            variant.run(steps)
-    return usable
+            variant.fits.append(fit(variant.arguments, steps))
+    return chosen
 
 
 def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], rounds: int) -> dict[str, float]:
@@ -91,61 +83,36 @@ def quotient(costs: np.ndarray, unit: np.ndarray) -> dict[str, float]:
     )
 
 
-def summarize(usable: list[Variant]) -> dict[str, dict[str, Any]]:
-    """Compares every variant with the bare Trainer of the same round."""
-    step_us = {variant.name: np.array(variant.step_us) for variant in usable}
-    mean_us = {variant.name: np.array(variant.mean_us) for variant in usable}
-    threads_us = {variant.name: np.array(variant.threads_us) for variant in usable}
-    once_ms = {variant.name: np.array(variant.once_ms) for variant in usable}
-    over_bare = {name: values - step_us[BARE] for name, values in step_us.items()}
-    return {
-        variant.name: {
-            "label": variant.label,
-            "step_us": spread(step_us[variant.name]),
-            "over_bare_us": spread(over_bare[variant.name]),
-            "mean_over_bare_us": spread(mean_us[variant.name] - mean_us[BARE]),
-            "threads_over_bare_us": spread(threads_us[variant.name] - threads_us[BARE]),
-            "step_ratio": spread(step_us[variant.name] / step_us[BARE]),
-            "cost_in_empty_callbacks": (
-                quotient(over_bare[variant.name], over_bare[EMPTY]) if EMPTY in over_bare else None
-            ),
-            "once_over_bare_ms": float(np.median(once_ms[variant.name] - once_ms[BARE])),
-            "rounds_step_us": variant.step_us,
-            "rounds_mean_us": variant.mean_us,
-        }
-        for variant in usable
+def summarize(measured: list[Variant]) -> dict[str, dict[str, Any]]:
+    """Compares every variant with its base of the same round."""
+    figures = {
+        kind.name: {one.name: np.array([getattr(of, kind.name) for of in one.fits]) for one in measured}
+        for kind in fields(Fit)
     }
+    results = {}
+    for one in measured:
+        name, base = one.name, one.base
+        result: dict[str, Any] = {"label": one.label, "base": base, "fits": [asdict(of) for of in one.fits]}
+        result["step_us"] = spread(figures["step_us"][name])
+        for kind in ("step_us", "threads_us"):
+            over = figures[kind][name] - figures[kind][base]
+            result[f"{kind}_over"] = spread(over)
+            result[f"{kind}_times"] = quotient(over, figures[kind][one.unit] - figures[kind][base])
+        # What an empty callback takes is little, but what it takes is no tool's.
+        empty = EMPTY if base == BARE else base
+        for kind in ("once_ms", "once_all_ms"):
+            result[f"{kind}_over"] = spread(figures[kind][name] - figures[kind][empty])
+        results[name] = result
+    return results
 
 
-def print_table(results: dict[str, dict[str, Any]]) -> None:
-    print(f"\nbare Trainer: {results[BARE]['step_us']['median']:.1f} us of CPU time per step (median)\n")
-    print(
-        f"{'':<34}{'us/step':>8}{'95 % interval':>18}{'min .. max':>16}{'mean':>8}{'threads':>9}"
-        f"{'x empty':>9}{'95 % interval':>16}{'step':>8}{'once, ms':>10}"
-    )
-    for name, result in results.items():
-        if name == BARE:
-            continue
-        cost, empties = result["over_bare_us"], result["cost_in_empty_callbacks"]
-        interval = f"{cost['interval_low']:+.1f} .. {cost['interval_high']:+.1f}"
-        extremes = f"{cost['min']:+.0f} .. {cost['max']:+.0f}"
-        times, times_interval = "–", "–"
-        if empties:
-            times = f"{empties['median']:.2f}"
-            times_interval = f"{empties['interval_low']:.2f} .. {empties['interval_high']:.2f}"
-        print(
-            f"{result['label']:<34}{cost['median']:>+8.1f}{interval:>18}{extremes:>16}"
-            f"{result['mean_over_bare_us']['median']:>+8.1f}"
-            f"{result['threads_over_bare_us']['median']:>+9.1f}{times:>9}{times_interval:>16}{result['step_ratio']['median']:>7.3f}x"
-            f"{result['once_over_bare_ms']:>+10.1f}"
-        )
-    print(
-        "\nus/step: CPU time over the bare Trainer of the same round, fastest blocks. mean: of all steps."
-        "\nthreads: mean of all steps, of all threads of the process."
-        "\nx empty: us/step in costs of an empty Callback. step: CPU time of a step over that of the bare"
-        "\nTrainer. once: outside the steps (set-up, report), per run, over the bare Trainer. Compare what"
-        "\nhas a logger with the logger alone."
-    )
+def chosen_variants(names: list[str] | None) -> list[Variant]:
+    """Those of these names, and what they are compared with; all without names."""
+    known = {variant.name: variant for variant in variants()}
+    wanted = {BARE, EMPTY}
+    for name in known if names is None else names:
+        wanted |= {name, known[name].base, known[name].unit}
+    return [variant for name, variant in known.items() if name in wanted]
 
 
 def version_of(package: str) -> str:
@@ -176,36 +143,28 @@ def environment() -> dict[str, Any]:
 
 
 def parse_args() -> argparse.Namespace:
-    names = [variant.name for variant in variants() if variant.name != BARE]
+    names = [variant.name for variant in variants()]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=40, help="runs of each variant (default: 40)")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=300,
-        help=f"steps measured in a run, a multiple of {BLOCK} (default: 300)",
-    )
+    parser.add_argument("--rounds", type=int, default=40, help="fits of each variant (default: 40)")
+    parser.add_argument("--steps", type=int, default=3000, help="measured in a fit (default: 3000)")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
     args = parser.parse_args()
-    if args.rounds < 1 or args.steps < BLOCK or args.steps % BLOCK:
-        parser.error(f"expected --rounds of at least 1 and --steps as a multiple of {BLOCK}")
+    if args.rounds < 1 or args.steps < 1:
+        parser.error("expected --rounds and --steps of at least 1")
     return args
 
 
 def main() -> None:
     args = parse_args()
     be_quiet()
-    about = environment()
-    print(", ".join(f"{key} {value}" for key, value in about.items()))
-    print(f"{args.rounds} rounds of {args.steps} steps after {WARM_UP_STEPS} of warm-up")
-    chosen = [v for v in variants() if v.name == BARE or not args.only or v.name in args.only]
-    results = summarize(measure(chosen, args.rounds, args.steps))
-    print_table(results)
+    results = summarize(measure(chosen_variants(args.only), args.rounds, args.steps))
+    document = {"environment": environment(), "rounds": args.rounds, "steps": args.steps, "variants": results}
+    print(", ".join(f"{key} {value}" for key, value in document["environment"].items()))
+    print(tables.overhead_table(document))
     if args.json:
-        document = {"environment": about, "rounds": args.rounds, "steps": args.steps, "variants": results}
         args.json.write_text(json.dumps(document, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""The ways to train that ``overhead.py`` and ``overhead_processes.py`` compare, and how one is measured."""
+"""The ways to train that the benchmarks of steps compare, and how one is measured."""
 
 from __future__ import annotations
 
@@ -6,25 +6,36 @@ import contextlib
 import gc
 import io
 import logging
+import resource
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+import psutil
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from torch import Tensor, nn
 
-BARE, EMPTY, OURS, GPUPROF = "bare", "empty-callback", "ours", "gpuprof"
-BLOCK = 50  # steps between two readings of the clock; also Trainer's log_every_n_steps
-WARM_UP_STEPS = 60  # more than a block, so that everything has happened once
+BARE, EMPTY, OURS = "bare", "empty-callback", "ours"
+LOGGER, THROUGHPUT = "logger", "throughput-monitor"
+LOG_EVERY = 50
+WARM_UP_STEPS = 60  # more than LOG_EVERY, so that everything has happened once
+
+
+def tree_s() -> float:
+    """CPU seconds of this process and of all that it started, those that still run included."""
+    own, ended = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    children = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            children += sum(child.cpu_times()[:4])
+    return own + ended.ru_utime + ended.ru_stime + children
 
 
 class TinyModel(LightningModule):
@@ -42,7 +53,7 @@ class TinyModel(LightningModule):
 
 
 class ProbedBatches:
-    """A data loader of one batch over and over that reads the clocks every `BLOCK` steps, after a warm-up.
+    """A data loader of one batch over and over that reads the clocks after a warm-up and at its end.
 
     Between two fetches lies exactly one step, whatever hooks run in it.
     """
@@ -59,13 +70,68 @@ class ProbedBatches:
 
     def __iter__(self) -> Iterator[Tensor]:
         for step in range(self.length):
-            if step >= WARM_UP_STEPS and (step - WARM_UP_STEPS) % BLOCK == 0:
+            if step in (WARM_UP_STEPS, self.length - 1):
                 self.thread_s.append(time.thread_time())
                 self.process_s.append(time.process_time())
             yield self.batch
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What one fit cost, in CPU time.
+
+    Attributes:
+        step_us: a step on the training thread, mean of all measured steps.
+        threads_us: the same on all threads of the process.
+        once_ms: of the training thread, all but steps.
+        once_all_ms: of all threads and processes, all but steps.
+        total_s: of the training thread.
+        total_all_s: of all threads and processes.
+    """
+
+    step_us: float
+    threads_us: float
+    once_ms: float
+    once_all_ms: float
+    total_s: float
+    total_all_s: float
+
+
+def fit(arguments: Callable[[str], dict[str, Any]], steps: int) -> Fit:
+    """Train once; what is printed goes nowhere, as the terminal's speed is not the subject."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        batches = ProbedBatches(steps)
+        gc.collect()
+        begin_all, begin = tree_s(), time.thread_time()
+        trainer = Trainer(
+            **{
+                "accelerator": "cpu",
+                "max_epochs": 1,
+                "logger": False,
+                "log_every_n_steps": LOG_EVERY,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "enable_checkpointing": False,
+                "default_root_dir": folder,
+                **arguments(folder),
+            }
+        )
+        trainer.fit(TinyModel(), batches)
+        total = time.thread_time() - begin
+        total_all = tree_s() - begin_all
+    step_s = (batches.thread_s[1] - batches.thread_s[0]) / steps
+    threads_s = (batches.process_s[1] - batches.process_s[0]) / steps
+    return Fit(
+        step_us=step_s * 1e6,
+        threads_us=threads_s * 1e6,
+        once_ms=(total - step_s * len(batches)) * 1e3,
+        once_all_ms=(total_all - threads_s * len(batches)) * 1e3,
+        total_s=total,
+        total_all_s=total_all,
+    )
+
+
+@dataclass(frozen=True)
 class Variant:
     """One way to train.
 
@@ -73,66 +139,25 @@ class Variant:
         name: as on the command line.
         label: as in the table.
         arguments: makes the Trainer's arguments for a run in a folder; they are fresh each time.
-        step_us: CPU time of the training thread per step in the fastest block, one figure per round.
-        mean_us: the same in all blocks, one figure per round.
-        threads_us: CPU time of all threads of the process per step in all blocks, one figure per round.
-        once_ms: CPU time of the run outside the measured steps and the warm-up, one figure per round.
+        base, unit: it is compared with the first, and that with what the second costs over the first.
+        fits: one per round.
     """
 
     name: str
     label: str
     arguments: Callable[[str], dict[str, Any]]
-    step_us: list[float] = field(default_factory=list)
-    mean_us: list[float] = field(default_factory=list)
-    threads_us: list[float] = field(default_factory=list)
-    once_ms: list[float] = field(default_factory=list)
-
-    def clear(self) -> None:
-        """Forget all rounds."""
-        for figures in (self.step_us, self.mean_us, self.threads_us, self.once_ms):
-            figures.clear()
-
-    def run(self, steps: int) -> None:
-        """Trains once and notes what it cost."""
-        # In a temporary folder and with nothing printed: the terminal's speed is not the subject.
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            batches = ProbedBatches(steps)
-            gc.collect()
-            begin = time.thread_time()
-            trainer = Trainer(
-                **{
-                    "accelerator": "cpu",
-                    "max_epochs": 1,
-                    "logger": False,
-                    "log_every_n_steps": BLOCK,
-                    "enable_progress_bar": False,
-                    "enable_model_summary": False,
-                    "enable_checkpointing": False,
-                    "default_root_dir": folder,
-                    **self.arguments(folder),
-                }
-            )
-            trainer.fit(TinyModel(), batches)
-            total = time.thread_time() - begin
-        steps_s = np.diff(batches.thread_s) / BLOCK
-        self.step_us.append(float(steps_s.min()) * 1e6)
-        self.mean_us.append(float(steps_s.mean()) * 1e6)
-        self.threads_us.append((batches.process_s[-1] - batches.process_s[0]) / steps * 1e6)
-        self.once_ms.append((total - float(steps_s.mean()) * len(batches)) * 1e3)
+    base: str = BARE
+    unit: str = EMPTY
+    fits: list[Fit] = field(default_factory=list)
 
 
 def ours(**arguments: Any) -> Callback:
+    """Steps are timed and sampled; counting FLOPs and windows are not part of this."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415 - the peers can be measured without it
+    from lightning_modelprof.loop.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
-    return ModelProfCallback(active=0, report={"progress_bar": False}, **arguments)
-
-
-def gpuprof(folder: str) -> dict[str, Any]:
-    """Its callback as its documentation has it; its data base goes to the folder of the run."""
-    from gpuprof import LightningCallback  # noqa: PLC0415 - without it the variant is skipped
-
-    be_quiet()  # it imports pytorch_lightning, which sets a level of its own
-    return {"callbacks": [LightningCallback(run_name="run", db_path=str(Path(folder) / "gpuprof.db"))]}
+    PROCESS_LOOPS.forget()  # each fit as if it were the first one, which prints its report
+    return ModelProfCallback(**{"active": 0, "flops": False, **arguments})
 
 
 def tensorboard(folder: str, *callbacks: Callback) -> dict[str, Any]:
@@ -143,38 +168,36 @@ def variants() -> list[Variant]:
     """All that can be trained in one process in turns."""
     return [
         Variant(BARE, "bare Trainer", lambda folder: {}),
-        Variant("bare-again", "bare Trainer again", lambda folder: {}),
         Variant(EMPTY, "empty Callback", lambda folder: {"callbacks": [Callback()]}),
-        Variant(OURS, "ModelProfCallback, timing only", lambda folder: {"callbacks": [ours()]}),
-        Variant(
-            "ours-unsampled",
-            "ModelProfCallback, sampling=False",
-            lambda folder: {"callbacks": [ours(inspect={"sampling": False})]},
-        ),
+        Variant(OURS, "ModelProfCallback", lambda folder: {"callbacks": [ours()]}),
         Variant("simple-profiler", "SimpleProfiler", lambda folder: {"profiler": SimpleProfiler()}),
-        Variant(
-            "advanced-profiler",
-            "AdvancedProfiler",
-            lambda folder: {"profiler": AdvancedProfiler(dirpath=folder, filename="profile")},
-        ),
         # Its only window is over when the warm-up is.
         Variant(
             "pytorch-profiler",
             "PyTorchProfiler after its window",
             lambda folder: {"profiler": PyTorchProfiler(dirpath=folder, filename="profile")},
         ),
-        Variant(GPUPROF, "gpuprof's LightningCallback", gpuprof),
-        Variant("logger", "TensorBoardLogger alone", tensorboard),
-        Variant("ours-logger", "ModelProfCallback + logger", lambda folder: tensorboard(folder, ours())),
+        Variant(LOGGER, "TensorBoardLogger alone", tensorboard),
         Variant(
-            "throughput-monitor",
+            "ours-logger",
+            "ModelProfCallback + logger",
+            lambda folder: tensorboard(folder, ours()),
+            LOGGER,
+            THROUGHPUT,
+        ),
+        Variant(
+            THROUGHPUT,
             "ThroughputMonitor + logger",
             lambda folder: tensorboard(folder, ThroughputMonitor(batch_size_fn=len)),
+            LOGGER,
+            THROUGHPUT,
         ),
         Variant(
             "device-stats-monitor",
             "DeviceStatsMonitor + logger",
             lambda folder: tensorboard(folder, DeviceStatsMonitor()),
+            LOGGER,
+            THROUGHPUT,
         ),
     ]
 

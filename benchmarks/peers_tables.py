@@ -17,129 +17,153 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
+def within(figures: Mapping[str, float], digits: str, sign: str = "") -> str:
+    """The median with its interval, or with the lowest and the highest."""
+    low, high = (
+        figures[name]
+        for name in (("interval_low", "interval_high") if "interval_low" in figures else ("min", "max"))
+    )
+    return f"{figures['median']:{sign}{digits}} ({low:{sign}{digits}} to {high:{sign}{digits}})"
+
+
 def overhead_table(document: Mapping[str, Any]) -> str:
-    """What a step costs over the bare Trainer."""
-    header = ["", "µs per step", "95 % interval", "times an empty callback", "95 % interval"]
-    header += ["a step takes", "µs, all threads", "once, ms"]
-    has_command = "command_s" in document["variants"]["bare"]
-    rows = []
-    for name, result in document["variants"].items():
-        if name == "bare" and not has_command:
-            continue
-        cost, times = result["over_bare_us"], result["cost_in_empty_callbacks"]
-        row = [result["label"]]
-        if name == "bare":
-            row += [NOTHING] * 7
-        else:
-            row += [f"{cost['median']:+.1f}", f"{cost['interval_low']:+.1f} to {cost['interval_high']:+.1f}"]
-            row += [
-                f"{times['median']:.2f}",
-                f"{times['interval_low']:.2f} to {times['interval_high']:.2f}",
-                f"{result['step_ratio']['median']:.3f} ×",
-                f"{result['threads_over_bare_us']['median']:+.1f}",
-                f"{result['once_over_bare_ms']:+.0f}",
-            ]
-        if has_command:
-            command = result["command_s"]
-            row.append(f"{command['median']:.1f} ({command['min']:.1f} to {command['max']:.1f})")
-        rows.append(row)
-    if has_command:
-        header.append("whole command, CPU s")
-    bare = document["variants"]["bare"]["step_us"]
-    settings = f"{document['rounds']} rounds"
-    settings += f" of one process with {document['fits']} fits" if "fits" in document else ""
-    first = f"A bare step takes {bare['median']:.0f} µs ({bare['min']:.0f} to {bare['max']:.0f})"
-    return f"{first}; {settings} of {document['steps']} steps.\n\n" + table(header, rows)
-
-
-def paddle_table(document: Mapping[str, Any]) -> str:
-    """Paddle's timer beside its own loop."""
-    rows = []
-    for way, label in (
-        ("plain again", "the loop without it, again"),
-        ("timer", "`Profiler(timer_only=True)`"),
+    """What a step and a fit cost over the bare Trainer, and over the logger alone."""
+    variants = document["variants"]
+    bare = variants["bare"]["step_us"]
+    settings = f"{document['rounds']} rounds of"
+    settings += f" one process with {document['fits']} later fits of" if "fits" in document else ""
+    first = f"A bare step takes {bare['median']:.0f} µs ({bare['min']:.0f} to {bare['max']:.0f}); {settings}"
+    parts = [f"{first} {document['steps']:,} steps. In brackets 95 % intervals."]
+    for base, unit, targets in (
+        ("bare", "an empty callback", ("at most 1.5", "at most 2.0")),
+        ("logger", "ThroughputMonitor", ("at most 1.0", "at most 1.0")),
     ):
-        cost, share = document[way]["over_plain_us"], document[way]["share"]
-        rows.append(
-            [
-                label,
-                f"{cost['median']:+.1f}",
-                f"{cost['low']:+.1f} to {cost['high']:+.1f}",
-                f"{share['median']:+.1%}",
-                f"{share['low']:+.1%} to {share['high']:+.1%}",
-            ]
-        )
-    first = f"paddlepaddle {document['paddle']}; a step without it takes"
-    first += f" {document['plain_step_us']['median']:.0f} µs;"
-    first += f" {document['rounds']} rounds of {document['steps']} steps."
-    header = ["", "µs per step", "half of the rounds", "share of its own step", "half of the rounds"]
-    return f"{first}\n\n" + table(header, rows)
+        rows = [one for name, one in variants.items() if one["base"] == base and name != base]
+        if rows:
+            parts.append(_overhead_rows(rows, variants[base]["label"], unit, targets))
+    return "\n\n".join(parts)
+
+
+def _overhead_rows(rows: Sequence[Mapping[str, Any]], base: str, unit: str, targets: tuple[str, str]) -> str:
+    header = [f"over {base}", "µs a step, training thread", f"times {unit}", "µs a step, all threads"]
+    header += [f"times {unit}", "once, ms, training thread", "once, ms, all processes"]
+    goals = ["*target of ours*", "", targets[0], "", targets[1], "at most 60", ""]
+    more = {"first_ms_over": "once, ms, first fit", "command_s": "whole command, CPU s"}
+    more = {key: title for key, title in more.items() if key in rows[0]}
+    lines = [
+        [
+            one["label"],
+            within(one["step_us_over"], ".1f", "+"),
+            within(one["step_us_times"], ".2f"),
+            within(one["threads_us_over"], ".1f", "+"),
+            within(one["threads_us_times"], ".2f"),
+            within(one["once_ms_over"], ".0f", "+"),
+            within(one["once_all_ms_over"], ".0f", "+"),
+            *(within(one[key], ".1f" if key == "command_s" else "+.0f") for key in more),
+        ]
+        for one in rows
+    ]
+    return table([*header, *more.values()], [*lines, [*goals, *[""] * len(more)]])
 
 
 def window_table(document: Mapping[str, Any]) -> str:
     """What closing a window costs."""
-    header = ["", "", "trace, MB", "torch's stop and export, ms", "closing, ms", "min to max", "over torch's"]
-    header += ["whole fit over bare, ms"]
-    rows = []
-    for case, contenders in document["cases"].items():
-        for name, figures in contenders.items():
-            close = figures["close_ms"]
-            rows.append(
-                [
-                    case,
-                    name,
-                    f"{figures['trace_bytes'] / 1e6:.1f}",
-                    f"{figures['torch_ms']['median']:.0f}",
-                    f"{close['median']:.0f}",
-                    f"{close['min']:.0f} to {close['max']:.0f}",
-                    f"{figures['close_over_torch']['median']:.2f} ×",
-                    f"{figures['fit_over_bare_ms']['median']:+.0f}",
-                ]
-            )
-    return f"{document['rounds']} windows of {document['active']} steps each.\n\n" + table(header, rows)
+    header = ["", "", "trace, MB", "windows", "torch's share, ms", "closing, ms", "closing over torch's"]
+    header += ["all processes over torch's", "whole fit over bare, ms"]
+    rows = [
+        [
+            case,
+            name,
+            f"{figures['trace_bytes'] / 1e6:.1f}",
+            f"{figures['windows']}",
+            f"{figures['torch_ms']['median']:.0f}",
+            f"{figures['close_ms']['median']:.0f}",
+            within(figures["close_over_torch"], ".2f"),
+            within(figures["all_over_torch"], ".2f"),
+            f"{figures['fit_over_bare_ms']['median']:+.0f}",
+        ]
+        for case, contenders in document["cases"].items()
+        for name, figures in contenders.items()
+    ]
+    goals = ["*target*", "ours", "1 to 60", "", "", "", "at most 1.10", "", ""]
+    return "In brackets the least and the most.\n\n" + table(header, [*rows, goals])
+
+
+def many_windows_table(document: Mapping[str, Any]) -> str:
+    """What many windows cost a long fit."""
+    figures, plan = document["figures"], document["plan"]
+    asked = ", ".join(f"{name}={value}" for name, value in plan.items())
+    first = f"`{asked}`: {figures['windows']['median']:.0f} windows in {document['steps']:,} steps;"
+    first += f" {document['rounds']} rounds. In brackets 95 % intervals."
+    rows = [
+        ["outside of recording steps and torch's share", within(figures["share"], ".1%"), "at most 3 %"],
+        ["the same without preparing and starting", within(figures["share_without_starting"], ".1%"), ""],
+        ["a window, outside of these, ms", within(figures["ms_a_window"], ".2f"), ""],
+        ["of it torch's preparing and starting, ms", within(figures["starting_ms"], ".2f"), ""],
+        ["torch's share of a window, ms", within(figures["torch_ms"], ".2f"), ""],
+        ["recording steps of a window, ms", within(figures["recording_ms"], ".2f"), ""],
+        ["a window, all of it on all threads and processes, ms", within(figures["all_ms"], ".2f"), ""],
+    ]
+    return f"{first}\n\n" + table(["CPU time over the run without windows", "ours", "target"], rows)
+
+
+def startup_table(document: Mapping[str, Any]) -> str:
+    """What imports and commands take."""
+    imports = document["imports"]
+    rows = [
+        ["`import lightning`, Python's start included", within(imports["lightning"], ".2f"), ""],
+        ["then `import lightning_modelprof`", within(imports["package"], ".3f"), "at most 0.15"],
+        ["and `ModelProfCallback` from it, together", within(imports["callback"], ".3f"), "at most 0.15"],
+    ]
+    first = table(["CPU s of a new process", "median (least to most)", "target"], rows)
+    commands = [
+        [
+            label,
+            f"{1e3 * one['median']:.0f}",
+            f"{1e3 * one['min']:.0f} to {1e3 * one['max']:.0f}",
+            f"{one['ours']}, {one['all']}",
+        ]
+        for label, one in document["commands"].items()
+    ]
+    header = ["command", "CPU ms, median", "least to most", "modules imported: ours, all"]
+    return f"{document['rounds']} processes of each.\n\n{first}\n\n" + table(header, commands)
 
 
 def traces_table(document: Mapping[str, Any]) -> str:
-    """CPU time from a file to the tables, and a window of torch's own."""
-    header = [
-        "trace",
-        "MB",
-        "who",
-        "CPU s",
-        "min to max",
-        "MB/s",
-        "times ours",
-        "min to max",
-        "peak memory, MB",
-    ]
+    """CPU time and memory from a file to the tables, and a window of torch's own."""
+    header = ["trace", "MB", "who", "process, CPU s", "target", "process, MB of memory", "target"]
+    header += ["without imports, CPU s", "times ours", "MB of memory"]
     labels = {
         "ours": "lightning-modelprof, all tables",
-        "reader": "lightning-modelprof, reading alone",
         "json_loads": "`json.loads` alone",
         "torch_tb_profiler": "torch_tb_profiler, all views",
         "hta": "HolisticTraceAnalysis, 10 analyses",
     }
     rows = []
     for file in document["files"]:
+        megabytes = file["json_bytes"] / 1e6
         for name, label in labels.items():
             figures = file["contenders"][name]
-            row = [file["file"].removesuffix(".gz"), f"{file['json_bytes'] / 1e6:.0f}", label]
+            row = [file["file"].removesuffix(".gz"), f"{megabytes:.0f}", label]
             if "problem" in figures:
-                rows.append([*row, figures["problem"], *[NOTHING] * 5])
+                rows.append([*row, figures["problem"], *[NOTHING] * 6])
                 continue
-            cpu, times = figures["cpu_s"], figures["times_ours"]
+            is_ours = name == "ours"
             rows.append(
                 [
                     *row,
-                    f"{cpu['median']:.2f}",
-                    f"{cpu['min']:.2f} to {cpu['max']:.2f}",
-                    f"{figures['mb_per_cpu_s']:.0f}",
-                    f"{times['median']:.2f}",
-                    f"{times['min']:.2f} to {times['max']:.2f}",
+                    within(figures["process_s"], ".2f"),
+                    f"{0.2 + megabytes / 120:.2f}" if is_ours else "",
+                    f"{figures['process_bytes']['median'] / 1e6:.0f}",
+                    f"{megabytes:.0f}" if is_ours and megabytes >= 50 else "",
+                    within(figures["cpu_s"], ".2f"),
+                    within(figures["times_ours"], ".2f"),
                     f"{figures['peak_bytes']['median'] / 1e6:.0f}",
                 ]
             )
-    return table(header, rows) + "\n\n" + key_averages_text(document["key_averages"])
+    first = "In brackets the least and the most.\n\n" + table(header, rows)
+    averages = document["key_averages"]
+    return first if averages is None else f"{first}\n\n{key_averages_text(averages)}"
 
 
 def key_averages_text(document: Mapping[str, Any]) -> str:

@@ -1,13 +1,17 @@
-"""What the command line takes until it answers: CPU time of ten runs of each command, and what is imported.
+"""What imports and the command line take until it answers, in fresh processes, and what is imported.
 
     python benchmarks/startup.py
 
 CPU time of the process, user and system, by the operating system: other work on the machine changes it
 less than the clock. The first run of each is thrown away, as it may compile; what it compiles is kept.
+
+What ``import lightning_modelprof`` takes over ``import lightning`` is read in one process, before and after:
+two processes that import Lightning differ by more than that.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -15,7 +19,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import peers_tables as tables
 
 ROUNDS = 10
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -46,8 +54,41 @@ def imported(arguments: list[str]) -> tuple[int, int]:
     return sum(name.startswith("lightning_modelprof") for name in names), len(names)
 
 
+IMPORTS = """
+import time, lightning
+begin = time.process_time()
+import lightning_modelprof
+package = time.process_time()
+lightning_modelprof.ModelProfCallback
+print(begin, package - begin, time.process_time() - begin)
+"""
+
+
+def import_s() -> tuple[float, ...]:
+    """CPU seconds of a new process: until Lightning is there, then our package, then our callback, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, env=ENVIRONMENT
+    )
+    return tuple(float(word) for word in done.stdout.split())
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="processes of each command (default: 10)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+    options = parser.parse_args()
+    document: dict[str, Any] = {"rounds": options.rounds, "commands": {}}
+    import_s()
+    taken = zip(*(import_s() for _ in range(options.rounds)), strict=True)
+    document["imports"] = dict(zip(("lightning", "package", "callback"), map(spread, taken), strict=True))
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "three.json"
         trace.write_text(json.dumps({"traceEvents": THREE_EVENTS}))
@@ -61,19 +102,14 @@ def main() -> None:
             "a folder that is not there": [*program, "report", str(Path(folder) / "none")],
             "analyze, three events": [*program, "analyze", str(trace)],
         }
-        callback = "import lightning_modelprof; lightning_modelprof.ModelProfCallback"
-        commands["import lightning"] = [sys.executable, "-c", "import lightning"]
-        commands["import lightning, and ModelProfCallback"] = [
-            sys.executable, "-c", f"import lightning; {callback}"
-        ]  # fmt: skip
-        print("| command | CPU ms, median | least to most | modules imported: ours, all |")
-        print("|---|---|---|---|")
         for label, arguments in commands.items():
             cpu_s(arguments)
-            taken = [1e3 * cpu_s(arguments) for _ in range(ROUNDS)]
-            ours, everything = imported(arguments)
-            spread = f"{min(taken):.0f} to {max(taken):.0f}"
-            print(f"| {label} | {statistics.median(taken):.0f} | {spread} | {ours}, {everything} |")
+            figures: dict[str, Any] = spread([cpu_s(arguments) for _ in range(options.rounds)])
+            figures["ours"], figures["all"] = imported(arguments)
+            document["commands"][label] = figures
+    print(tables.startup_table(document))
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

@@ -60,14 +60,6 @@ def ours(path: str) -> tuple[Meter, Details]:
     }
 
 
-def reader(path: str) -> tuple[Meter, Details]:
-    from lightning_modelprof.trace.reader import read_trace  # noqa: PLC0415
-
-    with Meter() as meter:
-        trace = read_trace(path)
-    return meter, {"timed events": len(trace)}
-
-
 def json_loads(path: str) -> tuple[Meter, Details]:
     with Meter() as meter:
         raw = Path(path).read_bytes()
@@ -96,39 +88,36 @@ def torch_tb_profiler(path: str) -> tuple[Meter, Details]:
 
 
 def hta(path: str) -> tuple[Meter, Details]:
-    """All analyses that need no argument of the user's, but for one that takes longer than all others."""
-    return _hta(path, ())
+    """All analyses that need no argument of the user's, but for one that takes longer than all others.
 
-
-def hta_all(path: str) -> tuple[Meter, Details]:
-    """That one too."""
-    return _hta(path, ("get_aten_op_kernels_and_delay",))
-
-
-def _hta(path: str, more: tuple[str, ...]) -> tuple[Meter, Details]:
-    """The time of each analysis, and those that fail, are in the details."""
+    That one is ``get_aten_op_kernels_and_delay``. What fails is in the details.
+    """
     from hta.trace_analysis import TraceAnalysis  # noqa: PLC0415
 
     names = (
         *("get_temporal_breakdown", "get_idle_time_breakdown", "get_gpu_kernel_breakdown"),
         *("get_gpu_user_annotation_breakdown", "get_comm_comp_overlap", "get_cuda_kernel_launch_stats"),
         *("get_memory_bw_summary", "get_memory_bw_time_series", "get_queue_length_summary"),
-        *("get_queue_length_time_series", *more),
+        "get_queue_length_time_series",
     )
     without_pictures = {*names[:6]}
-    failed, seconds = {}, {}
+    failed = {}
     with Meter() as meter:
-        with Meter() as part:
-            analysis = TraceAnalysis(trace_files={0: path})
-        seconds["loading"] = round(part.cpu_s, 3)
+        analysis = TraceAnalysis(trace_files={0: path})
         for name in names:
-            try:
-                with Meter() as part:
-                    getattr(analysis, name)(**({"visualize": False} if name in without_pictures else {}))
-            except Exception as error:  # whatever a peer raises
-                failed[name] = f"{type(error).__name__}: {error}"[:80]
-            seconds[name.removeprefix("get_")] = round(part.cpu_s, 3)
-    return meter, {"analyses": len(names), "failed": failed, "CPU seconds": seconds}
+            if problem := _problem_of(
+                analysis, name, {"visualize": False} if name in without_pictures else {}
+            ):
+                failed[name] = problem
+    return meter, {"analyses": len(names), "failed": failed}
+
+
+def _problem_of(analysis: Any, name: str, arguments: dict[str, Any]) -> str:
+    try:
+        getattr(analysis, name)(**arguments)
+    except Exception as error:  # whatever a peer raises
+        return f"{type(error).__name__}: {error}"[:80]
+    return ""
 
 
 def key_averages(num_steps: str, order: str) -> tuple[None, Details]:
@@ -210,8 +199,7 @@ def _maximum_bytes(who: int) -> int:
 
 
 WORKERS: dict[str, Callable[..., tuple[Meter | None, Details]]] = {
-    worker.__name__: worker
-    for worker in (ours, reader, json_loads, torch_tb_profiler, hta, hta_all, key_averages)
+    worker.__name__: worker for worker in (ours, json_loads, torch_tb_profiler, hta, key_averages)
 }
 
 
@@ -229,7 +217,7 @@ def main() -> None:
                 raise
             answer, meter = {"not_installed": str(error)}, None
     if meter is not None:
-        answer |= {"cpu_s": meter.cpu_s, "peak_bytes": meter.peak_bytes}
+        answer |= {"cpu_s": meter.cpu_s, "peak_bytes": meter.peak_bytes, "process_bytes": _peak_bytes()}
     print(json.dumps(answer))
 
 

@@ -1,16 +1,22 @@
 """What a profiler window costs: ours and Lightning's PyTorchProfiler, over torch's own stop and export in it.
 
     python benchmarks/window.py
-    python benchmarks/window.py --active 10 --rounds 9 --json window.json
+    python benchmarks/window.py --cases convolutions --rounds 9 --json window.json
 
-A window is closed at a step boundary: torch stops and exports (its share). We then read the trace back, make
-the Model Summary, pack the trace and write the archive and the reports; Lightning's PyTorchProfiler makes the
-table of operators when the fit ends. Both are CPU time of the whole process, of the same windows of the same
-run, so that the ratio does not depend on the machine's mood.
+A window is closed at a step boundary. Torch's share is its stop, its export, and that what it recorded is
+freed when its profiler is dropped. All else that happens before the training goes on is ours; Lightning's
+PyTorchProfiler makes the table of operators when the fit ends, and what it recorded is freed later, which is
+in no figure of it. Both are CPU time of the training thread (``time.thread_time_ns``), of the same windows of
+the same run, so that the ratio does not depend on the machine's mood.
 
-*fit* is the CPU time of the whole fit over one without a profiler. It holds the recording itself, and in ours
-all else that the callback does by default: counting FLOPs and timing modules in four steps, sampling, the
-report at the end. A round has a fit of each, in rotating order.
+*All processes* is the CPU time of all threads while the window closes, and of all other processes that were
+started, the whole fit long, over that of all threads in torch's share. *Fit* is the CPU time of all threads
+and processes in the whole fit over one without a profiler. It holds the recording itself, and in ours all
+else that the callback does by default: counting FLOPs and timing modules in four steps, sampling, the report
+at the end. What is done for a window at later steps is in ``many_windows.py``.
+
+A round has a fit of each, in rotating order; PyTorchProfiler, which takes by far the longest, is in the first
+two rounds only.
 """
 
 from __future__ import annotations
@@ -30,15 +36,20 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import peers_tables as tables
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
+from overhead_variants import tree_s
 from torch import Tensor, nn
 from torch.profiler import profile, schedule
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
+from lightning_modelprof.measure.window import capture
 from lightning_modelprof.measure.window.capture import Capture
+
+PEER_ROUNDS = 2
 
 
 class Convolutions(LightningModule):
@@ -68,86 +79,83 @@ class ManyOperators(Convolutions):
         self.net = nn.Sequential(nn.Flatten(2), nn.Linear(1024, 64), nn.TransformerEncoder(layer, 8))
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of window: the model, how many steps, and what is recorded."""
+
+    model: type[LightningModule]
+    active: int
+    flags: dict[str, bool]
+
+
+CASES = {
+    "convolutions": Case(Convolutions, 10, {}),
+    "transformer, 3 steps": Case(ManyOperators, 3, {}),
+    "transformer": Case(ManyOperators, 10, {}),
+    "transformer, shapes": Case(ManyOperators, 10, {"record_shapes": True}),
+    "transformer, stacks and memory": Case(ManyOperators, 10, {"with_stack": True, "profile_memory": True}),
+    "transformer, 27 steps": Case(ManyOperators, 27, {}),
+}
+"""From 1 to 60 MB of trace."""
+
+
 class CpuMeter:
-    """CPU seconds spent in functions that it wraps."""
+    """CPU seconds of the training thread and of all threads, spent in functions that it wraps."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.thread_s = self.process_s = 0.0
         self._depth = 0
 
     def wrap(self, function: Any) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
-            begin = time.process_time()
+            process_s, thread_ns = time.process_time(), time.thread_time_ns()
             try:
                 return function(*args, **kwargs)
             finally:
                 self._depth -= 1
                 if not self._depth:  # what is nested is counted by the outer one
-                    self.seconds += time.process_time() - begin
+                    self.thread_s += (time.thread_time_ns() - thread_ns) / 1e9
+                    self.process_s += time.process_time() - process_s
 
         return timed
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of one fit with one window, CPU seconds of the whole process.
-
-    Attributes:
-        torch_s: torch's stop and export.
-        close_s: all that closing the window does, torch's share included.
-        fit_s: the whole fit.
-        trace_bytes: size of the exported trace, not compressed; 0 without a window.
-    """
-
-    torch_s: float
-    close_s: float
-    fit_s: float
-    trace_bytes: int
-
-
 @contextlib.contextmanager
-def metered(closing: list[tuple[type, str]]) -> Iterator[tuple[CpuMeter, CpuMeter, list[int]]]:
-    """Meters around torch's stop and export, and around these methods; sizes of what is exported."""
-    torch_meter, close_meter, sizes = CpuMeter(), CpuMeter(), []
-    stop, export = profile.stop_trace, profile.export_chrome_trace
-    originals = [
-        (profile, "stop_trace", stop),
-        (profile, "export_chrome_trace", export),
-        *((owner, name, getattr(owner, name)) for owner, name in closing),
-    ]
-
-    def sized_export(self: Any, path: str, *args: Any, **kwargs: Any) -> None:
-        export(self, path, *args, **kwargs)
-        sizes.append(Path(path).stat().st_size)
-
-    profile.stop_trace = torch_meter.wrap(stop)
-    profile.export_chrome_trace = torch_meter.wrap(sized_export)
-    for owner, name in closing:
-        setattr(owner, name, close_meter.wrap(getattr(owner, name)))
+def replaced(replacements: list[tuple[Any, str, Callable[[Any], Any]]]) -> Iterator[None]:
+    """Each attribute is what the function makes of it, until the end."""
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     try:
-        yield torch_meter, close_meter, sizes
+        for owner, name, make in replacements:
+            setattr(owner, name, make(getattr(owner, name)))
+        yield
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
 
 
-def without_profiler(folder: str, active: int, options: dict[str, bool]) -> dict[str, Any]:
+TORCHS_SHARE: list[tuple[Any, str]] = [
+    (profile, "stop_trace"),
+    (profile, "export_chrome_trace"),
+    (capture, "free"),
+]
+
+
+def without_profiler(folder: str, case: Case) -> dict[str, Any]:
     return {}
 
 
-def ours(folder: str, active: int, options: dict[str, bool]) -> dict[str, Any]:
-    return {
-        "callbacks": [ModelProfCallback(active=active, skip_first=2, report={"terminal": False}, **options)]
-    }
+def ours(folder: str, case: Case) -> dict[str, Any]:
+    callback = ModelProfCallback(active=case.active, skip_first=2, report={"terminal": False}, **case.flags)
+    return {"callbacks": [callback]}
 
 
-def pytorch_profiler(folder: str, active: int, options: dict[str, bool]) -> dict[str, Any]:
-    plan = schedule(skip_first=2, wait=0, warmup=1, active=active, repeat=1)
-    return {"profiler": PyTorchProfiler(dirpath=folder, filename="profile", schedule=plan, **options)}
+def pytorch_profiler(folder: str, case: Case) -> dict[str, Any]:
+    plan = schedule(skip_first=2, wait=0, warmup=1, active=case.active, repeat=1)
+    return {"profiler": PyTorchProfiler(dirpath=folder, filename="profile", schedule=plan, **case.flags)}
 
 
-CONTENDERS: dict[str, tuple[Callable[..., dict[str, Any]], list[tuple[type, str]]]] = {
+CONTENDERS: dict[str, tuple[Callable[[str, Case], dict[str, Any]], list[tuple[Any, str]]]] = {
     "bare": (without_profiler, []),
     "ours": (ours, [(Capture, "_close")]),
     # Stopping and exporting happen in a step, the table of operators at the end of the fit.
@@ -164,16 +172,50 @@ CONTENDERS: dict[str, tuple[Callable[..., dict[str, Any]], list[tuple[type, str]
 """Trainer's arguments, and the methods that close a window, the outermost ones."""
 
 
-def cost_of(name: str, model: LightningModule, active: int, options: dict[str, bool]) -> Cost:
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one fit with one window, CPU seconds.
+
+    Attributes:
+        torch_s: torch's share on the training thread.
+        close_s: all that closing the window does on the training thread, torch's share included.
+        torch_all_s: torch's share on all threads.
+        close_all_s: closing on all threads, and all that other processes do in the fit.
+        fit_s: the whole fit, all threads and processes.
+        trace_bytes: size of the exported trace, not compressed; 0 without a window.
+    """
+
+    torch_s: float
+    close_s: float
+    torch_all_s: float
+    close_all_s: float
+    fit_s: float
+    trace_bytes: int
+
+
+def cost_of(name: str, case: Case) -> Cost:
     """Fit once."""
     arguments, closing = CONTENDERS[name]
+    torchs, close, sizes = CpuMeter(), CpuMeter(), []
+
+    def sized(export: Any) -> Any:
+        def sized_export(self: Any, path: str, *args: Any, **kwargs: Any) -> None:
+            export(self, path, *args, **kwargs)
+            sizes.append(Path(path).stat().st_size)
+
+        return sized_export
+
+    wrapped = [(owner, method, torchs.wrap) for owner, method in TORCHS_SHARE]
+    wrapped += [(owner, method, close.wrap) for owner, method in closing]
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(io.StringIO()),
-        metered(closing) as (torch_meter, close_meter, sizes),
+        replaced([(profile, "export_chrome_trace", sized)]),
+        replaced(wrapped),
     ):
-        batches = [torch.randn(32, 3, 32, 32) for _ in range(active + 8)]
-        begin = time.process_time()
+        batches = [torch.randn(32, 3, 32, 32) for _ in range(case.active + 8)]
+        model = case.model()
+        begin, begin_process = tree_s(), time.process_time()
         trainer = Trainer(
             max_epochs=1,
             accelerator="cpu",
@@ -182,13 +224,17 @@ def cost_of(name: str, model: LightningModule, active: int, options: dict[str, b
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=folder,
-            **arguments(folder, active, options),
+            **arguments(folder, case),
         )
         trainer.fit(model, DataLoader(batches, batch_size=None))
-        fit_s = time.process_time() - begin
+        process_s = time.process_time() - begin_process
+        fit_s = tree_s() - begin
     if name != "bare" and len(sizes) != 1:
         raise RuntimeError(f"{name} exported {len(sizes)} windows, expected one")
-    return Cost(torch_meter.seconds, close_meter.seconds, fit_s, sizes[0] if sizes else 0)
+    close_all_s = close.process_s + max(0.0, fit_s - process_s)
+    return Cost(
+        torchs.thread_s, close.thread_s, torchs.process_s, close_all_s, fit_s, sizes[0] if sizes else 0
+    )
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -196,24 +242,25 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def measure(model: type[LightningModule], active: int, rounds: int, flags: dict[str, bool]) -> dict[str, Any]:
+def measure(case: Case, rounds: int) -> dict[str, Any]:
     """Figures of all contenders in one case."""
     names = list(CONTENDERS)
-    for name in names:
-        cost_of(name, model(), active, flags)  # the first window of a process pays for imports
     costs: dict[str, list[Cost]] = {name: [] for name in names}
     for number in range(rounds):
         start = number % len(names)
         for name in names[start:] + names[:start]:
-            costs[name].append(cost_of(name, model(), active, flags))
+            if name != "PyTorchProfiler" or number < PEER_ROUNDS:
+                costs[name].append(cost_of(name, case))
     return {
         name: {
             "trace_bytes": statistics.median(cost.trace_bytes for cost in of_name),
+            "windows": len(of_name),
             "torch_ms": spread([1e3 * cost.torch_s for cost in of_name]),
             "close_ms": spread([1e3 * cost.close_s for cost in of_name]),
             "close_over_torch": spread([cost.close_s / cost.torch_s for cost in of_name]),
+            "all_over_torch": spread([cost.close_all_s / cost.torch_all_s for cost in of_name]),
             "fit_over_bare_ms": spread(
-                [1e3 * (cost.fit_s - bare.fit_s) for cost, bare in zip(of_name, costs["bare"], strict=True)]
+                [1e3 * (cost.fit_s - bare.fit_s) for cost, bare in zip(of_name, costs["bare"], strict=False)]
             ),
         }
         for name, of_name in costs.items()
@@ -222,48 +269,23 @@ def measure(model: type[LightningModule], active: int, rounds: int, flags: dict[
 
 
 def main() -> None:
-    """Print the figures for each model and set of options."""
+    """Print the figures of each case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--active", type=int, default=10, help="steps per window (default: 10)")
-    parser.add_argument("--rounds", type=int, default=3, help="windows per case (default: 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="windows per case (default: 5)")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    cases: list[tuple[str, type[LightningModule], dict[str, bool]]] = [
-        ("convolutions", Convolutions, {}),
-        ("transformer", ManyOperators, {}),
-        ("transformer, shapes", ManyOperators, {"record_shapes": True}),
-        ("transformer, stacks and memory", ManyOperators, {"with_stack": True, "profile_memory": True}),
-    ]
-    print(
-        f"torch {torch.__version__}, lightning {lightning.__version__}, {options.active} active steps,"
-        f" {options.rounds} windows each"
-    )
-    print(
-        f"{'case':<32}{'':<17}{'trace':>9}{'torch':>10}{'close':>10}{'/torch':>8}{'min':>7}{'max':>7}{'fit':>11}"
-    )
-    results = {}
-    for case, model, flags in cases:
-        results[case] = measure(model, options.active, options.rounds, flags)
-        for name, figures in results[case].items():
-            ratio = figures["close_over_torch"]
-            print(
-                f"{case:<32}{name:<17}{figures['trace_bytes'] / 1e6:>6.1f} MB"
-                f"{figures['torch_ms']['median']:>7.0f} ms{figures['close_ms']['median']:>7.0f} ms"
-                f"{ratio['median']:>8.2f}{ratio['min']:>7.2f}{ratio['max']:>7.2f}"
-                f"{figures['fit_over_bare_ms']['median']:>+8.0f} ms"
-            )
-    print(
-        "torch: CPU time of its stop and export; close: of all that closing a window does, torch's included;"
-        "\nfit: of the whole fit, over one without a profiler"
-    )
+    for name in CONTENDERS:
+        cost_of(name, CASES["convolutions"])  # the first window of a process pays for imports
+    results = {case: measure(CASES[case], options.rounds) for case in options.cases}
+    document = {"torch": torch.__version__, "lightning": lightning.__version__, "cases": results}
+    print(tables.window_table(document))
     if options.json:
-        about = {"torch": torch.__version__, "lightning": lightning.__version__}
-        document = {**about, "active": options.active, "rounds": options.rounds, "cases": results}
         options.json.write_text(json.dumps(document, indent=1))
 
 
