@@ -17,6 +17,7 @@ import numpy as np
 from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted
+from lightning_modelprof.processes import start_module
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, parse_step_range
 from lightning_modelprof.run.opening import MAX_TRACE_BYTES
@@ -165,30 +166,16 @@ class _Helper:
     """A process that analyzes some traces."""
 
     def __init__(self, files: Sequence[Path], max_bytes: int, step_range: re.Pattern[str] | None) -> None:
-        import subprocess  # noqa: PLC0415  # where there is much to do
-        import tempfile  # noqa: PLC0415
+        import tempfile  # noqa: PLC0415  # where there is much to do
 
         self._files = files
         self._known: dict[Path, TraceFacts] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full before it is read
-        package = str(Path(__file__).resolve().parents[1])
-        environment = {
-            **os.environ,
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
-            "PYTHONSAFEPATH": "1",
-        }
         with tempfile.TemporaryFile() as task:
             pickle.dump((files, max_bytes, step_range), task)
             task.seek(0)
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__],
-                    env=environment,
-                    stdin=task,
-                    stdout=self._output,
-                    stderr=subprocess.DEVNULL,
-                )
+                self._process = start_module(__name__, stdin=task, stdout=self._output)
             except OSError:
                 self._output.close()
                 raise
@@ -288,6 +275,8 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
             yield window, None, "its trace was not saved" if has_trace and not is_said else ""
             continue
         path = folder / window.trace_file
+        if not path.exists():  # whoever packs traces did not come to this one
+            path = path.with_suffix("")
         if path.exists() and not path.is_file():  # a pipe, say, which would keep us waiting
             yield window, None, f"{window.trace_file} is no regular file"
             continue

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.loop import inspection_plan, process_loops, session
+from lightning_modelprof.loop import inspection_plan, process_loops, session, windows
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.loop import step_boundaries as allowance
+from lightning_modelprof.loop.helper import Helper
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from tests.support.chromium import start_chromium
 
@@ -72,10 +73,15 @@ inspection_plan.SKIPPED_SHARE, loop_parts.SHORT_LOOP = math.inf, 0
 
 @pytest.fixture(autouse=True)
 def _a_process_of_its_own(request, monkeypatch):
-    """Loops of one process know of each other, those of different tests do not."""
+    """Loops of one process know of each other, those of different tests do not.
+
+    What a helper process does is done at once, where a test can reach it and need not wait for a start.
+    """
     if request.node.get_closest_marker("short") is not None:
         for (module, name), value in _SHORT.items():
             monkeypatch.setattr(module, name, value)
+    if request.node.get_closest_marker("helper") is None:
+        monkeypatch.setattr(windows, "make_helper", Helper)
     PROCESS_LOOPS.forget()
     yield
     PROCESS_LOOPS.forget()

@@ -14,7 +14,6 @@ from typing import Any, Final
 from lightning_modelprof.config.options import ReportOptions
 from lightning_modelprof.errors import one_line, told
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import check_same_run, pack, save_run
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
@@ -25,7 +24,7 @@ from lightning_modelprof.show.findings import brief_line
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.notebook import show_in_notebook
-from lightning_modelprof.show.tensorboard.event_file import profile_summary, tag_of, write_summary
+from lightning_modelprof.show.tensorboard.event_file import write_summary
 from lightning_modelprof.show.tensorboard.scalars import TAG_PREFIX, write_layout, write_report
 from lightning_modelprof.show.terminal.terminal import print_lines, print_report
 from lightning_modelprof.show.text import render_text
@@ -54,6 +53,12 @@ TEXTS_BYTES: Final = 2**20
 SPARE_BYTES: Final = 2**26
 """Room on a disk that is left to others."""
 
+
+TRACES: Final = "traces"
+"""Folder in that of a run."""
+
+FILES: Final = "files"
+"""What the files of a run are called where one is warned of an output that fails."""
 
 NOWHERE: Final = ReportOptions(terminal=False, tensorboard=False)
 """For files alone."""
@@ -87,11 +92,11 @@ class Outputs:
         self.directory = directory
         self._loggers = loggers
         self._options = report if is_first else NOWHERE
-        self._is_first = is_first
+        self.is_first = is_first
         self._archive_name = RUN_FILE if is_first else rank_file(rank)
         self._rank = rank
         self._warn = warn
-        self._created = created
+        self.created = created
         self._work_folder = _work_folder()
         self._failed: set[str] = set()
         self._has_files = False
@@ -115,18 +120,26 @@ class Outputs:
             return True
         path = self.directory / self._archive_name
         is_saved = self._try_file(path, lambda: save_run(run, path))
-        if is_saved and self._is_first:
+        if is_saved and self.is_first:
             with contextlib.suppress(OSError):
                 (self.directory / CLAIM_FILE).unlink(missing_ok=True)
         return is_saved
 
-    def save_trace(self, window: Window, raw: bytes) -> str | None:
-        """Save a window's trace; returns its path relative to the folder, ``None`` if it was not saved."""
+    @property
+    def archive(self) -> Path | None:
+        """Where runs are saved; ``None`` writes no files."""
+        return None if self.directory is None else self.directory / self._archive_name
+
+    def save_trace(self, window: Window, raw: bytes) -> bool:
+        """Save a window's trace, packed; returns ``False`` if that failed."""
         if self.directory is None:
-            return None
+            return False
         path = self.directory / trace_name(window, self._rank)
-        saved = self._try_file(path, lambda: write_atomically(path, pack(raw)))
-        return trace_name(window, self._rank) if saved else None
+        return self._try_file(path, lambda: write_atomically(path, pack(raw)))
+
+    def may_write(self, path: Path) -> bool:
+        """Whether a file may be put into the folder, which may be another run's by now."""
+        return self._try_file(path, lambda: None)
 
     def remove_trace(self, trace_file: str) -> bool:
         """Remove a trace that was saved; returns whether it is gone."""
@@ -138,7 +151,7 @@ class Outputs:
     def save_report(self, report: Report) -> None:
         """Write report.json, report.html and report.txt."""
         directory = self.directory
-        if directory is None or not self._is_first:
+        if directory is None or not self.is_first:
             return
         for name, render in zip(REPORT_FILES, (render_json, render_html, _render_text), strict=True):
             path = directory / name
@@ -186,32 +199,32 @@ class Outputs:
                 has_colours=self._options.colours,
             )
 
-    def write_profile(self, make: Callable[[], Profile], step: int) -> None:
-        """Write what the dashboard shows of a run or a window, if a logger has an event file.
+    def write_profile(self, packed: bytes, step: int) -> None:
+        """Write what the dashboard shows of a run or a window.
 
         Args:
-            make: makes the profile, when it is wanted.
+            packed: TensorBoard's ``Summary`` of the profile.
             step: the x-coordinate.
         """
-        summaries: list[Any] = []
 
-        def pack() -> None:
-            profile = make()
-            summaries.append(profile_summary(profile, tag_of(profile, self._tag_folder)))
+        def write(writer: Any) -> None:
+            from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
 
-        if self._options.tensorboard and any(map(_is_tensorboard, self._loggers)):
-            self._try("the dashboard", pack)
-        for summary in summaries:
-            self._to_tensorboard(partial(write_summary, summary=summary, step=step), summary.ByteSize())
+            write_summary(writer, Summary.FromString(packed), step)
+
+        self._to_tensorboard(write, len(packed))
 
     @property
-    def _tag_folder(self) -> str:
-        """What profiles are called by: a second fit with the same logger has another name."""
-        return (
-            re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self._created}")
-            if self.directory is None
-            else _name_of(self.directory)
-        )
+    def tag_folder(self) -> str:
+        """What profiles are called by: a second fit with the same logger has another name.
+
+        ``""`` where no logger has an event file for them.
+        """
+        if not (self._options.tensorboard and any(map(_is_tensorboard, self._loggers))):
+            return ""
+        if self.directory is not None:
+            return _name_of(self.directory)
+        return re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self.created}")
 
     @property
     def _place(self) -> str:
@@ -260,28 +273,31 @@ class Outputs:
             self._check_folder()
             write()
         except Exception as error:  # as in _try
-            if "files" not in self._failed:
-                self._failed.add("files")
-                self._warn(
-                    f"could not write to {path}: {told(error)}; what was measured is in"
-                    " callback.report and callback.run"
-                )
+            self.warn_once(
+                FILES,
+                f"could not write to {path}: {told(error)}; what was measured is in"
+                " callback.report and callback.run",
+            )
             return False
         self._has_files = True
         return True
 
+    def warn_once(self, what: str, sentence: str) -> None:
+        """Warn of an output, or of whatever else fails, if that was not done yet."""
+        if what not in self._failed:
+            self._failed.add(what)
+            self._warn(sentence)
+
     def _check_folder(self) -> None:
         """Refuse to write where another run is: the folder was moved, or a link in its path was."""
         if self.directory is not None:
-            check_same_run(self.directory / self._archive_name, self._created)
+            check_same_run(self.directory / self._archive_name, self.created)
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
             write()
         except Exception as error:  # whatever an output does, training and the other outputs go on
-            if what not in self._failed:
-                self._failed.add(what)
-                self._warn(f"could not write to {what}: {told(error)}")
+            self.warn_once(what, f"could not write to {what}: {told(error)}")
             return False
         return True
 
@@ -355,4 +371,4 @@ def _check_room(folder: str | None, size: int) -> None:
 def trace_name(window: Window, rank: int) -> str:
     """Where a window's trace lies in the run's folder."""
     steps = window.recorded_steps
-    return f"traces/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"
+    return f"{TRACES}/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"

@@ -16,7 +16,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
-from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import told
 from lightning_modelprof.loop.host import Host
@@ -29,9 +28,6 @@ from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.training_setup import finish_setup
 from lightning_modelprof.measure.window.other_profilers import CLAIM
-from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_profile import run_profile
-from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
@@ -39,7 +35,7 @@ from lightning_modelprof.run.records import AroundLoop, RankRecord, Run, Window
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 REPORT_AFTER_NS: Final = 10_000_000_000
-"""A loop that has run for less has its report when it ends: one takes up to 0.2 s."""
+"""A loop that has run for less has its report when it ends, and no process is started for that alone."""
 
 
 def _nothing() -> None:
@@ -69,7 +65,8 @@ class LoopSession:
         message: to the first rank; ``None`` before the loop has ended well.
         on_trace_ready: the user's, who wants the trace of each window and the report of it.
         run: the newest facts that were saved or reported; ``None`` before the first.
-        report: the newest report; ``None`` before the first.
+        report: of the loop that has ended; ``None`` before.
+        stays: whether more is measured when the loop is over: see :meth:`add_around`.
     """
 
     def __init__(
@@ -114,6 +111,7 @@ class LoopSession:
         self.on_trace_ready: Callable[[Path | None, Report], None] | None = None
         self.run: Run | None = None
         self.report: Report | None = None
+        self.stays = False
 
     # Life
 
@@ -164,6 +162,8 @@ class LoopSession:
         self.seam.arm()
         self.is_armed = True
         self._saves.save(self._save)
+        if self.on_trace_ready is not None:
+            parts.results.on_trace = self._tell_of_trace
         if config.inspect.sampling:
             parts.sampling = Sampling(self.ledger, host.module, parts.memory, self._clock)
             parts.sampling.resume()
@@ -226,27 +226,33 @@ class LoopSession:
         if parts is None or not self.is_armed or self._is_reported:
             return
         self._is_reported = True
-        run = self._make_run(status)
-        if heard or absent:
-            run = side_by_side(run, heard, absent)
-        report, step = self._report(run), self._host.logger_step
-        has_nothing = not self.ledger.steps_ended and not any(
-            one.status is Status.FOUND for one in report.findings
-        )
-        parts.outputs.show_report(
-            report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
-        )
-        parts.outputs.write_profile(lambda: run_profile(run, report), step)
-        if self.is_first and on_report is not None:
-            on_report(parts.outputs, run, report)
-        if status != "finished":
-            self.tell()
+        with ExitStack() as stack:
+            if not self.stays or status != "finished":
+                stack.callback(parts.results.close)
+            parts.results.wait()
+            run = self._make_run(status)
+            if heard or absent:
+                run = side_by_side(run, heard, absent)
+            report, step = self._report(run), self._host.logger_step
+            has_nothing = not self.ledger.steps_ended and not any(
+                one.status is Status.FOUND for one in report.findings
+            )
+            parts.outputs.show_report(
+                report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
+            )
+            parts.results.write_run_profile(step)
+            if self.is_first and on_report is not None:
+                on_report(parts.outputs, run, report)
+            if status != "finished":
+                self.tell()
 
     def add_around(self) -> None:
         """What comes after the loop is over, too: save the run and its report with it."""
         run = self.run
         if run is not None and self._is_reported:
             self._report(replace(run, ranks=(replace(run.ranks[0], around=self._host.around()),)))
+        if self._parts is not None:
+            self._parts.results.close()
 
     def tell(self) -> None:
         """Print what was reported, if that was not done yet."""
@@ -301,6 +307,8 @@ class LoopSession:
             )
             self._is_unsaved = True
             self.save_aborted()
+        if self._parts is not None:
+            self._parts.results.close()
 
     def save_aborted(self) -> None:
         """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
@@ -312,7 +320,8 @@ class LoopSession:
     # While the loop runs
 
     def _on_boundary(self) -> None:
-        if self._boundaries is not None:
+        if self._boundaries is not None and self._parts is not None:
+            self._parts.results.hear()
             self._boundaries.begin_step()
 
     def meet_size(self, size: int) -> None:
@@ -326,25 +335,22 @@ class LoopSession:
         return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
-        """A window closed: keep what it holds, and write the report as far as it goes, or have it written."""
+        """A window closed: have its trace analyzed, and save that there is one."""
         assert self._parts is not None
         results = self._parts.results
         results.add(window, raw_path, self._clock)
         self._is_report_due = True
         if window.recorded_steps:
             self._timing.budget.add_window(results.windows[-1].close_ns or 0)
-        self._tell_of_trace(results.windows[-1])
         is_first = len(results.windows) == 1
         if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
             self._saves.save(self._save)
 
-    def _tell_of_trace(self, window: Window) -> None:
+    def _tell_of_trace(self, window: Window, report: Report) -> None:
         assert self._parts is not None
-        facts, folder = self._parts.results.facts.get(window.index), self._parts.outputs.directory
-        if self.on_trace_ready is None or facts is None:
-            return
+        assert self.on_trace_ready is not None
+        folder = self._parts.outputs.directory
         path = folder / window.trace_file if folder is not None and window.trace_file else None
-        report = build_trace_report([facts], self._config.table_options)
         try:
             self.on_trace_ready(path, report)
         except Exception as error:  # the user's own
@@ -370,25 +376,25 @@ class LoopSession:
         return Run(info=replace(self._parts.info, status=status), ranks=(record,))
 
     def _save(self) -> None:
-        """Save what was measured until now, with a report where a window has closed since the last one."""
+        """Save what was measured until now, and ask for a report where a window has closed since the last."""
         assert self._parts is not None
-        run = self._make_run("running")
+        outputs = self._parts.outputs
+        self.run = self._make_run("running")
+        is_saved = outputs.save_run(self.run)
         # A program that ends while another thread trains may give it no other time.
-        is_time = CLAIM.is_ending or self._clock() - self._armed_ns >= REPORT_AFTER_NS
-        if self._is_report_due and is_time:
+        if is_saved and self._is_report_due and (CLAIM.is_ending or self._has_run_long):
             self._is_report_due = False
-            self._report(run)
-        else:
-            self._parts.outputs.save_run(run)
+            self._parts.results.ask_for_report(outputs.archive)
+
+    @property
+    def _has_run_long(self) -> bool:
+        return self._clock() - self._armed_ns >= REPORT_AFTER_NS
 
     def _report(self, run: Run) -> Report:
         assert self._parts is not None
-        outputs, results = self._parts.outputs, self._parts.results
         self.run = run
-        outputs.save_run(run)
-        analysis = analyze(run, results.facts, results.trace_notes)
-        self.report = build_report(analysis, self._config.table_options)
-        outputs.save_report(self.report)
+        self._parts.outputs.save_run(run)
+        self.report = self._parts.results.make_report(run, is_long=self._has_run_long)
         return self.report
 
 
@@ -445,6 +451,7 @@ def make_rank_record(
         cpu=timing.ledger.cpu.record(),
         repeated=None if timing.repeated is None else timing.repeated.record(),
         stacks=None if sampling is None else sampling.stacks(),
+        helper_cpu_ns=parts.results.helper_cpu_ns,
         samples_note=samples_note,
         notes=tuple(notes),
     )

@@ -1,4 +1,4 @@
-"""What becomes of a profiler window when it has closed: its trace is read, summarized and packed."""
+"""The windows of a loop: which there are to be, and what becomes of those that closed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import TraceError, told, traceback_text
-from lightning_modelprof.loop.outputs import Outputs, trace_name
+from lightning_modelprof.loop.helper import INTERRUPTED, Helper, make_helper, wait_for
+from lightning_modelprof.loop.outputs import TRACES, Outputs, trace_name
+from lightning_modelprof.loop.trace_work import (
+    READS_IT,
+    Answer,
+    ReportAnswer,
+    ReportTask,
+    Setting,
+    TraceAnswer,
+    TraceTask,
+    TraceWork,
+)
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture, ScheduledSteps
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
-from lightning_modelprof.report.build_profile import window_profile
+from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
-from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
-from lightning_modelprof.run.records import Window, WindowStatus
-from lightning_modelprof.trace.reader import parse_trace
+from lightning_modelprof.run.records import Run, Window, WindowStatus
 from lightning_modelprof.units import digits
 
 _FIRST_WINDOWS: Final = 16
@@ -38,8 +45,6 @@ def is_for_dashboard(index: int) -> bool:
 FIRST_LISTED: Final = 16
 NEWEST_LISTED: Final = 64
 """Windows that a run lists: with one every hundred steps there can be a hundred thousand."""
-
-_READS_IT: Final = "lightning-modelprof analyze reads it"
 
 _ANALYZED_LIMITS: Final = 2
 """A trace larger than so many times ``max_trace_mb`` is saved and not analyzed: one step made it so large."""
@@ -124,7 +129,7 @@ def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
 
 
 class WindowResults:
-    """The closed windows of one rank.
+    """The closed windows of one rank, and the report of its loop.
 
     Args:
         outputs: where traces are saved.
@@ -137,8 +142,9 @@ class WindowResults:
 
     Attributes:
         windows: the closed windows, in order: the first and the newest of them.
-        facts: window index → what its trace says, for the newest of those whose trace could be read.
         trace_notes: window index → why there is nothing of it.
+        on_trace: called with each window whose trace was analyzed, and the report of it; ``None`` if nobody
+            asks for that.
     """
 
     def __init__(
@@ -154,19 +160,30 @@ class WindowResults:
     ) -> None:
         self._outputs = outputs
         self._loop = loop
-        self._options = options
+        self._setting = Setting(
+            directory=outputs.directory,
+            created=outputs.created,
+            rank=rank,
+            is_first=outputs.is_first,
+            loop=loop.key,
+            options=options,
+        )
         self._rank = rank
         self._warn = warn
         self._max_trace_mb = max_trace_mb
         self._keep_windows = keep_windows
         self._has_refused = False
         self._left_out: Counter[str] = Counter()
+        self._helper: Helper | None = None
+        self._handed_over: dict[int, Path] = {}  # windows without an answer, and their raw traces
+        self._answer: ReportAnswer | None = None
+        self._run_summary: bytes | None = None  # of the newest report
         self.windows: list[Window] = []
-        self.facts: dict[int, TraceFacts] = {}
         self.trace_notes: dict[int, str] = {}
+        self.on_trace: Callable[[Window, Report], None] | None = None
 
     def raw_path(self, window: Window) -> Path:
-        """Where torch writes the trace before it is packed: beside its place, or in the temporary folder."""
+        """Where torch writes the trace: beside its place, or in the temporary folder."""
         # torch cannot write to a folder whose name has a line break, or is not UTF-8.
         if self._outputs.directory is not None and str(self._outputs.directory).isprintable():
             name = Path(trace_name(window, self._rank))
@@ -191,12 +208,161 @@ class WindowResults:
             )
         self.windows.append(window)  # first: Ctrl-C while its trace is taken must not lose it
         if raw_path is not None:
-            self._take_trace(window, raw_path)
+            self._hand_over(window, raw_path)
         window = self.windows[-1]
         if window.close_ns is not None:
             self.windows[-1] = replace(window, close_ns=window.close_ns + clock() - begin_ns)
-        self._remove_old_traces()
         self._list_fewer()
+
+    def _hand_over(self, window: Window, raw_path: Path) -> None:
+        """Give the newest window's trace the name of one that is whole; have it packed and analyzed."""
+        self.trace_notes[window.index] = (
+            f"training was interrupted while its trace was saved; as torch wrote it, it is {raw_path.name}"
+        )
+        directory, name = self._outputs.directory, trace_name(window, self._rank)
+        try:
+            num_bytes = raw_path.stat().st_size
+            packs = directory is not None and self._outputs.may_write(directory / name)
+            if directory is not None and packs and raw_path.parent == (directory / name).parent:
+                raw_path = raw_path.replace((directory / name).with_suffix(""))
+        except OSError as error:
+            reason = f"torch could not write the trace: {error.strerror or error}"
+            self._warn(f"window {window.index}: {reason}")
+            self.trace_notes[window.index] = reason
+            self.windows[-1] = _with_note(window, reason)
+            return
+        if packs:
+            self.windows[-1] = replace(window, trace_file=name)
+        self.trace_notes[window.index] = f"training was interrupted while its trace was analyzed; {READS_IT}"
+        self._handed_over[window.index] = raw_path
+        if self._helper is None:
+            self._helper = make_helper(self._setting)
+        if self._helper.problem:
+            self._leave(self._handed_over)
+            return
+        self._helper.send(
+            TraceTask(
+                window=window,
+                raw=raw_path,
+                packs=packs,
+                why_not=self._why_not_analyzed(num_bytes),
+                tag_folder=self._outputs.tag_folder if is_for_dashboard(window.index) else "",
+                wants_report=self.on_trace is not None,
+            )
+        )
+
+    @property
+    def _without_helper(self) -> str:
+        problem = "" if self._helper is None else self._helper.problem
+        return f"the process that analyzes traces {problem}; {READS_IT}"
+
+    def hear(self) -> None:
+        """Take the answers that have come; waits for nothing."""
+        helper = self._helper
+        if helper is None:
+            return
+        for answer in helper.answers():
+            self._warn_of(answer)
+            if isinstance(answer, TraceAnswer):
+                self._take_answer(answer)
+            else:
+                self._answer = answer
+        if helper.problem and self._handed_over:
+            if helper.problem != INTERRUPTED:
+                self._warn(f"{self._without_helper}. {self._loop.subject.capitalize()} goes on without it")
+            self._leave(self._handed_over)
+
+    def wait(self) -> None:
+        """Wait for all that was asked for; Ctrl-C ends that."""
+        if self._helper is not None:
+            try:
+                wait_for(self._helper, self.hear)
+            except KeyboardInterrupt:
+                self._helper.give_up(INTERRUPTED)
+                self.hear()
+                raise
+
+    def ask_for_report(self, archive: Path | None) -> None:
+        """Have the report of a loop that runs written, if there is more to say of its windows."""
+        if self._helper is not None and archive is not None and not self._helper.problem:
+            self._helper.send(ReportTask(run=archive, trace_notes=self.trace_notes))
+
+    def make_report(self, run: Run, *, is_long: bool) -> Report:
+        """The report of a loop, written to its files.
+
+        Args:
+            run: what was measured.
+            is_long: whether a process may be started for it, which takes some tenths of a second.
+        """
+        task = ReportTask(run=run, trace_notes=self.trace_notes, tag_folder=self._outputs.tag_folder)
+        if self._helper is None and is_long:
+            self._helper = make_helper(self._setting)
+        self._answer = None
+        if self._helper is not None and not self._helper.problem:
+            self._helper.send(task)
+            self.wait()
+        answer = self._answer
+        if answer is None or answer.report is None:
+            answer = TraceWork(self._setting).report(task)
+            self._warn_of(answer)
+        assert answer.report is not None
+        self._run_summary = answer.summary
+        return answer.report
+
+    def write_run_profile(self, step: int) -> None:
+        """Give TensorBoard what the dashboard shows of the newest report."""
+        if self._run_summary is not None:
+            self._outputs.write_profile(self._run_summary, step)
+
+    def close(self) -> None:
+        """No more windows come, and nobody asks for another report."""
+        if self._helper is not None:
+            self._helper.close()
+
+    def _warn_of(self, answer: Answer) -> None:
+        for problem in answer.problems:
+            self._outputs.warn_once(*problem)
+
+    def _take_answer(self, answer: TraceAnswer) -> None:
+        index, raw_path = answer.window, self._handed_over.pop(answer.window)
+        if answer.note:
+            self.trace_notes[index] = answer.note
+        else:
+            self.trace_notes.pop(index, None)
+        if not answer.is_packed:
+            self._keep_raw(index, raw_path)
+        window = next((one for one in self.windows if one.index == index), None)
+        if window is not None and answer.summary is not None:
+            self._outputs.write_profile(answer.summary, window.last_step)
+        if window is not None and answer.report is not None and self.on_trace is not None:
+            self.on_trace(window, answer.report)
+        self._remove_old_traces()
+
+    def _leave(self, windows: dict[int, Path]) -> None:
+        """Nobody analyzes them any more."""
+        assert self._helper is not None
+        for index, raw_path in windows.items():
+            if self._helper.problem != INTERRUPTED:
+                self.trace_notes[index] = self._without_helper
+            self._keep_raw(index, raw_path)
+        windows.clear()
+
+    def _keep_raw(self, index: int, raw_path: Path) -> None:
+        """A trace was not packed, or nobody knows: it stays as it is, where there is a folder for it."""
+        directory = self._outputs.directory
+        if directory is None or raw_path.parent != (directory / TRACES):
+            with contextlib.suppress(OSError):
+                raw_path.unlink()
+        for place, window in enumerate(self.windows):
+            if window.index == index and window.trace_file is not None and directory is not None:
+                names = (window.trace_file, window.trace_file.removesuffix(".gz"))
+                found = next((name for name in names if (directory / name).exists()), None)
+                self.windows[place] = replace(window, trace_file=found)
+
+    @property
+    def helper_cpu_ns(self) -> int | None:
+        """CPU time of who analyzed them beside the training; ``None`` if nobody did, or that is unknown."""
+        return None if self._helper is None else self._helper.cpu_ns
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -216,7 +382,11 @@ class WindowResults:
         keep = self._keep_windows
         if keep is None:
             return
-        saved = [place for place, window in enumerate(self.windows) if window.trace_file is not None]
+        saved = [
+            place
+            for place, window in enumerate(self.windows)
+            if window.trace_file is not None and window.index not in self._handed_over
+        ]
         for place in saved[1:-keep]:
             window = self.windows[place]
             if window.trace_file is not None and self._outputs.remove_trace(window.trace_file):
@@ -230,59 +400,14 @@ class WindowResults:
             self._left_out[window.status.value.replace("_", " ")] += 1
             self.trace_notes.pop(window.index, None)
 
-    def _take_trace(self, window: Window, raw_path: Path) -> None:
-        """Put the trace of the newest window in its place, and only then analyze it."""
-        self.trace_notes[window.index] = (
-            f"training was interrupted while its trace was saved; as torch wrote it, it is {raw_path.name}"
-        )
-        try:
-            raw = raw_path.read_bytes()
-        except OSError as error:
-            reason = f"torch could not write the trace: {error.strerror or error}"
-            self._warn(f"window {window.index}: {reason}")
-            self.trace_notes[window.index] = reason
-            self.windows[-1] = _with_note(window, reason)
-            return
-        self.windows[-1] = replace(window, trace_file=self._outputs.save_trace(window, raw))
-        with contextlib.suppress(OSError):
-            raw_path.unlink()
-        self.trace_notes[window.index] = f"training was interrupted while its trace was analyzed; {_READS_IT}"
-        reason = self._why_not_analyzed(raw) or self._analyze(window, raw)
-        if reason:
-            self.trace_notes[window.index] = reason
-        else:
-            del self.trace_notes[window.index]
-
-    def _why_not_analyzed(self, raw: bytes) -> str:
+    def _why_not_analyzed(self, num_bytes: int) -> str:
         limit = self._max_trace_mb
-        if limit is None or len(raw) <= _ANALYZED_LIMITS * limit * BYTES_PER_MB:
+        if limit is None or num_bytes <= _ANALYZED_LIMITS * limit * BYTES_PER_MB:
             return ""
         return (
-            f"its trace of {digits(len(raw) / BYTES_PER_MB)} MB was not analyzed while training runs,"
-            f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g}; {_READS_IT}"
+            f"its trace of {digits(num_bytes / BYTES_PER_MB)} MB was not analyzed while training runs,"
+            f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g}; {READS_IT}"
         )
-
-    def _analyze(self, window: Window, raw: bytes) -> str:
-        """Keep what the trace says; returns why there is nothing, ``""`` if there is."""
-        try:
-            trace = parse_trace(raw, trace_name(window, self._rank))
-            facts = analyze_trace(trace)
-        except TraceError as error:
-            return str(error)
-        except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
-            reason = f"its trace could not be analyzed: {told(error)}"
-            self._warn(f"window {window.index}: {reason}. Please report this:\n{traceback_text()}")
-            return reason
-        self.facts[window.index] = facts
-        while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
-            del self.facts[next(iter(self.facts))]
-        if is_for_dashboard(window.index):
-            loop, options = self._loop.key, self._options
-            self._outputs.write_profile(
-                lambda: window_profile([(trace, facts)], window=window.index, loop=loop, options=options),
-                window.last_step,
-            )
-        return ""
 
 
 def _with_note(window: Window, note: str) -> Window:

@@ -56,8 +56,8 @@ class Window(Record, frozen=True, kw_only=True):
         trace_file: path of the trace relative to the run's folder, ``None`` if none was written.
         note: why the status is not complete, or why there is no trace though there should be one; ``""``
             otherwise.
-        close_ns: host time spent to stop, export, read and pack the window, without writing the report;
-            ``None`` if it was not closed.
+        close_ns: host time that the training thread spent to stop and export it; older versions also read
+            and packed it there. ``None`` if it was not closed.
     """
 
     index: Count
@@ -157,6 +157,8 @@ class RankRecord(Record, frozen=True, kw_only=True):
         cpu: CPU time of some steps; ``None`` where none was read, before the loop has ended, and as above.
         repeated: whether samples of an index are the same in each epoch; ``None`` outside of a fit, and in
             runs of older versions.
+        helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training; ``None``
+            if there was none.
         samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
             where nothing does.
         notes: what could not be measured, or was measured in another way, and why.
@@ -178,6 +180,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
     slow: SlowSteps | None = None
     cpu: CpuUse | None = None
     repeated: RepeatedSamples | None = None
+    helper_cpu_ns: Count | None = None
     samples_note: str = ""
     notes: tuple[str, ...] = ()
 

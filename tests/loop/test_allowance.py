@@ -12,8 +12,8 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.loop import session
 from lightning_modelprof.loop import step_boundaries as allowance
+from lightning_modelprof.loop import trace_work
 from lightning_modelprof.loop.inspection_plan import InspectionPlan, plan_later
 from lightning_modelprof.loop.step_boundaries import Allowance
 from lightning_modelprof.measure.window import capture, torch_profiler
@@ -167,7 +167,7 @@ def test_a_short_loop_has_its_report_when_it_ends(tmp_path, monkeypatch, step_ns
             clock.now += step_ns
             return super().training_step(batch)
 
-    monkeypatch.setattr(session, "build_report", lambda *args: built.append(1) or build_report(*args))
+    monkeypatch.setattr(trace_work, "build_report", lambda *args: built.append(1) or build_report(*args))
     callback, _ = fit(tmp_path, 40, clock, model=Slow(), active=2, flops=False)
     assert callback.run.ranks[0].windows[0].recorded_steps
     assert len(built) == reports

@@ -14,7 +14,7 @@ from isal import igzip
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
-from lightning_modelprof.loop import session
+from lightning_modelprof.loop import trace_work
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.windows import WindowResults
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
@@ -709,8 +709,8 @@ def test_the_modules_end_of_batch_is_in_the_trace_as_in_the_ledger(tmp_path):
 
 def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatch):
     reports = []
-    build_report = session.build_report
-    monkeypatch.setattr(session, "build_report", lambda *given: reports.append(1) or build_report(*given))
+    build_report = trace_work.build_report
+    monkeypatch.setattr(trace_work, "build_report", lambda *given: reports.append(1) or build_report(*given))
     callback = run_fit(tmp_path, active=1, wait=1, warmup=0, repeat=0, skip_first=0)
     windows = callback.run.ranks[0].windows
     assert len(windows) > 10
@@ -734,7 +734,8 @@ def test_facts_of_the_newest_windows_are_kept(tmp_path):
         window = Window(index=index, status=WindowStatus.COMPLETE, **steps)
         results.add(window, raw, lambda: 0)
         assert not raw.exists()
-    assert list(results.facts) == [1, 2, 4]
+        results.hear()
+    assert list(results._helper._work._facts) == [1, 2, 4]
     assert list(results.trace_notes) == [3]
     assert [window.index for window in results.windows] == [0, 1, 2, 3, 4]
     assert warnings == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modelprof.loop import windows
+from lightning_modelprof.loop import trace_work
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.measure.window import capture
 from lightning_modelprof.run.archive import load_run
@@ -30,8 +30,8 @@ PLACES = {
     "export": (torch.profiler.profile, "export_chrome_trace"),
     "cpu": (capture.Capture, "_cpu_use"),
     "save": (Outputs, "save_trace"),
-    "parse": (windows, "parse_trace"),
-    "analyze": (windows, "analyze_trace"),
+    "parse": (trace_work, "parse_trace"),
+    "analyze": (trace_work, "analyze_trace"),
 }
 
 
@@ -48,9 +48,11 @@ def fail_in(monkeypatch, place, error, *, after):
     monkeypatch.setattr(owner, name, fails)
 
 
-@pytest.mark.parametrize("has_files", [True, False])
 @pytest.mark.parametrize("after", [True, False])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "has_files"),
+    [(place, has_files) for place in PLACES for has_files in (True, False) if has_files or place != "save"],
+)
 def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_files):
     callback = make_callback(tmp_path, steps=(2, 4), files=has_files)
     fail_in(monkeypatch, place, KeyboardInterrupt(), after=after)
@@ -60,7 +62,6 @@ def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_f
     (window,) = windows_of(callback)
     assert window.recorded_steps == (2, 3)
     assert callback.report is not None
-    is_saved = has_files and (place in ("parse", "analyze") or (place == "save" and after))
     if place in ("save", "parse", "analyze"):
         assert window.status is WindowStatus.COMPLETE
         reason = table_of(callback.report, "model_summary").absent_reason
@@ -68,11 +69,12 @@ def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_f
     else:
         assert window.status is WindowStatus.PARTIAL
         assert window.note == "training was interrupted first, while its trace was taken"
-    assert (window.trace_file is not None) == (is_saved and place != "save")
+    has_trace = has_files and place in ("save", "parse", "analyze")
+    assert (window.trace_file is not None) == has_trace
     if has_files:
         left = [path.name for path in (tmp_path / "modelprof" / "traces").glob("*")]
         # The raw trace stays where it is the only one.
-        assert len(left) == (2 if place == "save" and after else is_saved or place == "save")
+        assert len(left) == (2 if place == "save" and after else has_trace)
         assert load_run(tmp_path / "modelprof").ranks[0].windows == callback.run.ranks[0].windows
     # Nothing stays of it that would keep the next window from opening.
     assert windows_of(run_fit(tmp_path / "next", steps=(2, 4)))[0].status is WindowStatus.COMPLETE

@@ -90,17 +90,19 @@ class OwnCost(Record, frozen=True, kw_only=True):
     """Time of a loop that is this profiler's.
 
     Attributes:
-        work_ns: phase Profiler: windows opened, closed, read and packed, reports and archives written, looks
-            between steps.
+        work_ns: phase Profiler: windows opened and closed, archives written, looks between steps.
         recorded_ns: how much longer the steps inside windows took than typical ones, beside that.
         inspected_ns: the same of the steps in which FLOPs were counted or modules timed.
         loop_ns: the whole loop.
+        helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training, in no
+            other figure; ``None`` if there was none.
     """
 
     work_ns: int
     recorded_ns: float
     inspected_ns: float
     loop_ns: int
+    helper_cpu_ns: int | None
 
     @property
     def total_ns(self) -> float:
@@ -114,7 +116,10 @@ class OwnCost(Record, frozen=True, kw_only=True):
 
 
 def own_cost(
-    totals: StepTotals, outside_ns: Mapping[str, int], costs: StepCosts | Absent
+    totals: StepTotals,
+    outside_ns: Mapping[str, int],
+    costs: StepCosts | Absent,
+    helper_cpu_ns: int | None = None,
 ) -> OwnCost | Absent:
     """What can be seen of it between the steps and in those that were slowed down.
 
@@ -122,6 +127,7 @@ def own_cost(
         totals: over all finished steps.
         outside_ns: time of the loop in no finished step, by phase key.
         costs: what a typical step takes.
+        helper_cpu_ns: as of OwnCost.
 
     Caveats: what the clock reads in each step and the sampling thread cost is not seen: without the
     profiler there would be nothing to compare with (``benchmarks/overhead.py`` does).
@@ -134,6 +140,7 @@ def own_cost(
         recorded_ns=_beyond(totals, _RECORDED, 0, usual_ns),
         inspected_ns=_beyond(totals, _INSPECTED, _RECORDED, usual_ns),
         loop_ns=int(totals.whole("duration_ns")) + sum(outside_ns.values()),
+        helper_cpu_ns=helper_cpu_ns,
     )
 
 

@@ -128,6 +128,11 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
             f"This profiler took {_seconds(cost.total_ns)} s of the loop's {_seconds(cost.loop_ns)} s"
             f" ({100 * cost.share:.2g} %); none of it is in these figures."
         )
+    if not isinstance(cost, Absent) and cost.helper_cpu_ns is not None:
+        notes.append(
+            f"A process of its own analyzed the traces beside the training: {_seconds(cost.helper_cpu_ns)} s"
+            " of CPU time."
+        )
     return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
 
 

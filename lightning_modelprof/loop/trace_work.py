@@ -1,0 +1,231 @@
+"""What follows when torch has written a window's trace: it is packed, analyzed and reported.
+
+It needs neither torch nor the loop, so it is done beside the training (``loop/helper.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.errors import TraceError, told, traceback_text
+from lightning_modelprof.loop.outputs import FILES, NOWHERE, Outputs, trace_name
+from lightning_modelprof.record import Record
+from lightning_modelprof.report.build import build_report
+from lightning_modelprof.report.build_profile import run_profile, window_profile
+from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
+from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.tensorboard.event_file import profile_summary, tag_of
+from lightning_modelprof.trace.reader import parse_trace
+
+READS_IT: Final = "lightning-modelprof analyze reads it"
+
+
+class Problem(NamedTuple):
+    """Something that is to be warned of, once for each output."""
+
+    output: str
+    sentence: str
+
+
+class Setting(Record, frozen=True, kw_only=True):
+    """What is the same for all windows of one rank.
+
+    Attributes:
+        directory: the run's folder; ``None`` writes no files.
+        created: when the loop began, as in the run.
+        rank: of the process that trains.
+        is_first: whether this rank reports for all.
+        loop: the Trainer's method.
+        options: how the tables of traces are cut and sorted.
+    """
+
+    directory: Path | None
+    created: str
+    rank: int
+    is_first: bool
+    loop: str
+    options: TableOptions
+
+
+class TraceTask(Record, frozen=True, kw_only=True):
+    """A window whose trace torch has written.
+
+    Attributes:
+        window: the window.
+        raw: the trace as torch wrote it; it is removed once it is packed, or was read.
+        packs: whether it is packed and kept.
+        why_not: why it is packed and not analyzed; ``""`` if it is.
+        tag_folder: what TensorBoard calls the run; ``""`` if it does not get this window.
+        wants_report: whether somebody asks for a report of this trace.
+    """
+
+    window: Window
+    raw: Path
+    packs: bool
+    why_not: str = ""
+    tag_folder: str = ""
+    wants_report: bool = False
+
+
+class TraceAnswer(Record, frozen=True, kw_only=True):
+    """What became of it.
+
+    Attributes:
+        window: its number.
+        is_packed: whether the packed trace is in its place.
+        note: why there are no facts; ``""`` if there are.
+        problems: what is to be warned of.
+        summary: for TensorBoard's event file; ``None`` without.
+        report: of the trace; ``None`` if nobody asked, or it could not be analyzed.
+    """
+
+    window: int
+    is_packed: bool = False
+    note: str = ""
+    problems: tuple[Problem, ...] = ()
+    summary: bytes | None = None
+    report: Report | None = None
+
+
+class ReportTask(Record, frozen=True, kw_only=True):
+    """A report of the whole loop is wanted, as far as it has come.
+
+    Attributes:
+        run: what was measured, or the archive that has it.
+        trace_notes: window index → why there is nothing of its trace, of those that were not handed over.
+        tag_folder: as of TraceTask.
+    """
+
+    run: Run | Path
+    trace_notes: Mapping[int, str]
+    tag_folder: str = ""
+
+
+class ReportAnswer(Record, frozen=True, kw_only=True):
+    """The report, which is in its files.
+
+    Attributes:
+        report: the report; ``None`` if it could not be made.
+        problems: what is to be warned of.
+        summary: for TensorBoard's event file; ``None`` without.
+    """
+
+    report: Report | None
+    problems: tuple[Problem, ...] = ()
+    summary: bytes | None = None
+
+
+Task: TypeAlias = TraceTask | ReportTask
+Answer: TypeAlias = TraceAnswer | ReportAnswer
+
+
+class TraceWork:
+    """Does the work, one task after the other.
+
+    Args:
+        setting: what is the same for all windows.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._problems: list[Problem] = []
+        self._outputs = Outputs(
+            setting.directory,
+            [],
+            NOWHERE,
+            rank=setting.rank,
+            created=setting.created,
+            is_first=setting.is_first,
+            warn=lambda sentence: self._problems.append(Problem(FILES, sentence)),
+        )
+        self._facts: dict[int, TraceFacts] = {}  # of the newest windows whose trace could be read
+        self._notes: dict[int, str] = {}  # why there are none
+
+    def do(self, task: Task, num_newer: int = 0) -> Answer:
+        """Do it; what fails of a trace is in its answer.
+
+        Args:
+            task: what to do.
+            num_newer: windows that wait behind it.
+        """
+        return self._take_trace(task, num_newer) if isinstance(task, TraceTask) else self.report(task)
+
+    def report(self, task: ReportTask) -> ReportAnswer:
+        """Make the report of the loop and write its files."""
+        self._problems.clear()
+        run = load_run(task.run) if isinstance(task.run, Path) else task.run
+        analysis = analyze(run, self._facts, {**task.trace_notes, **self._notes})
+        report = build_report(analysis, self._setting.options)
+        self._outputs.save_report(report)
+        summary = _summary(run_profile(run, report), task.tag_folder) if task.tag_folder else None
+        return ReportAnswer(report=report, problems=tuple(self._problems), summary=summary)
+
+    def _take_trace(self, task: TraceTask, num_newer: int) -> TraceAnswer:
+        """Put the trace in its place, and only then analyze it."""
+        self._problems.clear()
+        index, is_packed, wanted = task.window.index, False, _Wanted()
+        is_shown = bool(task.tag_folder or task.wants_report or num_newer < MAX_SHOWN)
+        note = task.why_not or ("" if is_shown else f"newer windows came while training ran; {READS_IT}")
+        try:
+            raw = task.raw.read_bytes()
+            is_packed = task.packs and self._outputs.save_trace(task.window, raw)
+            if is_packed or not task.packs:
+                with contextlib.suppress(OSError):
+                    task.raw.unlink()
+            if not note:
+                wanted = self._analyze(task, raw)
+        except TraceError as error:
+            note = str(error)
+        except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
+            note = f"its trace could not be analyzed: {told(error)}"
+            self._problems.append(_please_report(f"window {index}: {note}"))
+        if note:
+            self._notes[index] = note
+        return TraceAnswer(
+            window=index,
+            is_packed=is_packed,
+            note=note,
+            problems=tuple(self._problems),
+            summary=wanted.summary,
+            report=wanted.report,
+        )
+
+    def _analyze(self, task: TraceTask, raw: bytes) -> _Wanted:
+        """Keep what the trace says; returns what was asked for besides."""
+        options, window = self._setting.options, task.window
+        trace = parse_trace(raw, trace_name(window, self._setting.rank))
+        facts = analyze_trace(trace)
+        self._facts[window.index] = facts
+        while len(self._facts) > MAX_SHOWN:  # a long run has thousands of windows
+            del self._facts[next(iter(self._facts))]
+        summary = None
+        if task.tag_folder:
+            loop, traces = self._setting.loop, [(trace, facts)]
+            profile = window_profile(traces, window=window.index, loop=loop, options=options)
+            summary = _summary(profile, task.tag_folder)
+        return _Wanted(summary, build_trace_report([facts], options) if task.wants_report else None)
+
+
+class _Wanted(NamedTuple):
+    summary: bytes | None = None
+    report: Report | None = None
+
+
+def _summary(profile: Profile, tag_folder: str) -> bytes:
+    summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
+    return summary
+
+
+def _please_report(what: str) -> Problem:
+    """To be called while the error is being handled."""
+    return Problem(what, f"{what}. Please report this:\n{traceback_text()}")
