@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 _GROUP: Final[dict[str, Any]] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 """Ctrl-C in a terminal goes to a whole group, and is not meant for them."""
 
+OWN_PROCESSES: Final[set[int]] = set()
+"""Numbers of those that this process has started: what they use is not the training's."""
+
 
 def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[bytes]:
     """Start ``python -m name``: never multiprocessing, which would run the user's script once more.
@@ -38,6 +41,8 @@ def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[byt
         "PYTHONWARNINGS": "ignore",
     }
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", name, *arguments], **{"env": environment, **nowhere, **_GROUP, **how}
     )
+    OWN_PROCESSES.add(process.pid)
+    return process

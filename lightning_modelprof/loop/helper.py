@@ -36,12 +36,13 @@ from lightning_modelprof.loop.trace_work import (
     TraceTask,
     TraceWork,
 )
-from lightning_modelprof.processes import start_module
+from lightning_modelprof.processes import OWN_PROCESSES, start_module
 from lightning_modelprof.show.progress import show_waiting
 
 _LENGTH: Final = 8
 """Bytes that say how many follow."""
 
+_MANY: Final = 2**20
 _NICENESS: Final = 10
 _LOOK_S: Final = 1.0
 """How often the process looks whether the training still runs, where nobody tells it."""
@@ -93,7 +94,8 @@ class Helper:
         return come
 
     def look(self) -> None:
-        """Somebody waits for it."""
+        """Wait a little for an answer."""
+        time.sleep(_POLL_S)
 
     def give_up(self, problem: str) -> None:
         """Expect nothing more of it.
@@ -168,16 +170,21 @@ class ProcessHelper(Helper):
 
     def answers(self) -> list[Answer]:
         """Those that have come since; waits for nothing."""
-        if not self.num_open or self.problem:
+        if self.problem:
             return []
         self._push()
-        has_ended = self._process.poll() is not None  # asked first: what it answered before is there
+        try:
+            has_ended = not self._socket.recv(_MANY)  # a byte for each answer
+        except BlockingIOError:
+            return []
+        except OSError:
+            has_ended = True
         come: list[Answer] = []
         while (answer := self._read()) is not None:
             come.append(answer)
         self.num_open -= len(come)
         if has_ended and self.num_open:
-            code = self._process.returncode
+            code = self._process.wait()
             self.give_up(f"ended by signal {-code}" if code < 0 else f"ended with status {code}")
         return come
 
@@ -194,7 +201,8 @@ class ProcessHelper(Helper):
         self._end()
 
     def look(self) -> None:
-        """Somebody waits for it: give up if it does nothing."""
+        """Wait for an answer, and give up if nothing is done."""
+        select.select([self._socket], [self._socket] if self._unsent else [], [], _LOOK_S)
         now = time.monotonic()
         if now < self._look_at:
             return
@@ -248,6 +256,7 @@ def _end(ours: socket.socket, file: Any, process: Any, owner: int) -> None:
     except Exception:  # TimeoutExpired: it is stopped, or still at work
         process.kill()
         process.wait()
+    OWN_PROCESSES.discard(process.pid)
 
 
 def _used_s(pid: int) -> float:
@@ -268,7 +277,7 @@ def make_helper(setting: Setting) -> Helper:
     return Helper(setting)
 
 
-def wait_for(helper: Helper, hear: Callable[[], None]) -> None:
+def wait_for(helper: Helper, hear: Callable[[], object]) -> None:
     """Wait until all tasks are answered, or no more answers come.
 
     Args:
@@ -278,7 +287,6 @@ def wait_for(helper: Helper, hear: Callable[[], None]) -> None:
     with show_waiting("lightning-modelprof: analyzing what was recorded"):
         hear()
         while helper.num_open:
-            time.sleep(_POLL_S)
             helper.look()
             hear()
 
@@ -303,7 +311,7 @@ class _Desk:
             wait_s: for so long, if nothing has.
         """
         while not self.is_left and select.select([0], [], [], wait_s)[0]:
-            more = os.read(0, 1 << 20)
+            more = os.read(0, _MANY)
             self.is_left, wait_s = not more, 0
             self._unread += more
         # Its other children may hold the other end open.
@@ -333,6 +341,8 @@ def main() -> None:
             raw = pickle.dumps((answer, time.process_time_ns()), pickle.HIGHEST_PROTOCOL)
             answers.write(len(raw).to_bytes(_LENGTH, "big") + raw)
             answers.flush()
+            with contextlib.suppress(OSError):  # nobody is there any more
+                os.write(0, b"!")
     os._exit(0)  # nothing is open that would have to be closed
 
 

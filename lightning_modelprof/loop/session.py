@@ -229,22 +229,32 @@ class LoopSession:
         with ExitStack() as stack:
             if not self.stays or status != "finished":
                 stack.callback(parts.results.close)
-            parts.results.wait()
-            run = self._make_run(status)
-            if heard or absent:
-                run = side_by_side(run, heard, absent)
-            report, step = self._report(run), self._host.logger_step
-            has_nothing = not self.ledger.steps_ended and not any(
-                one.status is Status.FOUND for one in report.findings
-            )
-            parts.outputs.show_report(
-                report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
-            )
-            parts.results.write_run_profile(step)
-            if self.is_first and on_report is not None:
-                on_report(parts.outputs, run, report)
-            if status != "finished":
-                self.tell()
+            stack.callback(self._conclude, parts, status, (heard, absent), is_brief, on_report)
+            parts.results.wait()  # Ctrl-C costs what the traces say, and no more
+
+    def _conclude(
+        self,
+        parts: LoopParts,
+        status: str,
+        others: tuple[Mapping[int, bytes], Mapping[int, str]],
+        is_brief: Callable[[], bool],
+        on_report: Callable[[Outputs, Run, Report], None] | None,
+    ) -> None:
+        run = self._make_run(status)
+        if any(others):
+            run = side_by_side(run, *others)
+        report, step = self._report(run), self._host.logger_step
+        has_nothing = not self.ledger.steps_ended and not any(
+            one.status is Status.FOUND for one in report.findings
+        )
+        parts.outputs.show_report(
+            report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
+        )
+        parts.results.write_run_profile(step)
+        if self.is_first and on_report is not None:
+            on_report(parts.outputs, run, report)
+        if status != "finished":
+            self.tell()
 
     def add_around(self) -> None:
         """What comes after the loop is over, too: save the run and its report with it."""
@@ -321,7 +331,9 @@ class LoopSession:
 
     def _on_boundary(self) -> None:
         if self._boundaries is not None and self._parts is not None:
-            self._parts.results.hear()
+            results = self._parts.results
+            if results.hear() and len(results.windows) == 1:
+                self._saves.next_ns = 0  # there is something to look at now
             self._boundaries.begin_step()
 
     def meet_size(self, size: int) -> None:
@@ -331,20 +343,21 @@ class LoopSession:
 
     def _why_no_window(self) -> str:
         """Why another window would be too much."""
+        if self._config.bounds.max_overhead is None:
+            return ""
         self.live.take()
         return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
-        """A window closed: have its trace analyzed, and save that there is one."""
+        """A window closed: have its trace packed and analyzed."""
         assert self._parts is not None
         results = self._parts.results
         results.add(window, raw_path, self._clock)
         self._is_report_due = True
         if window.recorded_steps:
             self._timing.budget.add_window(results.windows[-1].close_ns or 0)
-        is_first = len(results.windows) == 1
-        if not self.is_finished and (is_first or self._clock() >= self._saves.next_ns):
-            self._saves.save(self._save)
+        if CLAIM.is_ending and not self.is_finished:
+            self._save()
 
     def _tell_of_trace(self, window: Window, report: Report) -> None:
         assert self._parts is not None

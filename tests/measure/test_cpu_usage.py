@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -348,6 +349,8 @@ def test_without_psutil(monkeypatch):
 @pytest.mark.parametrize("when", ["start", "stop"])
 def test_what_psutil_cannot_tell_is_none(monkeypatch, owner, name, missing, error, when):
     readings = {}
+    if name == "children":  # asked where the system has no list of them
+        monkeypatch.setattr(cpu_usage, "_PROCESSES", Path("/nowhere"))
     for moment in ("start", "stop"):
         with monkeypatch.context() as patch:
             if moment == when:

@@ -23,6 +23,7 @@ from torch.autograd import profiler as torch_profiler
 
 from lightning_modelprof.measure.window.torch_profiler import is_profiling
 
+_REFERENCES: Final = sys.getrefcount(torch_profiler.profile)
 _WATCHED: Final = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
 
 
@@ -67,7 +68,8 @@ class ProfilerWatch:
     def is_one_waiting(self) -> bool:
         """Whether a profiler is prepared and has not started.
 
-        Takes 20 ms until it once said no, as it looks at all objects; from then on what is prepared is seen.
+        Where there may be a profiler, that takes 20 ms until it once said no, as it looks at all objects.
+        From then on what is prepared is seen.
         """
         if self.is_waiting or self._none_waited:
             return self.is_waiting
@@ -111,7 +113,8 @@ def _after(before: Callable[[], None], original: Callable[..., Any]) -> Callable
 
 def _is_one_waiting() -> bool:
     """Whether a profiler that somebody made before we came is prepared and has not started."""
-    if is_profiling():
+    # Each profiler has a reference to its class.
+    if is_profiling() or sys.getrefcount(torch_profiler.profile) <= _REFERENCES:
         return False
     kind = torch_profiler.profile
     return any(
