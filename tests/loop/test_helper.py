@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from functools import partial
@@ -55,8 +57,8 @@ def temporary(tmp_path, monkeypatch):
 
 
 def left_in(folder):
-    """Without compiled templates, which jinja2 keeps there for all programs of a user."""
-    return [path for path in folder.iterdir() if not path.name.startswith("_jinja2-cache")]
+    """Without what jinja2 keeps there for all programs of a user, and what killed workers leave."""
+    return [path for path in folder.iterdir() if not path.name.startswith(("_jinja2-cache", "pymp-"))]
 
 
 def traces_in(folder):
@@ -276,7 +278,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_training_is_killed(tmp_path, num_workers):
-    (folder := tmp_path / "temporary").mkdir()
+    folder = Path(tempfile.mkdtemp())  # a short name: it is part of those of sockets
     before = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), "training", str(num_workers)]
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
@@ -289,6 +291,7 @@ def test_the_training_is_killed(tmp_path, num_workers):
         time.sleep(0.1)
     assert left_in(folder) == []
     assert {path for path in set(Path("/dev/shm").iterdir()) - before if "torch" not in path.name} == set()
+    shutil.rmtree(folder)
     traces = traces_in(tmp_path)
     assert traces
     assert not any(name.startswith(".") for name in traces)
