@@ -25,8 +25,6 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, Final
 
-import psutil
-
 from lightning_modelprof.loop.trace_work import (
     Answer,
     ReportAnswer,
@@ -36,6 +34,7 @@ from lightning_modelprof.loop.trace_work import (
     TraceTask,
     TraceWork,
 )
+from lightning_modelprof.measure.resources.cpu import used_s
 from lightning_modelprof.processes import OWN_PROCESSES, start_module
 from lightning_modelprof.show.progress import show_waiting
 
@@ -146,7 +145,8 @@ class ProcessHelper(Helper):
         self.num_open, self.cpu_ns, self.problem = 0, None, ""
         self._unsent = bytearray()
         self._num_read = 0
-        self._used_s, self._look_at, self._stalled_at = -1.0, 0.0, math.inf
+        self._used_s: float | None = -1.0
+        self._look_at, self._stalled_at = 0.0, math.inf
         with ExitStack() as undo:
             self._socket, theirs = socket.socketpair()
             undo.callback(self._socket.close)
@@ -207,9 +207,9 @@ class ProcessHelper(Helper):
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        used_s = _used_s(self._process.pid)
-        if used_s != self._used_s:
-            self._used_s, self._stalled_at = used_s, now + STALLED_S
+        used = used_s(self._process.pid)
+        if used != self._used_s:
+            self._used_s, self._stalled_at = used, now + STALLED_S
         elif now >= self._stalled_at:
             self.give_up(f"did nothing for {STALLED_S:g} s")
 
@@ -257,14 +257,6 @@ def _end(ours: socket.socket, file: Any, process: Any, owner: int) -> None:
         process.kill()
         process.wait()
     OWN_PROCESSES.discard(process.pid)
-
-
-def _used_s(pid: int) -> float:
-    """CPU time of a process until now; 0 where that cannot be read."""
-    with contextlib.suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    return 0.0
 
 
 def make_helper(setting: Setting) -> Helper:

@@ -206,13 +206,7 @@ class Outputs:
             packed: TensorBoard's ``Summary`` of the profile.
             step: the x-coordinate.
         """
-
-        def write(writer: Any) -> None:
-            from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
-
-            write_summary(writer, Summary.FromString(packed), step)
-
-        self._to_tensorboard(write, len(packed))
+        self._to_tensorboard(partial(write_summary, packed=packed, step=step), len(packed))
 
     @property
     def tag_folder(self) -> str:

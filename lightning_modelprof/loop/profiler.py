@@ -188,8 +188,8 @@ class LoopProfiler:
         num_steps: how many steps there will be, if you know.
         schedule: step number → torch.profiler.ProfilerAction, as torch.profiler.schedule makes them, in the
             place of active, wait, warmup, repeat, skip_first and steps. Its windows must come in cycles.
-        on_trace_ready: called when a window has closed, with the path of its trace (None where no files are
-            written) and the report of the window.
+        on_trace_ready: called between two later steps, or at the end, once a window's trace was analyzed:
+            with its path (None where no files are written) and the report of the window.
         loggers: Lightning's, such as TensorBoardLogger: they get what the callback would give them.
         **arguments: as of ModelProfCallback; log_every_n_steps is 50 by default, dirpath ``modelprof``.
 

@@ -331,9 +331,7 @@ class LoopSession:
 
     def _on_boundary(self) -> None:
         if self._boundaries is not None and self._parts is not None:
-            results = self._parts.results
-            if results.hear() and len(results.windows) == 1:
-                self._saves.next_ns = 0  # there is something to look at now
+            self._parts.results.hear()
             self._boundaries.begin_step()
 
     def meet_size(self, size: int) -> None:
@@ -356,6 +354,8 @@ class LoopSession:
         self._is_report_due = True
         if window.recorded_steps:
             self._timing.budget.add_window(results.windows[-1].close_ns or 0)
+        if len(results.windows) == 1:
+            self._saves.next_ns = 0  # at the same boundary: now there is something to look at
         if CLAIM.is_ending and not self.is_finished:
             self._save()
 

@@ -6,7 +6,7 @@ It needs neither torch nor the loop, so it is done beside the training (``loop/h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -167,7 +167,7 @@ class TraceWork:
         analysis = analyze(run, self._facts, {**task.trace_notes, **self._notes})
         report = build_report(analysis, self._setting.options)
         self._outputs.save_report(report)
-        summary = _summary(run_profile(run, report), task.tag_folder) if task.tag_folder else None
+        summary = self._summary(lambda: run_profile(run, report), task.tag_folder)
         return ReportAnswer(report=report, problems=tuple(self._problems), summary=summary)
 
     def _take_trace(self, task: TraceTask, num_newer: int) -> TraceAnswer:
@@ -208,22 +208,31 @@ class TraceWork:
         self._facts[window.index] = facts
         while len(self._facts) > MAX_SHOWN:  # a long run has thousands of windows
             del self._facts[next(iter(self._facts))]
-        summary = None
-        if task.tag_folder:
-            loop, traces = self._setting.loop, [(trace, facts)]
-            profile = window_profile(traces, window=window.index, loop=loop, options=options)
-            summary = _summary(profile, task.tag_folder)
+        summary = self._summary(
+            lambda: window_profile(
+                [(trace, facts)], window=window.index, loop=self._setting.loop, options=options
+            ),
+            task.tag_folder,
+        )
         return _Wanted(summary, build_trace_report([facts], options) if task.wants_report else None)
+
+    def _summary(self, make: Callable[[], Profile], tag_folder: str) -> bytes | None:
+        """What the dashboard shows, serialized; ``None`` where it is not wanted, or fails."""
+        if not tag_folder:
+            return None
+        try:
+            profile = make()
+            summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
+        except Exception as error:  # the report does without
+            what = "the dashboard"
+            self._problems.append(Problem(what, f"could not write to {what}: {told(error)}"))
+            return None
+        return summary
 
 
 class _Wanted(NamedTuple):
     summary: bytes | None = None
     report: Report | None = None
-
-
-def _summary(profile: Profile, tag_folder: str) -> bytes:
-    summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
-    return summary
 
 
 def _please_report(what: str) -> Problem:

@@ -256,13 +256,12 @@ class WindowResults:
         problem = "" if self._helper is None else self._helper.problem
         return f"the process that analyzes traces {problem}; {READS_IT}"
 
-    def hear(self) -> bool:
-        """Take the answers that have come, and return whether any have; waits for nothing."""
+    def hear(self) -> None:
+        """Take the answers that have come; waits for nothing."""
         helper = self._helper
         if helper is None or not (helper.num_open or self._handed_over):
-            return False
-        answers = helper.answers()
-        for answer in answers:
+            return
+        for answer in helper.answers():
             self._warn_of(answer)
             if isinstance(answer, TraceAnswer):
                 self._take_answer(answer)
@@ -272,7 +271,6 @@ class WindowResults:
             if helper.problem != INTERRUPTED:
                 self._warn(f"{self._without_helper}. {self._loop.subject.capitalize()} goes on without it")
             self._leave(self._handed_over)
-        return bool(answers)
 
     def wait(self) -> None:
         """Wait for all that was asked for; Ctrl-C ends that."""

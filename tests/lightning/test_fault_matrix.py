@@ -33,7 +33,7 @@ from lightning_modelprof.lightning import classify, hooks, in_validation, sessio
 from lightning_modelprof.lightning import classify as evaluation
 from lightning_modelprof.lightning import host as lightning_host
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop import outputs, session, step_timing, windows
+from lightning_modelprof.loop import outputs, session, step_timing, trace_work, windows
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.memory import LoopMemory
@@ -353,11 +353,11 @@ PLACES = {
     "on_train_end: stop": Place(LoopSession, "stop", errors=TWO),
     "on_train_end: training's setup": Place(session, "finish_setup"),
     "on_train_end: finish": Place(LoopSession, "finish", errors=(*ALL, "ctrl-c")),
-    "on_train_end: analysis": Place(session, "analyze", 2),
+    "on_train_end: analysis": Place(trace_work, "analyze", 2),
     # on_exception and teardown
     "on_exception: note": Place(LoopMemory, "on_exception", raises=ValueError, steps=8),
     "on_exception: stop": Place(LoopSession, "stop", raises=ValueError, steps=8, errors=ALL),
-    "on_exception: report": Place(LoopSession, "_report", 2, raises=ValueError, steps=8),
+    "on_exception: report": Place(LoopSession, "_report", raises=ValueError, steps=8),
     "on_exception: close": Place(LoopSession, "close", 2, raises=ValueError, steps=8, status="failed"),
     "teardown": Place(LoopSession, "close", 2, status="finished", errors=ALL),
     # The delegate: actions, and what they mean
@@ -389,8 +389,8 @@ PLACES = {
     "window: cpu times": Place(Capture, "_cpu_use", steps=7, errors=TWO),
     "window: export": Place(torch.profiler.profile, "export_chrome_trace", steps=7, errors=TWO),
     "window: path": Place(windows.WindowResults, "raw_path", steps=7),
-    "window: trace is read": Place(windows, "parse_trace", message="not be analyzed", status="finished"),
-    "window: trace is read, interrupted": Place(windows, "parse_trace", steps=7, errors=("ctrl-c",)),
+    "window: trace is read": Place(trace_work, "parse_trace", message="not be analyzed", status="finished"),
+    "window: trace is read, interrupted": Place(trace_work, "parse_trace", steps=7, errors=("ctrl-c",)),
     # Threads, memory and the inspection at boundaries
     "sampling: stack": Place(StackLook, "look", warnings=0, status="finished", errors=ALL),
     "sampling: memory": Place(MemoryCurve, "look", warnings=0, status="finished"),
@@ -415,7 +415,7 @@ PLACES = {
         outputs, "write_layout", message=OUTPUT, status="finished", arguments=TIMING_ONLY
     ),
     "TensorBoard: dashboard": Place(outputs, "write_summary", message=OUTPUT, status="finished", always=True),
-    "dashboard": Place(outputs, "profile_summary", message=OUTPUT, status="finished", always=True),
+    "dashboard": Place(trace_work, "profile_summary", message=OUTPUT, status="finished", always=True),
     "scalars": Place(Outputs, "log_scalars", steps=2, arguments=TIMING_ONLY, errors=("error", "disk full")),
     "terminal": Place(outputs, "print_report", message=OUTPUT, status="finished", errors=TWO),
 }

@@ -53,8 +53,9 @@ def test_the_report_is_that_of_one_process(folder, helpers, monkeypatch):
     assert len(helpers) == 1
 
 
-def test_what_a_process_does_not_answer_is_done_here(folder, helpers, monkeypatch):
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+def test_what_a_process_does_not_answer_is_done_here(folder, helpers, monkeypatch, tmp_path):
+    (python := tmp_path / "python").symlink_to(shutil.which("false"))
+    monkeypatch.setattr(sys, "executable", str(python))
     report = analyze_files([folder])
     (helper,) = helpers
     assert helper.answers() == {}

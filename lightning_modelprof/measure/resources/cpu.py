@@ -226,6 +226,14 @@ def reaped_ns() -> int | None:
     return None if times is None else times.reaped_ns
 
 
+def used_s(number: int) -> float | None:
+    """CPU seconds that a process has used until now; ``None`` where that cannot be read."""
+    if psutil is None:
+        return None
+    times = _ask(lambda: psutil.Process(number).cpu_times())
+    return None if times is None else float(times.user + times.system)
+
+
 def used_by_children(since_s: float, reaped_before_ns: int | None) -> int | None:
     """CPU time of the descendants that began since a moment, ended ones and theirs included.
 

@@ -40,15 +40,17 @@ def tag_of(profile: Profile, folder: str = PLUGIN_NAME) -> str:
     return "/".join((folder, *loop, name))
 
 
-def write_summary(writer: SummaryWriter, summary: Any, step: int) -> None:
+def write_summary(writer: SummaryWriter, packed: bytes, step: int) -> None:
     """Write a profile through the writer of a logger.
 
     Args:
         writer: a SummaryWriter.
-        summary: see :func:`profile_summary`.
+        packed: what :func:`profile_summary` gives, serialized.
         step: the x-coordinate.
     """
-    writer._get_file_writer().add_summary(summary, step)
+    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
+
+    writer._get_file_writer().add_summary(Summary.FromString(packed), step)
     writer.flush()
 
 
