@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError, warn
@@ -14,6 +14,10 @@ from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import end_status
 from lightning_modelprof.run.loops import FIT, LOOPS
 from lightning_modelprof.run.steps import StepTag
+
+_EMPTY_HOOKS: Final = ("on_before_zero_grad", "on_after_backward", "on_before_optimizer_step")
+_INSPECTION_HOOKS: Final = ("on_before_backward", "on_train_batch_end")
+"""Hooks of every step of a fit: of no use to us, and of use in a step that is inspected."""
 
 
 class ProfilingHooks(SessionKeeper):
@@ -83,6 +87,7 @@ class ProfilingHooks(SessionKeeper):
         """Begin to measure; the trial fits of Lightning's tuners do not come here."""
         self._guard(lambda: self._agree_on_stop(trainer))
         self._ledger = self._arm(trainer, pl_module)
+        self._pass_over((*_EMPTY_HOOKS, *_INSPECTION_HOOKS))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch is there: count its samples."""
@@ -94,18 +99,18 @@ class ProfilingHooks(SessionKeeper):
         # Spelled out, as is done at every step: ledger.needs_batch_start
         if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
             self._guard(ledger.begin_batch)
-        try:
-            ledger.samples = self._count(batch)
-        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
-            self._stop_counting(error)
-        if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
-            self._meet_size(ledger.sizes(batch))
+        sizes = ledger.sizes
+        if sizes is not None and sizes.samples is not None and sizes(batch) == sizes.last:
+            ledger.samples = sizes.samples
+        else:
+            self._meet_batch(ledger, batch)
         if ledger.repeated is not None:
             ledger.repeated.begin_batch(batch)
             if ledger.repeated.is_over:
                 ledger.repeated = None
         inspection = ledger.inspection
         if inspection is not None:
+            self._hear_again()
             self._guard(lambda: inspection.begin_batch(batch, batch_idx))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
@@ -121,6 +126,7 @@ class ProfilingHooks(SessionKeeper):
         inspection = None if self._ledger is None else self._ledger.inspection
         if inspection is not None:
             self._guard(inspection.end_batch)
+        self._pass_over((*_EMPTY_HOOKS, *_INSPECTION_HOOKS))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """After an epoch without a single step: Lightning does not tell us when steps end."""
@@ -158,12 +164,7 @@ class ProfilingHooks(SessionKeeper):
         if dataloader_idx != self._dataloader_idx:
             self._dataloader_idx = dataloader_idx
             ledger.tags |= StepTag.FIRST_OF_EPOCH
-        try:
-            ledger.samples = self._count(batch)
-        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
-            self._stop_counting(error)
-        if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
-            self._meet_size(ledger.sizes(batch))
+        self._meet_batch(ledger, batch)
         inspection = ledger.inspection
         if inspection is not None:
             self._guard(lambda: inspection.begin_batch(batch, batch_idx, dataloader_idx))

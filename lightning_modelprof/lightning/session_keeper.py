@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ from lightning_modelprof.loop.process_loops import (
 )
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.steps.batch_shapes import is_of_tensors
 from lightning_modelprof.measure.steps.batch_sizes import (
     NothingCounted,
     SampleCounter,
@@ -38,6 +39,8 @@ _T = TypeVar("_T")
 
 _OF_THE_MODULE: Final = ("log", "log_dict")
 """What Lightning puts on a callback: methods of the module, which holds the trainer and everything."""
+
+_MAKERS_OF_HOOKS: Final = ("lightning", "pytorch_lightning", "lightning_modelprof")
 
 _OF_A_LOOP: Final = (
     "_session",
@@ -112,7 +115,11 @@ class SessionKeeper:
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
         away = dict.fromkeys(_OF_A_LOOP)
-        kept = {name: value for name, value in vars(self).items() if name not in _OF_THE_MODULE}
+        kept = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in _OF_THE_MODULE and not _is_passed_over(name, value)
+        }
         return {**kept, **away, "_around": [], "around": None, "_count": SampleCounter()}
 
     def _enter(self, trainer: Any, loop: Loop) -> None:
@@ -204,6 +211,20 @@ class SessionKeeper:
         why_there = self._why_there if trainer.is_global_zero else ""
         self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.seam)))
         return session.ledger if self._session is session else None
+
+    def _pass_over(self, hooks: Iterable[str]) -> None:
+        """Have Lightning pass over hooks in which there is nothing to do: it calls what can be called.
+
+        A hook of the user's own stays, be it of a subclass or put on this object.
+        """
+        for hook in hooks:
+            if getattr(type(self), hook).__module__.partition(".")[0] in _MAKERS_OF_HOOKS:
+                vars(self).setdefault(hook, None)
+
+    def _hear_again(self) -> None:
+        """Have Lightning call all hooks."""
+        for hook in [name for name, value in vars(self).items() if _is_passed_over(name, value)]:
+            del vars(self)[hook]
 
     def _is_short(self, trainer: Any, pl_module: Any) -> bool:
         """Whether the loop that begins is too short for a report: then nothing but its time is taken."""
@@ -342,6 +363,7 @@ class SessionKeeper:
         aborted, self._aborted = self._aborted, None
         self._ledger = self._evaluation = self._stop = None
         self._end_short(failed=True)
+        self._hear_again()
         if aborted is not None:
             with suppress(Exception):  # it has failed before, and that was said
                 aborted.save_aborted()
@@ -383,10 +405,20 @@ class SessionKeeper:
             self._take_results(session)
             self._aborted = session
 
-    def _meet_size(self, size: int) -> None:
-        session = self._session
-        if session is not None:
+    def _meet_batch(self, ledger: PhaseLedger, batch: Any) -> None:
+        """Count its samples, and take note of its size."""
+        try:
+            ledger.samples = self._count(batch)
+        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+            self._stop_counting(error)
+        session, sizes = self._session, ledger.sizes
+        if session is None or sizes is None:
+            return
+        size = sizes(batch)
+        if size != sizes.last:
             self._guard(lambda: session.meet_size(size))
+        is_told = self.config.samples_fn is None and is_of_tensors(batch)
+        sizes.samples = ledger.samples if is_told else None
 
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
@@ -422,3 +454,7 @@ class SessionKeeper:
             if session is not None:
                 session.ledger.ranges = session.ledger.inspection = None
                 session.seam.disarm()
+
+
+def _is_passed_over(name: str, value: Any) -> bool:
+    return value is None and name.startswith("on_")
