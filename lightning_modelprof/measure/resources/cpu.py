@@ -280,7 +280,7 @@ def _to_ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-PERIOD: Final = 7
+PERIOD: Final = 13
 """Of so many steps one is read. No divisor of usual numbers of accumulated batches: all kinds come."""
 
 
@@ -299,6 +299,7 @@ class CpuOfSteps:
 
     Attributes:
         is_reading: whether the running step is read.
+        left: fetches until the one whose step is read; who begins them counts them.
     """
 
     def __init__(self, skip_first: int = 0, is_ready: Callable[[], bool | None] = lambda: None) -> None:
@@ -318,16 +319,15 @@ class CpuOfSteps:
 
     def skip(self, skip_first: int) -> None:
         """Read none of so many steps from now on."""
-        self._left = skip_first + 1
+        self.left = skip_first + 1
 
     # In the loop's thread, around fetches
 
     def begin_fetch(self) -> None:
-        """A fetch begins, and its step with it."""
-        self._left -= 1
-        self.is_reading = self._left <= 0  # a second fetch in a step ends the reading of the first
+        """A fetch begins, and its step with it; to be called where ``left`` is used up, or a step is read."""
+        self.is_reading = self.left <= 0  # a second fetch in a step ends the reading of the first
         if self.is_reading:
-            self._left = PERIOD
+            self.left = PERIOD
             self._ready = self._is_ready()
             self._thread_ns = time.thread_time_ns()
 

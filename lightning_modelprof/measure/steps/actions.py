@@ -163,7 +163,10 @@ class FetchAction(PhaseAction):
                 ledger.device.mark(DATALOADER)
         ledger.batch_began = True
         ledger.current = DATALOADER
-        ledger.cpu.begin_fetch()
+        cpu = ledger.cpu
+        cpu.left -= 1
+        if cpu.left <= 0 or cpu.is_reading:
+            cpu.begin_fetch()
         self.has_range = ledger.ranges is not None
         if ledger.ranges is not None:
             ledger.ranges.push(DATALOADER)
@@ -174,7 +177,7 @@ class FetchAction(PhaseAction):
             ledger.cpu.end_fetch()
         if self.has_range and ledger.ranges is not None:
             ledger.ranges.pop()
-        super().__exit__()
+        PhaseAction.__exit__(self)
         if ledger.device is not None:
             ledger.device.mark(ledger.current)
 
@@ -197,9 +200,11 @@ class BatchEndAction(Action):
         ledger.self_ns[ledger.current] += now - ledger.last_ns
         ledger.last_ns = now
         ledger.batch_ended = True
-        if ledger.ranges is not None:
+        if ledger.ranges is None:
+            ledger.current = LOGGING
+        else:
             self._close_range(ledger.ranges)
-        ledger.open_gap(LOGGING)
+            ledger.open_gap(LOGGING)
 
     def _close_range(self, ranges: Ranges) -> None:
         """In a trace the action ends here too, and what follows is not inside of it."""

@@ -199,10 +199,10 @@ class PhaseLedger:
         if self.cpu.is_reading:
             is_each_an_epoch = self.epochs_begun > self.steps_ended
             self.cpu.end_step(self.self_ns, self.tags & _ALWAYS_FIRST if is_each_an_epoch else self.tags)
-        self.on_step((self.self_ns, self.tags, self.samples))
+        phases_ns, self.self_ns = self.self_ns, [0] * len(PHASES)
+        self.on_step((phases_ns, self.tags, self.samples))
         self.step_end_ns = self.last_ns
         self.steps_ended += 1
-        self.self_ns = [0] * len(PHASES)
         self.tags = 0
         self.samples = NOT_MEASURED
         self.batch_began = self.batch_ended = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -35,8 +36,13 @@ _FIRST, _WHOLE = int(StepTag.FIRST_OF_EPOCH), int(StepTag.WHOLE_EPOCH)
 _INTEGERS: Final = (np.int8, np.int16, np.int32, np.int64)
 
 
+_STEP: Final = Struct(f"{len(PHASES) + 2}q")
+"""Nanoseconds per phase, tags and samples of one step: packed while they are at hand, as a cut, hundreds of
+steps later, would wait for each of them to come from memory."""
+
+
 class Recorder:
-    """Collects steps cheaply (one tuple each) and makes columns of them when a cut is asked for.
+    """Collects steps cheaply (a few bytes each) and makes columns of them when a cut is asked for.
 
     All steps are summed. One by one they are kept up to ``max_kept``; from then on every other one is dropped
     whenever there are more. Which ones depends on their number alone, so that all ranks keep the same steps.
@@ -45,9 +51,6 @@ class Recorder:
         skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
         max_kept: steps that are kept one by one.
         sizes: is told which steps have ended, with their tags; ``None`` if nobody asks for sizes of batches.
-
-    Attributes:
-        add: takes one step: (nanoseconds per phase in PHASES order, tags, samples).
     """
 
     def __init__(
@@ -56,9 +59,7 @@ class Recorder:
         self.skip_first = skip_first
         self._sizes = sizes
         self._max_kept = max_kept
-        self._rows: list[tuple[list[int], int, int]] = []
-        # A list's own append, so that a step costs no Python frame here.
-        self.add = self._rows.append
+        self._rows: list[bytes] = []
         self._num_cut = 0
         self._new: list[StepTimings] = []
         self._fresh: list[StepTimings] = []  # whole, as device times may still come
@@ -75,6 +76,15 @@ class Recorder:
     def num_steps(self) -> int:
         """Finished steps so far."""
         return self._num_cut + len(self._rows)
+
+    def add(self, step: tuple[list[int], int, int]) -> None:
+        """Take one step: (nanoseconds per phase in PHASES order, tags, samples).
+
+        Raises:
+            struct.error: when one of them is no integer of 64 bits, as the clock has failed.
+        """
+        phases_ns, tags, samples = step
+        self._rows.append(_STEP.pack(*phases_ns, tags, samples))
 
     def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
         """The device's times of a step are known now, a step or more after it ended."""
@@ -96,16 +106,9 @@ class Recorder:
         rows = self._rows
         if not rows:
             return
-        try:
-            phases_ns = np.array([row[0] for row in rows], np.int64)
-        except (
-            ValueError,
-            OverflowError,
-        ):  # the clock has failed; the steps before are measured all the same
-            del rows[_num_good(rows) :]
-            raise
+        table = np.frombuffer(bytearray().join(rows), np.int64).reshape(len(rows), -1)
+        phases_ns, tags = table[:, :-2], table[:, -2].copy()
         step = np.arange(self._num_cut, self._num_cut + len(rows), dtype=np.int64)
-        tags = np.array([row[1] for row in rows], np.int64)
         tags[step < self.skip_first] |= StepTag.SKIP_FIRST
         tags[phases_ns[:, OPTIMIZER] == 0] |= StepTag.NO_OPTIMIZER_STEP
         for first, behind in self._draining:
@@ -118,7 +121,7 @@ class Recorder:
             duration_ns=np.where(phases_ns == NOT_MEASURED, 0, phases_ns).sum(axis=1),
             phases_ns=phases_ns,
             device_phases_ns=np.full((len(rows), len(PHASES)), NOT_MEASURED, np.int64),
-            samples=np.array([row[2] for row in rows], np.int64),
+            samples=table[:, -1],
             tags=tags,
         )
         self._num_cut += len(rows)
@@ -242,13 +245,6 @@ def _smallest(column: NDArray[np.int64]) -> np.dtype[Any]:
     least, most = int(column.min()), int(column.max())
     fitting = (kind for kind in _INTEGERS if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max)
     return np.dtype(next(fitting))
-
-
-def _num_good(rows: list[tuple[list[int], int, int]]) -> int:
-    """How many steps come before the first whose times are no integers of 64 bits."""
-    limit = 2**63
-    times_ns = (row[0] for row in rows)
-    return next(n for n, times in enumerate(times_ns) if not all(-limit <= time < limit for time in times))
 
 
 MAX_PENDING: Final = 64
