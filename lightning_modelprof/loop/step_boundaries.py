@@ -19,10 +19,10 @@ from lightning_modelprof.record import LARGEST
 from lightning_modelprof.run.steps import StepTag
 
 _DEFAULT_CUT: Final = 50
-"""Steps between two cuts when nothing is logged: as often as Lightning logs by default."""
+"""Steps between two cuts for a progress bar when nothing is logged: as often as Lightning logs by default."""
 
 
-_LOOK_EVERY: Final = 200
+_LOOK_EVERY: Final = 500
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
 
 
@@ -88,8 +88,8 @@ class StepBoundaries:
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
         # The batches of an evaluation have no step number that loggers could show them at.
         self._logs_scalars = loop.is_fit and log_every > 0 and parts.outputs.has_loggers
-        self._log_every = log_every or _DEFAULT_CUT
         self._is_watched = parts.has_bar or self._logs_scalars
+        self._log_every = (log_every or _DEFAULT_CUT) if self._is_watched else _LOOK_EVERY
 
     def begin_step(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""

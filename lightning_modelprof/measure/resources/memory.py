@@ -6,9 +6,11 @@ and a device that nobody has used yet is not started.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -163,9 +165,15 @@ def process_memory() -> ProcessMemory:
     """Resident memory of this process; and, where Linux says it, what is not mapped from files or shared."""
     if psutil is None:
         return ProcessMemory(None, None)
-    info = psutil.Process().memory_info()
+    info = _process(os.getpid()).memory_info()
     shared = getattr(info, "shared", None)  # Linux: pages of files and of shared memory
     return ProcessMemory(int(info.rss), None if shared is None else int(info.rss - shared))
+
+
+@lru_cache(maxsize=1)
+def _process(number: int) -> Any:
+    """The same for every look: to make one means to read when the process began."""
+    return psutil.Process(number)
 
 
 def device_memory(device: torch.device) -> DeviceBytes:
