@@ -21,10 +21,10 @@ Look: TypeAlias = Callable[[int], None]
 """Looks once. It is given the nanoseconds that it stands for: since the look before it, or since the thread
 was started if that was later."""
 
-MIN_INTERVAL_NS: Final = 10_000_000
+MIN_INTERVAL_NS: Final = 20_000_000
 """Time between two looks at first."""
 _LOOKS_PER_FOLD: Final = 200
-"""Looks in the first 2 s, and in every further time that is e times as long."""
+"""Looks in the first 4 s, and in every further time that is e times as long."""
 _SHORT_TURN_S: Final = 0.000_02
 """Less than the thread that computes may take between two operators that give the interpreter away for a
 moment: each of them begins the turn anew, and the look would wait for one that gives it away for long. Not
@@ -40,8 +40,8 @@ _SHORT_WAIT_NS: Final = 20_000_000
 class Sampler:
     """Calls looks from a thread of its own.
 
-    The time between two looks is ``max(10 ms, elapsed / 200)`` on average, so that the first hour has about
-    1,700 looks and the next one 140. It varies by half of that either way, or steps of 10 ms would always be
+    The time between two looks is ``max(20 ms, elapsed / 200)`` on average, so that the first hour has about
+    1,600 looks and the next one 140. It varies by half of that either way, or steps of 20 ms would always be
     met at the same two lines.
 
     The thread ends for a time at :meth:`pause`, because torch's Python tracer would record it, and around
