@@ -65,7 +65,7 @@ class CpuUse(Record, frozen=True, kw_only=True):
     """CPU time of some clean steps, and of the machine over the whole loop; all in nanoseconds.
 
     Attributes:
-        num_steps: clean steps of which the times below were read, each seventh at most.
+        num_steps: clean steps of which the times below were read, each thirteenth at most.
         steps_ns: wall time of these steps.
         fetches_ns: wall time of the fetches in them.
         fetches_thread_ns: CPU time of the training thread in the fetches.
