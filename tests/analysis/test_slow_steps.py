@@ -356,7 +356,7 @@ def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch
     assert one.beyond_ns >= one.duration_ns - one.usual_ns
 
 
-def test_files_are_read_once_in_200_steps(tmp_path, monkeypatch):
+def test_files_are_read_once_in_500_steps(tmp_path, monkeypatch):
     reads = []
 
     class Schedstat:
@@ -366,8 +366,8 @@ def test_files_are_read_once_in_200_steps(tmp_path, monkeypatch):
 
     monkeypatch.setattr(slow_steps_module, "_SCHEDSTAT", Schedstat())
     callback = make_callback(tmp_path, active=0)
-    fit_quietly(make_trainer(tmp_path, callback), Net(), loader(900))
-    assert len(reads) == 4, "at the start, after 200 and 400 steps, and at the end"
+    fit_quietly(make_trainer(tmp_path, callback), Net(), loader(2_200))
+    assert len(reads) == 4, "at the start, after 500 and 1,000 steps, and at the end"
 
 
 @pytest.mark.parametrize(
