@@ -24,7 +24,7 @@ from lightning_modelprof.show.findings import brief_line
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.notebook import show_in_notebook
-from lightning_modelprof.show.tensorboard.event_file import write_summary
+from lightning_modelprof.show.tensorboard.event_file import write_scalars, write_summary
 from lightning_modelprof.show.tensorboard.scalars import TAG_PREFIX, write_layout, write_report
 from lightning_modelprof.show.terminal.terminal import print_lines, print_report
 from lightning_modelprof.show.text import render_text
@@ -248,7 +248,7 @@ class Outputs:
             self._has_layout = True
             self._to_tensorboard(lambda writer: write_layout(writer, LAYOUT))
         for logger in self._loggers:
-            self._try(type(logger).__name__, partial(logger.log_metrics, metrics=dict(scalars), step=step))
+            self._try(type(logger).__name__, partial(_log, logger, scalars, step))
 
     def _to_tensorboard(self, write: Callable[[Any], object], size: int = TEXTS_BYTES) -> None:
         """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail.
@@ -342,6 +342,21 @@ def _short_path(folder: Path, work_folder: Path) -> str:
 def _is_tensorboard(logger: Any) -> bool:
     """By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own."""
     return any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
+
+
+def _adds_scalars(logger: Any) -> bool:
+    """Whether it hands each scalar to its writer and does nothing else: Lightning's own, without a prefix."""
+    method = type(logger).log_metrics
+    if not method.__module__.endswith("fabric.loggers.tensorboard") or "log_metrics" in vars(logger):
+        return False
+    return not logger._prefix and type(logger.experiment).__module__.startswith("torch.")  # not tensorboardX
+
+
+def _log(logger: Any, scalars: Mapping[str, float], step: int) -> None:
+    if _adds_scalars(logger):
+        write_scalars(logger.experiment, scalars, step)
+    else:
+        logger.log_metrics(metrics=dict(scalars), step=step)
 
 
 def _write_with(logger: Any, write: Callable[[Any], object], size: int) -> None:

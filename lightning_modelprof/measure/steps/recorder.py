@@ -23,7 +23,7 @@ MAX_KEPT: Final = 4_096
 """Steps that are kept one by one at most, in 0.5 to 0.7 MB; of a longer run at least half as many are."""
 
 
-_FOLDED: Final = 256
+_FOLDED: Final = 960
 """Steps that are summed and thinned at a time."""
 
 

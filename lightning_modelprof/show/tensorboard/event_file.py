@@ -7,7 +7,7 @@ bring the blobs, from wherever the log directory is.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -52,6 +52,20 @@ def write_summary(writer: SummaryWriter, packed: bytes, step: int) -> None:
 
     writer._get_file_writer().add_summary(Summary.FromString(packed), step)
     writer.flush()
+
+
+def write_scalars(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
+    """Write scalars of one step at once: ``add_scalar`` would make an event of each.
+
+    Args:
+        writer: a SummaryWriter.
+        scalars: tag → value.
+        step: the x-coordinate.
+    """
+    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
+
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    writer._get_file_writer().add_summary(Summary(value=values), step)
 
 
 def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> int:
