@@ -87,6 +87,8 @@ class ProfilingHooks(SessionKeeper):
         """Begin to measure; the trial fits of Lightning's tuners do not come here."""
         self._guard(lambda: self._agree_on_stop(trainer))
         self._ledger = self._arm(trainer, pl_module)
+        # Whoever else calls our hooks, as a callback around this one does, expects them to be there.
+        self._is_called_by_lightning = any(one is self for one in trainer.callbacks)
         self._pass_over((*_EMPTY_HOOKS, *_INSPECTION_HOOKS))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

@@ -109,6 +109,7 @@ class SessionKeeper:
         self._short: ShortLoop | None = None  # the loop that runs and gets no report
         self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
         self._trainer: Any = None  # that runs the loop
+        self._is_called_by_lightning = False
         self._thread = 0  # in which it does
         self._around: list[dict[str, Any]] = []  # what was above in the loops that this one runs in
 
@@ -217,7 +218,7 @@ class SessionKeeper:
 
         A hook of the user's own stays, be it of a subclass or put on this object.
         """
-        for hook in hooks:
+        for hook in hooks if self._is_called_by_lightning else ():
             if getattr(type(self), hook).__module__.partition(".")[0] in _MAKERS_OF_HOOKS:
                 vars(self).setdefault(hook, None)
 

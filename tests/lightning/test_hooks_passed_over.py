@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from lightning.pytorch import Callback
 
 from lightning_modelprof.lightning.hooks import _EMPTY_HOOKS, _INSPECTION_HOOKS
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer
@@ -49,3 +50,31 @@ def test_a_hook_of_the_users_is_called(tmp_path, is_on_object):
         )
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
     assert len(calls) > 1
+
+
+class Around(Callback):
+    """Calls the hooks of another one, which Lightning does not know of."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def setup(self, *given, **named):
+        self.inner.setup(*given, **named)
+
+    def teardown(self, *given, **named):
+        self.inner.teardown(*given, **named)
+
+    def on_train_start(self, *given):
+        self.inner.on_train_start(*given)
+
+    def on_after_backward(self, *given):
+        self.inner.on_after_backward(*given)
+
+    def on_train_end(self, *given):
+        self.inner.on_train_end(*given)
+
+
+def test_who_calls_the_hooks_itself_finds_them(tmp_path):
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, Around(callback)), Net(), loader())
+    assert len(callback.run.ranks[0].steps) > 1
