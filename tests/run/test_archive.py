@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -355,7 +356,11 @@ def test_a_kill_leaves_what_was_measured_until_the_last_save(tmp_path):
     assert run.info.status == "running"
     assert record.steps.step.tolist() == list(range(23))  # killed in step 23
     assert record.windows[0].status is WindowStatus.COMPLETE
-    assert (tmp_path / "modelprof" / record.windows[0].trace_file).exists()
+    packed = tmp_path / "modelprof" / record.windows[0].trace_file
+    deadline = time.monotonic() + 60  # the process that packs traces ends by itself
+    while not packed.exists() or packed.with_suffix("").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert read_report(tmp_path / "modelprof").sections["run"]["num_steps"] == 23, "of the archive"
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_modelprof.loop import outputs, windows
+from lightning_modelprof.loop import outputs, trace_work, windows
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_profile_that_cannot_be_made_is_a_warning(tmp_path, plain, monkeypatch
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(windows, "window_profile", fail)
+    monkeypatch.setattr(trace_work, "window_profile", fail)
     weights, messages = fit(tmp_path)
     assert same(weights, plain)
     (message,) = messages
@@ -100,8 +100,8 @@ def test_a_profile_that_cannot_be_made_is_a_warning(tmp_path, plain, monkeypatch
 
 def test_a_profile_is_made_once_for_all_loggers(tmp_path, monkeypatch):
     made = []
-    original = windows.window_profile
-    monkeypatch.setattr(windows, "window_profile", lambda *a, **k: made.append(1) or original(*a, **k))
+    original = trace_work.window_profile
+    monkeypatch.setattr(trace_work, "window_profile", lambda *a, **k: made.append(1) or original(*a, **k))
     loggers = [TensorBoardLogger(tmp_path, name=name, version=0) for name in ("a", "b")]
     assert fit(tmp_path, logger=loggers)[1] == []
     assert len(made) == 1
@@ -110,7 +110,7 @@ def test_a_profile_is_made_once_for_all_loggers(tmp_path, monkeypatch):
 
 
 def test_without_a_tensorboard_logger_no_profile_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "window_profile", lambda *a, **k: pytest.fail("nobody reads it"))
+    monkeypatch.setattr(trace_work, "window_profile", lambda *a, **k: pytest.fail("nobody reads it"))
     assert fit(tmp_path, logger=False)[1] == []
 
 
