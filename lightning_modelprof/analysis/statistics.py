@@ -252,14 +252,11 @@ def _spread(n: NDArray[np.integer[Any]]) -> int:
     return int((n * (n - 1) * (2 * n + 5)).sum())
 
 
-def medians(x: _Floats, y: _Floats, most: int) -> tuple[_Floats, _Floats]:
-    """Medians of at most so many groups of neighbours, of as equal a size as can be.
+def medians(values: NDArray[Any], most: int) -> _Floats:
+    """Medians of at most so many groups of neighbours, of as equal a size as can be, by column.
 
     Args:
-        x: shape (n,), n at least 1.
-        y: shape (n,).
+        values: shape (n, ...), n at least 1.
         most: groups.
     """
-    groups = min(most, len(x))
-    of_x, of_y = ([np.median(part) for part in np.array_split(one, groups)] for one in (x, y))
-    return np.array(of_x), np.array(of_y)
+    return np.array([np.median(part, axis=0) for part in np.array_split(values, min(most, len(values)))])

@@ -89,7 +89,9 @@ class StepBoundaries:
         # The batches of an evaluation have no step number that loggers could show them at.
         self._logs_scalars = loop.is_fit and log_every > 0 and parts.outputs.has_loggers
         self._is_watched = parts.has_bar or self._logs_scalars
-        self._log_every = (log_every or _DEFAULT_CUT) if self._is_watched else _LOOK_EVERY
+        # Without the sampling thread memory is looked at between steps.
+        is_often = self._is_watched or not config.inspect.sampling
+        self._log_every = (log_every or _DEFAULT_CUT) if is_often else _LOOK_EVERY
 
     def begin_step(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""

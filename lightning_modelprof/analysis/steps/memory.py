@@ -124,7 +124,7 @@ def grown(
     steps, sizes = steps[is_late], sizes[is_late]
     if len(steps) < LEAST_POINTS:
         return None
-    x, y = medians(steps, sizes, _MOST_GROUPS)
+    x, y = medians(steps, _MOST_GROUPS), medians(sizes, _MOST_GROUPS)
     slope, low, high = theil_sen(x, y)
     middle = len(x) // 2
     return Growth(
@@ -203,7 +203,10 @@ def within_epochs(steps: _Floats, sizes: _Floats, starts: Sequence[int]) -> Epoc
     if len(epochs) < 2 or np.isin(of_epoch, epochs).sum() < _LEAST_IN_ALL:
         return None
     num_groups = max(_LEAST_POINTS, _MOST_GROUPS // len(epochs))
-    curves = [medians(steps[of_epoch == one], sizes[of_epoch == one], num_groups) for one in epochs]
+    curves = [
+        (medians(steps[mask], num_groups), medians(sizes[mask], num_groups))
+        for mask in (of_epoch == one for one in epochs)
+    ]
     slope, low, high = _slope(curves)
     lengths = [curve[0][-1] - curve[0][0] for curve in curves]
     return EpochGrowth(

@@ -52,24 +52,22 @@ def slowdown(steps: StepTimings) -> Slowdown | Absent:
     clean = steps.clean()
     if len(clean) < LEAST_STEPS:
         return Absent(f"fewer than {LEAST_STEPS} steps are clean")
-    number = clean.step.astype(float)
-    found = None
-    for index, phase in enumerate(PHASES):
-        column = clean.phases_ns[:, index].astype(float)
-        if index == PROFILER or (column == NOT_MEASURED).any() or not column.any():
-            continue
-        x, y = medians(number, column, _GROUPS)
-        slope, low, _ = theil_sen(x, y)
-        if found is None or slope > found[0]:
-            found = slope, low, phase.key, column, x, y
-    if found is None:
+    times = clean.phases_ns
+    is_measured = times.any(axis=0) & ~(times == NOT_MEASURED).any(axis=0)
+    is_measured[PROFILER] = False
+    phases = np.flatnonzero(is_measured)
+    if not len(phases):
         return Absent("no phase was measured")
-    slope, low, key, column, x, y = found
+    x, of_phases = medians(clean.step, _GROUPS), medians(times[:, phases], _GROUPS).T
+    slopes = [theil_sen(x, y)[:2] for y in of_phases]
+    place = max(range(len(phases)), key=lambda at: slopes[at][0])
+    (_, low), y, key = slopes[place], of_phases[place], PHASES[phases[place]].key
+    column = times[:, phases[place]].astype(float)
     span, middle = x[-1] - x[0], len(x) // 2
-    wall = clean.duration_ns.astype(float) - np.maximum(clean.phases_ns[:, PROFILER], 0)
+    wall = clean.duration_ns.astype(float) - np.maximum(times[:, PROFILER], 0)
     quarter = max(1, len(column) // _PARTS)
     early = float(np.median(column[:quarter]))
-    rest = theil_sen(*medians(number, wall - column, _GROUPS))[0] * span
+    rest = theil_sen(x, medians(wall - column, _GROUPS))[0] * span
     return Slowdown(
         phase=key,
         early_ns=early,
