@@ -202,7 +202,9 @@ class ProcessHelper(Helper):
 
     def look(self) -> None:
         """Wait for an answer, and give up if nothing is done."""
-        select.select([self._socket], [self._socket] if self._unsent else [], [], _LOOK_S)
+        poll = select.poll()  # which takes any number of open files
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        poll.poll(_LOOK_S * 1e3)
         now = time.monotonic()
         if now < self._look_at:
             return
