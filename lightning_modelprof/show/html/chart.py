@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
@@ -116,23 +117,28 @@ def chart_view(chart: Chart) -> ChartView | None:
     """Draw a chart; ``None`` when it has no point."""
     if not chart.x or not chart.series:
         return None
-    write, y_label, scale = _writer(chart)
+    known = [[_known(value) for value in series.values] for series in chart.series]
+    sums = [sum(column) for column in zip(*known, strict=True)]
+    write, y_label, scale = _writer(chart, sums)
     notes = [one_line(note) for note in chart.notes]
     is_bar = chart.kind == "stacked" and len(chart.x) == 1
-    top, note = _top(chart, write, scale)
+    top, note = _top(chart, sums if chart.kind == "stacked" else list(chain(*known)), write, scale)
     if note and not is_bar:
         notes.append(note)
-    floors = _floors(chart)
-    total = sum(_known(series.values[0]) for series in chart.series)
+    floors = _floors(chart, known)
     layers = tuple(
         Layer(
             label=one_line(series.label),
             color=color,
-            path="" if is_bar else _path(chart, floor, series.values, top),
+            path=""
+            if is_bar
+            else _curve(chart, series.values, top)
+            if chart.kind == "line"
+            else _bars(floor, heights, top),
             value=format_amount(series.values[0], chart.unit) if is_bar else "",
-            percent=100 * _known(series.values[0]) / total if is_bar and total else None,
+            percent=100 * heights[0] / sums[0] if is_bar and sums[0] else None,
         )
-        for series, floor, color in zip(chart.series, floors, _colors(chart), strict=True)
+        for series, heights, floor, color in zip(chart.series, known, floors, _colors(chart), strict=True)
     )
     return ChartView(
         id=chart.id,
@@ -144,16 +150,15 @@ def chart_view(chart: Chart) -> ChartView | None:
         x_ticks=() if is_bar else x_ticks(chart),
         y_ticks=() if is_bar else tuple(y_ticks(top, scale)),
         notes=tuple(notes),
-        hover={} if is_bar else _hover(chart, write),
+        hover={} if is_bar else _hover(chart, sums, write),
     )
 
 
-def _writer(chart: Chart) -> tuple[Callable[[float | None], str], str, float]:
+def _writer(chart: Chart, sums: Sequence[float]) -> tuple[Callable[[float | None], str], str, float]:
     """How a value is written, what the axis is called, and how many of the raw unit the axis counts in."""
     values = [value for series in chart.series for value in series.values if value is not None]
     if chart.unit is Unit.DURATION_NS:
-        totals = [sum(_known(series.values[i]) for series in chart.series) for i in range(len(chart.x))]
-        unit = choose_time_unit(totals if chart.kind == "stacked" else values)
+        unit = choose_time_unit(sums if chart.kind == "stacked" else values)
         return (lambda value: format_cell(value, chart.unit, time_unit=unit)), unit, float(NS_PER[unit])
     if chart.unit is Unit.RATIO:
         return (lambda value: format_cell(value, chart.unit)), "%", 0.01
@@ -189,25 +194,23 @@ def layer_colors(keys: Sequence[str]) -> list[int]:
     return [chosen[key] for key in keys]
 
 
-def _floors(chart: Chart) -> list[list[float]]:
+def _floors(chart: Chart, known: Sequence[list[float]]) -> list[list[float]]:
     """Where each layer begins, point by point: on the layers below, or at zero."""
     zeros = [0.0] * len(chart.x)
     if chart.kind != "stacked":
         return [zeros for _ in chart.series]
     above = accumulate(
-        ([_known(value) for value in series.values] for series in chart.series[:-1]),
+        known[:-1],
         lambda low, high: [a + b for a, b in zip(low, high, strict=True)],
         initial=zeros,
     )
     return list(above)
 
 
-def _top(chart: Chart, write: Callable[[float | None], str], scale: float) -> tuple[float, str]:
+def _top(
+    chart: Chart, heights: Sequence[float], write: Callable[[float | None], str], scale: float
+) -> tuple[float, str]:
     """Where the upper end of the axis is, and a sentence if it cuts something off."""
-    if chart.kind == "stacked":
-        heights = [sum(_known(series.values[i]) for series in chart.series) for i in range(len(chart.x))]
-    else:
-        heights = [_known(value) for series in chart.series for value in series.values]
     ranked = sorted(heights)
     largest, usual = ranked[-1], ranked[int(0.98 * (len(ranked) - 1))]
     is_few = len(ranked) < _LEAST_FOR_OUTLIERS
@@ -220,25 +223,21 @@ def _top(chart: Chart, write: Callable[[float | None], str], scale: float) -> tu
     return top, f"{what} beyond the upper edge; the largest is {most}."
 
 
-def _path(chart: Chart, floor: Sequence[float], values: Sequence[float | None], top: float) -> str:
-    if chart.kind != "line":
-        return _bars(floor, values, top)
+def _curve(chart: Chart, values: Sequence[float | None], top: float) -> str:
     first, width = chart.x[0], point_width(chart)
     return _line([(x - first + width / 2) / (width * len(chart.x)) for x in chart.x], values, top)
 
 
-def _bars(floor: Sequence[float], values: Sequence[float | None], top: float) -> str:
+def _bars(floor: Sequence[float], heights: Sequence[float], top: float) -> str:
     """Rectangles side by side; none where nothing was measured or nothing is."""
-    width = _SIDE / len(values)
-    gap = _GAP * width / 2 if len(values) <= _FEW else 0.0
-    parts = []
-    for index, (low, value) in enumerate(zip(floor, values, strict=True)):
-        height = _known(value)
-        if height <= 0 or low >= top:
-            continue
-        left, right = index * width + gap, (index + 1) * width - gap
-        parts.append(f"M{left:.1f} {_y(low, top):.1f}H{right:.1f}V{_y(low + height, top):.1f}H{left:.1f}Z")
-    return "".join(parts)
+    width = _SIDE / len(heights)
+    gap = _GAP * width / 2 if len(heights) <= _FEW else 0.0
+    return "".join(
+        f"M{index * width + gap:.1f} {_y(low, top):.1f}H{(index + 1) * width - gap:.1f}"
+        f"V{_y(low + height, top):.1f}H{index * width + gap:.1f}Z"
+        for index, (low, height) in enumerate(zip(floor, heights, strict=True))
+        if height > 0 and low < top
+    )
 
 
 def _line(places: Sequence[float], values: Sequence[float | None], top: float) -> str:
@@ -266,18 +265,18 @@ def _y(value: float, top: float) -> float:
     return _SIDE * (1 - min(max(value / top, 0.0), 1.0))
 
 
-def _hover(chart: Chart, write: Callable[[float | None], str]) -> dict[str, Any]:
+def _hover(chart: Chart, sums: Sequence[float], write: Callable[[float | None], str]) -> dict[str, Any]:
     """The texts of every point: its place, the values of the layers, and their sum where they add up."""
-    width = point_width(chart)
+    width, label = point_width(chart), one_line(chart.x_label)
     points = []
     for index, x in enumerate(chart.x):
         end = chart.x[index + 1] if index + 1 < len(chart.x) else x + width
-        start = format_cell(without_noise(x), Unit.TEXT)
+        start = _place(x)
         if chart.kind == "histogram":
             start += f" to {format_cell(end, Unit.TEXT)}"
         elif width > 1:
-            start += f" to {format_cell(without_noise(end - 1), Unit.TEXT)}"
-        points.append(f"{one_line(chart.x_label)} {start}")
+            start += f" to {_place(end - 1)}"
+        points.append(f"{label} {start}")
     hover: dict[str, Any] = {
         "points": points,
         "values": [[write(value) for value in series.values] for series in chart.series],
@@ -286,10 +285,15 @@ def _hover(chart: Chart, write: Callable[[float | None], str]) -> dict[str, Any]
     if chart.kind == "stacked":
         columns = zip(*(series.values for series in chart.series), strict=True)
         hover["totals"] = [
-            DASH if all(value is None for value in column) else write(sum(map(_known, column)))
-            for column in columns
+            DASH if all(value is None for value in column) else write(total)
+            for column, total in zip(columns, sums, strict=True)
         ]
     return hover
+
+
+@lru_cache(maxsize=1024)  # the charts of a run have their places in common
+def _place(x: float) -> str:
+    return format_cell(without_noise(x), Unit.TEXT)
 
 
 class Tick(Record, frozen=True):
