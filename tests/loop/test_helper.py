@@ -97,9 +97,13 @@ def at(step, do):
 def test_it_does_what_is_done_without_it(tmp_path, temporary):
     seen = []
     callback = make_callback(tmp_path, steps=(3, 6))
-    module = at(12, lambda: seen.append(type(helper_of(callback))))
-    fit_quietly(make_trainer(tmp_path, callback), module, loader())
-    assert seen == [ProcessHelper]
+
+    def look():
+        helper = helper_of(callback)
+        seen.extend([type(helper), psutil.Process(helper._process.pid).nice()])
+
+    fit_quietly(make_trainer(tmp_path, callback), at(6, look), loader())
+    assert seen == [ProcessHelper, helpers._NICENESS], "of low priority from its start on"
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.COMPLETE
     assert traces_in(tmp_path) == ["rank0_steps_3-5.pt.trace.json.gz"]
