@@ -90,7 +90,8 @@ def show_waiting(label: str) -> Iterator[None]:
         return
     timer = threading.Timer(_LONG_S, tell)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # the program is ending
+        timer.start()
     try:
         yield
     finally:
