@@ -275,14 +275,15 @@ def make_helper(setting: Setting) -> Helper:
     return Helper(setting)
 
 
-def wait_for(helper: Helper, hear: Callable[[], object]) -> None:
+def wait_for(helper: Helper, hear: Callable[[], object], what: str) -> None:
     """Wait until all tasks are answered, or no more answers come.
 
     Args:
         helper: who does them.
         hear: takes the answers that have come.
+        what: is done meanwhile, for a person who waits.
     """
-    with show_waiting("lightning-modelprof: analyzing what was recorded"):
+    with show_waiting(f"lightning-modelprof: {what}"):
         hear()
         while helper.num_open:
             helper.look()

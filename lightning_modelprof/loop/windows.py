@@ -272,11 +272,15 @@ class WindowResults:
                 self._warn(f"{self._without_helper}. {self._loop.subject.capitalize()} goes on without it")
             self._leave(self._handed_over)
 
-    def wait(self) -> None:
-        """Wait for all that was asked for; Ctrl-C ends that."""
+    def wait(self, what: str = "analyzing what was recorded") -> None:
+        """Wait for all that was asked for; Ctrl-C ends that.
+
+        Args:
+            what: is done meanwhile, for a person who waits.
+        """
         if self._helper is not None:
             try:
-                wait_for(self._helper, self.hear)
+                wait_for(self._helper, self.hear, what)
             except KeyboardInterrupt:
                 self._helper.give_up(INTERRUPTED)
                 self.hear()
@@ -300,7 +304,7 @@ class WindowResults:
         self._answer = None
         if self._helper is not None and not self._helper.problem:
             self._helper.send(task)
-            self.wait()
+            self.wait("making the report")
         answer = self._answer
         if answer is None or answer.report is None:
             answer = TraceWork(self._setting).report(task)
