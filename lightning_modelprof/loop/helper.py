@@ -41,6 +41,7 @@ from lightning_modelprof.show.progress import show_waiting
 _LENGTH: Final = 8
 """Bytes that say how many follow."""
 
+_FEW: Final = 2**12
 _MANY: Final = 2**20
 _NICENESS: Final = 15
 """Beside a training that uses every CPU it has 3 to 4 % of one, and a few seconds where others use them."""
@@ -170,6 +171,7 @@ class ProcessHelper(Helper):
     def send(self, task: Task) -> None:
         """Hand a task over."""
         self.num_open += 1
+        self._used_s, self._stalled_at = -1.0, math.inf  # it may have had nothing to do for long
         self._write(task)
 
     def answers(self) -> list[Answer]:
@@ -178,7 +180,7 @@ class ProcessHelper(Helper):
             return []
         self._push()
         try:
-            has_ended = not self._socket.recv(_MANY)  # a byte for each answer
+            has_ended = not self._socket.recv(_FEW)  # a byte for each answer
         except BlockingIOError:
             return []
         except OSError:

@@ -254,7 +254,7 @@ class WindowResults:
     @property
     def _without_helper(self) -> str:
         problem = "" if self._helper is None else self._helper.problem
-        return f"the process that analyzes traces {problem}; {READS_IT}"
+        return f"the process that analyzes traces {problem or 'could not make the report'}; {READS_IT}"
 
     def hear(self) -> None:
         """Take the answers that have come; waits for nothing."""
@@ -269,7 +269,10 @@ class WindowResults:
                 self._answer = answer
         if helper.problem and self._handed_over:
             if helper.problem != INTERRUPTED:
-                self._warn(f"{self._without_helper}. {self._loop.subject.capitalize()} goes on without it")
+                self._outputs.warn_once(
+                    "the helper",
+                    f"{self._without_helper}. {self._loop.subject.capitalize()} goes on without it",
+                )
             self._leave(self._handed_over)
 
     def wait(self, what: str = "analyzing what was recorded") -> None:
@@ -307,11 +310,21 @@ class WindowResults:
             self.wait("making the report")
         answer = self._answer
         if answer is None or answer.report is None:
+            self._note_lost()
             answer = TraceWork(self._setting).report(task)
             self._warn_of(answer)
         assert answer.report is not None
         self._run_summary = answer.summary
         return answer.report
+
+    def _note_lost(self) -> None:
+        """What traces say is known to nobody any more, if somebody else has analyzed them."""
+        if self._helper is None:
+            return
+        lost = [one.index for one in self.windows if one.recorded_steps and one.index not in self.trace_notes]
+        self.trace_notes |= dict.fromkeys(lost, self._without_helper)
+        if lost and self._helper.problem != INTERRUPTED:
+            self._outputs.warn_once("the helper", f"{self._without_helper}. The report goes without")
 
     def write_run_profile(self, step: int) -> None:
         """Give TensorBoard what the dashboard shows of the newest report."""

@@ -19,9 +19,11 @@ import torch
 
 from lightning_modelprof.loop import helper as helpers
 from lightning_modelprof.loop.helper import ProcessHelper, ThreadHelper
+from lightning_modelprof.loop.trace_work import ReportTask, Setting
 from lightning_modelprof.measure.resources.cpu import read_cpu
 from lightning_modelprof.processes import OWN_PROCESSES, start_module
 from lightning_modelprof.reading import read_report
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
 from tests.support.fits import (
@@ -188,6 +190,44 @@ def test_it_dies_or_stands_still(tmp_path, temporary, monkeypatch, kill, files):
         assert traces_in(tmp_path) == ["rank0_steps_3-5.pt.trace.json"]
         assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
         assert report_of(tmp_path)["run"]["status"] == "finished"
+
+
+def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
+    """The report has no tables of the window, and says why."""
+    callback = make_callback(tmp_path, steps=(3, 6))
+
+    def kill():
+        results = callback._session._parts.results
+        deadline = time.monotonic() + 60
+        while results._helper.num_open:
+            assert time.monotonic() < deadline
+            results.hear()
+        os.kill(results._helper._process.pid, signal.SIGKILL)
+
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), at(12, kill), loader())
+    (message,) = messages
+    assert "ended by signal 9" in message
+    (window,) = windows_of(callback)
+    assert "ended by signal 9" in table_of(callback.report, "model_summary").absent_reason
+    assert traces_in(tmp_path) == [Path(window.trace_file).name] == ["rank0_steps_3-5.pt.trace.json.gz"]
+    assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
+
+
+def test_it_had_nothing_to_do_for_long(tmp_path, temporary, monkeypatch):
+    """It is no reason to give up that it used no CPU time while nobody asked for anything."""
+    monkeypatch.setattr(helpers, "STALLED_S", 0.0)
+    monkeypatch.setattr(helpers, "_LOOK_S", 0.0)
+    monkeypatch.setattr(helpers, "used_s", lambda number: 1.0)
+    setting = Setting(directory=None, created="", rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS)
+    helper = ProcessHelper(setting)
+    for _ in range(2):
+        helper.send(ReportTask(run=tmp_path / "nothing", trace_notes={}))
+        helper.look()
+        assert not helper.problem
+        while helper.num_open:
+            helper.answers()
+    helper.close()
 
 
 def test_it_runs_out_of_memory(tmp_path, temporary):
