@@ -9,6 +9,55 @@
 export const BEFORE = "before_";
 
 /**
+ * Whether two choices are one; the order of their names does not matter, nor do names without a value.
+ * @param {Choice} one
+ * @param {Choice} other
+ */
+export function isSame(one, other) {
+  return [...new Set([...Object.keys(one), ...Object.keys(other)])].every(
+    (name) => (one[name] ?? "") === (other[name] ?? ""),
+  );
+}
+
+/** What a link points at in a view: gone with the next choice, unless that one points as well. */
+const POINTERS = ["find", "row"];
+
+/** How the reader looks at a part → the choices that it goes with. Sorted columns are kept, whatever is shown. */
+const LOOKS = {
+  at_steps: ["run", "profile"],
+  at_time: ["run", "window", "rank"],
+  at_flames: ["run", "profile", "window", "rank"],
+};
+
+/**
+ * The choice after the reader has chosen something else to look at.
+ * @param {Choice} choice complete
+ * @param {Choice} changes
+ * @param {(choice: Choice) => Choice} completed
+ */
+export function chosen(choice, changes, completed) {
+  const wanted = { ...choice, ...changes };
+  for (const name of POINTERS) if (!(name in changes)) delete wanted[name];
+  const next = completed(wanted);
+  for (const [look, names] of Object.entries(LOOKS)) {
+    if (!(look in changes) && names.some((name) => next[name] !== choice[name])) delete next[look];
+  }
+  if (next.find) delete next.at_time; // what is found is looked at
+  return next;
+}
+
+/**
+ * The choice after the reader has looked around in a part.
+ * @param {Choice} choice
+ * @param {Choice} looks
+ */
+export function lookedAt(choice, looks) {
+  const next = { ...choice, ...looks };
+  if ("at_time" in looks) delete next.find; // found, and left since then
+  return next;
+}
+
+/**
  * Profiles of a run of one kind, the newest last.
  * @param {Run | undefined} run
  * @param {"run" | "window"} kind

@@ -2,6 +2,7 @@
 
 import { unpackColumns } from "./columns.js";
 import { make } from "./dom.js";
+import { parseLink } from "./link.js";
 import { askColumns } from "./server.js";
 import { mountSteps } from "./steps/steps.js";
 import { mountTimeline } from "./timeline/view.js";
@@ -38,18 +39,19 @@ export async function draw(container, columns, words, choice, remember, isWanted
   if (!isWanted()) return null;
   container.replaceChildren();
   return mount(container, unpacked, {
-    initial: parse(choice[name]),
+    initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
     onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
     title: `${choice.run} ${columns.tag}`,
     words,
   });
 }
 
-/** @param {string | undefined} text */
-function parse(text) {
-  try {
-    return text ? JSON.parse(text) : undefined;
-  } catch {
-    return undefined; // a link that somebody mistyped
-  }
+/**
+ * What a link into the drawing wants to have found; it may be of one rank.
+ * @param {Choice} choice
+ * @param {Columns} columns
+ */
+function findOf({ find }, { rank }) {
+  const wanted = parseLink(find);
+  return wanted && (rank === null || (wanted.rank ?? rank) === rank) ? wanted : undefined;
 }

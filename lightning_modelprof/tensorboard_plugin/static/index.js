@@ -1,8 +1,8 @@
 // The dashboard. TensorBoard imports this module into a frame of its own and calls render().
 
-import { BEFORE, complete, whatIsGone } from "./choice.js";
+import { BEFORE, chosen, complete, isSame, lookedAt, whatIsGone } from "./choice.js";
 import { make } from "./dom.js";
-import { onLinkChange, readLink, writeLink } from "./link.js";
+import { onGoto, onLinkChange, readLink, writeLink } from "./link.js";
 import { listenToDigits, makeChoosers, makeProblems, makeViewList } from "./menu.js";
 import { askJson } from "./server.js";
 import { followTheme } from "./theme.js";
@@ -12,27 +12,24 @@ import { COMPARE, ViewPage } from "./views.js";
 /** @typedef {import("./server.js").Contents} Contents */
 
 const STYLES = ["html/parts.css", "vendor/uplot/uPlot.min.css", "steps/steps.css", "timeline.css", "help.css"];
-const AT = ["at_steps", "at_time"]; // what the reader looks at in a drawing belongs to that drawing alone
 
 class Dashboard {
   /** @param {Contents} contents */
   constructor(contents) {
     this.contents = contents;
-    this.choice = this.completed(readLink());
-    this.gone = whatIsGone(readLink(), this.choice);
     this.menu = make("aside", { "aria-label": "What is shown" });
     this.main = make("main", { tabindex: "-1" });
-    this.page = new ViewPage(this.main, (changes, isNew) => this.change(changes, isNew));
+    const choose = (/** @type {Choice} */ changes) => this.choose(changes);
+    this.page = new ViewPage(this.main, choose, (looks) => this.remember(looks));
     document.body.append(this.menu, this.main);
-    listenToDigits(contents, (view) => this.change({ view }, true));
+    listenToDigits(contents, (view) => this.choose({ view }));
+    onGoto((changes) => this.after(changes), choose);
     onLinkChange(() => {
       const choice = this.completed(readLink());
-      if (JSON.stringify(choice) === JSON.stringify(this.choice)) return;
-      this.choice = choice;
-      this.gone = whatIsGone(readLink(), choice);
-      this.show();
+      if (!isSame(choice, this.choice)) this.show(choice, whatIsGone(readLink(), choice), false);
     });
-    this.show();
+    this.choice = this.completed(readLink());
+    this.show(this.choice, whatIsGone(readLink(), this.choice), false);
   }
 
   /**
@@ -47,27 +44,45 @@ class Dashboard {
 
   /**
    * @param {Choice} changes
-   * @param {boolean} isNew whether something else is to be shown
+   * @returns {Choice}
    */
-  change(changes, isNew) {
-    const kept = { ...this.choice, ...changes };
-    if (isNew && !("view" in changes)) for (const name of AT) delete kept[name];
-    this.choice = isNew ? this.completed(kept) : kept;
-    this.gone = "";
-    if (isNew) this.show();
-    else writeLink(this.choice);
+  after(changes) {
+    return chosen(this.choice, changes, (choice) => this.completed(choice));
   }
 
-  show() {
-    writeLink(this.choice);
-    const change = (/** @type {Choice} */ changes) => this.change(changes, true);
+  /**
+   * The reader wants to see something else: a step that the browser goes back.
+   * @param {Choice} changes
+   */
+  choose(changes) {
+    this.show(this.after(changes), "", true);
+  }
+
+  /**
+   * The reader has looked around in what is shown.
+   * @param {Choice} looks
+   */
+  remember(looks) {
+    this.choice = lookedAt(this.choice, looks);
+    writeLink(this.choice, false);
+  }
+
+  /**
+   * @param {Choice} choice complete
+   * @param {string} gone what a link names that is not here
+   * @param {boolean} isStep whether going back leads to what is shown now
+   */
+  show(choice, gone, isStep) {
+    this.choice = choice;
+    writeLink(choice, isStep);
+    const choose = (/** @type {Choice} */ changes) => this.choose(changes);
     this.menu.replaceChildren(
-      ...makeChoosers(this.choice, this.contents, "", change),
-      makeViewList(this.contents, this.choice.view, (view) => change({ view })),
-      ...(this.gone ? [make("p", { class: "problem", role: "status" }, this.gone)] : []),
-      ...makeProblems(this.choice, this.contents),
+      ...makeChoosers(choice, this.contents, "", choose),
+      makeViewList(this.contents, choice.view, (view) => choose({ view })),
+      ...(gone ? [make("p", { class: "problem", role: "status" }, gone)] : []),
+      ...makeProblems(choice, this.contents),
     );
-    this.page.show(this.choice, this.contents);
+    this.page.show(choice, this.contents);
   }
 }
 

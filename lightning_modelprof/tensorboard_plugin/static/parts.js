@@ -2,7 +2,10 @@
 
 import { attachHelp } from "./help.js";
 import { connectParts } from "./html/parts.js";
+import { parseLink } from "./link.js";
 import { askJson } from "./server.js";
+
+/** @typedef {import("./link.js").Choice} Choice */
 
 /** @type {Promise<any> | undefined} */
 let definitions;
@@ -10,12 +13,27 @@ let definitions;
 /**
  * @param {HTMLElement} root
  * @param {string} html written by the plugin, which escapes every name
+ * @param {Choice} choice what is shown, and how the reader looks at it
+ * @param {(looks: Choice) => void} remember
  */
-export function showParts(root, html) {
+export function showParts(root, html, choice, remember) {
   root.innerHTML = html;
-  connectParts(root);
+  /** @type {(root: HTMLElement, options: object) => unknown} */ (connectParts)(root, {
+    state: { tables: parseLink(choice.at_tables), flames: parseLink(choice.at_flames) },
+    onState: (/** @type {{tables?: object, flames?: object}} */ { tables, flames }) =>
+      remember({ ...stated("at_tables", tables), ...stated("at_flames", flames) }),
+  });
   definitions ??= askJson("definitions");
   definitions.then((known) => root.isConnected && attachHelp(root, known)).catch(() => {
     definitions = undefined; // the figures are there without their help
   });
+}
+
+/**
+ * @param {string} name in the address
+ * @param {object | undefined} state
+ * @returns {Choice}
+ */
+function stated(name, state) {
+  return state ? { [name]: Object.keys(state).length ? JSON.stringify(state) : "" } : {};
 }

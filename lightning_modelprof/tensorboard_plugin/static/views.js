@@ -33,11 +33,13 @@ function problem(error) {
 export class ViewPage {
   /**
    * @param {HTMLElement} main
-   * @param {(changes: Choice, isNew: boolean) => void} change the reader's choice; whether another view is to be shown
+   * @param {(changes: Choice) => void} choose the reader wants to see something else
+   * @param {(looks: Choice) => void} remember the reader has looked around in what is shown
    */
-  constructor(main, change) {
+  constructor(main, choose, remember) {
     this.main = main;
-    this.change = change;
+    this.choose = choose;
+    this.remember = remember;
     this.number = 0; // of the view that is wanted: an answer to an earlier question comes too late
     /** @type {{destroy: () => void}[]} */
     this.drawings = [];
@@ -51,6 +53,7 @@ export class ViewPage {
     this.number += 1;
     const number = this.number;
     const isWanted = () => number === this.number;
+    const remember = (/** @type {Choice} */ looks) => isWanted() && this.remember(looks);
     this.main.setAttribute("aria-busy", "true");
     try {
       if (!choice.profile && !choice.window) throw new Error(whyNothing(choice, contents));
@@ -63,9 +66,8 @@ export class ViewPage {
       const headed = places.flatMap((place, number) => this.withRank(place, answer.columns ?? [], number));
       if (choice.view === COMPARE) this.main.append(title, this.makeSides(choice, contents), parts);
       else this.main.append(title, ...headed, parts);
-      showParts(parts, answer.html);
+      showParts(parts, answer.html, choice, remember);
       if (!answer.html && !places.length) parts.append(make("p", { class: "empty" }, answer.empty));
-      const remember = (/** @type {Choice} */ changes) => this.change(changes, false);
       await Promise.all(
         (answer.columns ?? []).map(async (columns, place) => {
           try {
@@ -116,14 +118,14 @@ export class ViewPage {
    * @param {Contents} contents
    */
   makeSides(choice, contents) {
-    const before = makeChoosers(choice, contents, BEFORE, (changes) => this.change(changes, true));
+    const before = makeChoosers(choice, contents, BEFORE, this.choose);
     const swap = () => {
       const changes = /** @type {Choice} */ ({});
       for (const name of SELECTED) {
         changes[name] = choice[BEFORE + name] ?? "";
         changes[BEFORE + name] = choice[name] ?? "";
       }
-      this.change(changes, true);
+      this.choose(changes);
     };
     return make(
       "div",

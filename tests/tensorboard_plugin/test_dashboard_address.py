@@ -1,0 +1,127 @@
+"""What the reader looks at stands in the address, and the browser's Back and Forward step between views."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.tensorboard_plugin.test_dashboard_browser import logdir, page, server
+
+__all__ = ["logdir", "page", "server"]  # fixtures
+
+pytestmark = pytest.mark.slow
+
+RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_0"}
+FIND = {"name": "aten::linear", "kind": "operator"}
+
+
+def shows(page, title):
+    page.wait(f"return document.querySelector('main > h1')?.textContent === {json.dumps(title)}")
+    page.settle()
+
+
+def add_link(page, goto, place="main .parts"):
+    """A link as a part of the page writes it; a test presses it before such parts are in every view."""
+    page.run(
+        "const a = document.createElement('a'); a.href = ''; a.className = 'goto'; a.id = 'link';"
+        "a.textContent = 'there'; a.setAttribute('data-goto', arguments[0]);"
+        "document.querySelector(arguments[1]).append(a)",
+        json.dumps(goto),
+        place,
+    )
+    return page.browser.find_element("id", "link")
+
+
+@pytest.mark.parametrize("is_tab", [False, True], ids=["alone", "in TensorBoard"])
+def test_back_and_forward_step_between_views(page, is_tab):
+    (page.open_tab if is_tab else page.open)(**RUN, view="overview")
+    page.press("Operators", "aside nav button")
+    page.press("Memory", "aside nav button")
+    page.choose("Window", "modelprof/window_1")
+    page.run("parent.history.back()")
+    page.wait("return document.querySelectorAll('.chooser select')[2].value === 'modelprof/window_0'")
+    shows(page, "Memory")
+    page.run("parent.history.back()")
+    shows(page, "Operators")
+    page.run("parent.history.back()")
+    shows(page, "Overview")
+    page.run("parent.history.forward()")
+    shows(page, "Operators")
+    assert page.link() == RUN | {"view": "operators"}
+
+
+def test_back_leaves_tensorboards_own_state_alone(page):
+    page.open_tab(**RUN, view="overview")
+    page.run("parent.location.hash += '&other=1'")
+    state = page.run("return JSON.stringify(parent.history.state)")
+    assert "namespaceId" in state
+    page.press("Operators", "aside nav button")
+    assert page.run("return JSON.stringify(parent.history.state)") == state
+    page.run("parent.history.back()")
+    shows(page, "Overview")
+    assert page.run("return JSON.stringify(parent.history.state)") == state
+    assert page.run("return parent.location.hash").startswith("#modelprof&other=1&")
+    assert "?darkMode=false" in page.run("return parent.location.href")
+
+
+def test_back_from_another_tab_of_tensorboard_comes_to_the_view_that_was_left(page):
+    page.open_tab(**RUN, view="overview")
+    page.press("Operators", "aside nav button")
+    page.run("parent.document.location.hash = parent.location.hash.replace('modelprof&', 'timeseries&')")
+    page.run("parent.history.back()")
+    page.wait("return parent.location.hash.startsWith('#modelprof')")
+    shows(page, "Operators")
+    page.run("parent.history.back()")
+    shows(page, "Overview")
+
+
+def test_looking_around_makes_no_step_back(page):
+    page.open(**RUN, view="steps")
+    before = page.run("return parent.history.length")
+    page.run("document.querySelector('.steps .tools input').click()")
+    page.wait("return parent.location.hash.includes('at_steps')")
+    assert page.run("return parent.history.length") == before
+
+
+def test_a_link_in_a_part_leads_into_the_other_view(page):
+    page.open(**RUN, view="operators")
+    link = add_link(page, {"view": "trace", "find": FIND})
+    link.click()
+    shows(page, "Trace")
+    assert json.loads(page.link()["find"]) == FIND
+    page.run("parent.history.back()")
+    shows(page, "Operators")
+    assert "find" not in page.link()
+    page.run("parent.history.forward()")
+    shows(page, "Trace")
+    assert json.loads(page.link()["find"]) == FIND
+    page.press("Memory", "aside nav button")
+    assert "find" not in page.link(), "it points into a view that is no longer shown"
+
+
+def test_a_link_in_a_part_has_the_address_it_leads_to(page):
+    """So that it can be opened in a tab of its own."""
+    page.open_tab(**RUN, view="operators")
+    link = add_link(page, {"view": "memory", "row": {"name": "aten::linear"}})
+    page.run("arguments[0].focus()", link)
+    address = page.run("return arguments[0].href", link)
+    assert address.startswith(page.server.url)
+    assert "p.modelprof.view=memory" in address
+    assert "p.modelprof.row=%7B%22name%22%3A%22aten%3A%3Alinear%22%7D" in address
+
+
+def test_a_link_that_cannot_be_read_breaks_nothing(page):
+    page.open(**RUN, view="trace", find="{", at_time="[", at_tables="7")
+    assert page.title() == "Trace"
+    assert page.run("return document.querySelectorAll('.problem').length") == 0
+
+
+def test_the_zoom_of_a_window_goes_with_its_window(page):
+    looks = {"at_time": json.dumps({"search": "linear"}), "at_tables": json.dumps({"operators": {}})}
+    page.open(**RUN, view="operators", **looks)
+    page.press("Memory", "aside nav button")
+    assert json.loads(page.link()["at_time"])["search"] == "linear"
+    page.choose("Window", "modelprof/window_1")
+    assert "at_time" not in page.link()
+    assert page.link()["at_tables"] == looks["at_tables"], "how a table is sorted is of no window"
