@@ -501,6 +501,75 @@ def test_dragging_pans_and_a_double_click_zooms(page):
     assert now["end"] - now["begin"] == pytest.approx(1.2 * DURATION[index])
 
 
+def test_a_double_click_zooms_to_what_both_clicks_met(page):
+    """The first click shows what is known of the slice; nothing moves, also in the lowest row in view."""
+    top = "return document.querySelector('.tl-scroller').scrollTop"
+    page.set_window_size(1400, 640)
+    try:
+        row = len(META["rows"]) - 1  # of the last stream
+        index = int(ROWS[row]) + 40
+        zoom(page, BEGIN[index] - 5_000, END[index] + 5_000)
+        page.execute_script("document.querySelector('.tl-scroller').scrollTop = arguments[0]", 0)
+        height = box(page, ".tl-canvas")["height"]
+        y = row_middles(page)[row] - box(page, ".tl-canvas")["y"]
+        page.execute_script(
+            "document.querySelector('.tl-scroller').scrollTop = arguments[0]", y - height + ROW_PIXELS
+        )
+        next_frame(page)
+        assert page.execute_script(top) > 0
+        canvas, now = box(page, ".tl-canvas"), state(page)
+        x = (BEGIN[index] + END[index]) / 2 - now["begin"]
+        x = canvas["x"] + x / (now["end"] - now["begin"]) * canvas["width"]
+        click(page, x, row_middles(page)[row], clicks=2)
+        next_frame(page)
+        now = state(page)
+        assert now["selected"] == index
+        assert now["end"] - now["begin"] == pytest.approx(1.2 * DURATION[index])
+        assert box(page, ".tl-canvas") == canvas
+    finally:
+        page.set_window_size(1400, 1000)
+
+
+def test_the_keys_of_the_timeline_choose_no_view(page):
+    page.execute_async_script(
+        "const done = arguments[0]; import('/menu.js').then(({ listenToDigits }) => {"
+        "const views = [...'1234567890'].map((key) => ({ key, title: key }));"
+        "listenToDigits({ runs: [], views }, (view) => (window.chosen = view)); done(); })"
+    )
+    for place in (".tl-canvas", ".tl-buttons button:last-child", ".tl-toggle"):
+        zoom(page, BEGIN[10], BEGIN[10] + 1_000_000)
+        page.execute_script("document.querySelector(arguments[0]).focus()", place)
+        page.switch_to.active_element.send_keys("0")
+        now = state(page)
+        assert (now["begin"], now["end"]) == pytest.approx((META["begin_ns"], META["end_ns"])), place
+        assert page.execute_script("return window.chosen ?? null") is None
+    page.find_element("css selector", ".tl-search input").send_keys("0")
+    assert page.execute_script("return window.chosen ?? null") is None
+    page.execute_script("document.activeElement.blur()")
+    page.find_element("css selector", "body").send_keys("0")
+    assert page.execute_script("return window.chosen") == "0"
+
+
+def test_times_have_the_digits_that_tell_neighbours_apart(page):
+    """A slice of 367 us 158 ms after the trace began; marks around its begin are never "-0 ms"."""
+    begin = "return format.formatBegin(arguments[0], arguments[1])"
+    assert page.execute_script(begin, 158_123_456, 3_670) == "158.123 ms"
+    index = int(ROWS[3]) + 2
+    select(page, index)
+    number, unit = panel(page)["Begin"].split()
+    lie = abs(Decimal(number) * NS_PER[unit] - (int(BEGIN[index]) - META["begin_ns"]))
+    assert lie <= max(1, int(DURATION[index]) // 100)
+    labels = page.execute_async_script(
+        "const done = arguments[0]; import('/timeline/axis.js').then(({ axisOf }) => done("
+        "[1, 700, 5e3, 2e5, 1.3e6, 4e7].flatMap((perPixel) => [0.3, 0.499, 0.501, 1].flatMap((part) => {"
+        "const first = 1_000_003; const begin = first - part * 100 * perPixel;"
+        "return axisOf({ first, begin, end: begin + 1000 * perPixel, perPixel }).marks.map((m) => m.label);"
+        "}))))"
+    )
+    assert labels
+    assert not [label for label in labels if label.startswith("-0") and not label.strip("-0. munsh")]
+
+
 def test_steps_and_the_overview_lead_to_a_place(page):
     head = box(page, ".tl-head-canvas")
     click(page, head["x"] + head["width"] * 0.4, head["y"] + 66)

@@ -25,7 +25,7 @@ export function connectCopying(table) {
  * @param {string} text
  * @returns {Promise<boolean>} whether it is in the clipboard
  */
-async function copyText(text) {
+export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -82,14 +82,14 @@ export function makeViewList(contents, shown, choose) {
 }
 
 /**
- * The digits choose a view, unless the reader is writing.
+ * The digits choose a view, unless the reader is writing or a part of the view has a use for the key.
  * @param {Contents} contents
  * @param {(key: string) => void} choose
  */
 export function listenToDigits(contents, choose) {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.ctrlKey || event.altKey || event.metaKey || target.closest("input, select, textarea")) return;
+    if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey || target.closest("input, select, textarea")) return;
     const place = "1234567890".indexOf(event.key);
     if (place >= 0 && place < contents.views.length) choose(contents.views[place].key);
   });

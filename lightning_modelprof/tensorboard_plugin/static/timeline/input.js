@@ -79,7 +79,7 @@ function pressBody(view, event) {
     view.changed();
   }, (isClick) => {
     canvas.style.cursor = "";
-    if (isClick) view.select(view.sliceAt(event.offsetX, event.offsetY));
+    if (isClick) view.select(view.sliceAt(event.offsetX, event.offsetY), true);
   });
 }
 

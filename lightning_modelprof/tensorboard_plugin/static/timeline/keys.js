@@ -29,9 +29,12 @@ const HELP = [
  * @param {AbortSignal} signal
  */
 export function listenToKeys(view, signal) {
-  const { canvas, help } = view.parts;
-  canvas.addEventListener("keydown", (event) => {
+  const { canvas, help, root } = view.parts;
+  root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    // Beside the canvas arrows scroll and Enter presses a button; letters and digits are the timeline's everywhere.
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (target !== canvas && (event.key.length > 1 || event.key === " " || target.closest("input, dialog"))) return;
     const act = actions(view)[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!act) return;
     event.preventDefault();

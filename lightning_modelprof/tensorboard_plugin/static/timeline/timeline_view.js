@@ -155,13 +155,16 @@ export class TimelineView {
     this.timer = window.setTimeout(() => this.onChange(this.state()), QUIET_MS);
   }
 
-  /** @param {number} index -1 selects nothing */
-  select(index) {
+  /**
+   * @param {number} index -1 selects nothing
+   * @param {boolean} [isSeen] whether the reader pointed at it: then nothing moves, and a second click meets it, too
+   */
+  select(index, isSeen = false) {
     this.selected = index;
     showSelection(this, this.parts.selection);
     showFound(this);
     this.parts.live.textContent = spoken(this);
-    if (index >= 0) this.scrollTo(index);
+    if (index >= 0 && !isSeen) this.scrollTo(index);
     this.changed();
   }
 
@@ -177,7 +180,7 @@ export class TimelineView {
   }
 
   /**
-   * Scroll as little as is needed to see the row of a slice; what is shown of it may have taken the room.
+   * Scroll as little as is needed to see the row of a slice.
    * @param {number} index
    */
   scrollTo(index) {
