@@ -1,12 +1,12 @@
 // The dashboard. TensorBoard imports this module into a frame of its own and calls render().
 
 import { BEFORE, chosen, complete, isSame, lookedAt, whatIsGone } from "./choice.js";
-import { make } from "./dom.js";
+import { keepFocus, make } from "./dom.js";
 import { onGoto, onLinkChange, readLink, writeLink } from "./link.js";
 import { listenToDigits, makeChoosers, makeProblems, makeViewList } from "./menu.js";
 import { askJson } from "./server.js";
 import { followTheme } from "./theme.js";
-import { COMPARE, ViewPage } from "./views.js";
+import { COMPARE, skeleton, ViewPage } from "./views.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */
@@ -21,7 +21,7 @@ class Dashboard {
     this.main = make("main", { tabindex: "-1" });
     const choose = (/** @type {Choice} */ changes) => this.choose(changes);
     this.page = new ViewPage(this.main, choose, (looks) => this.remember(looks));
-    document.body.append(this.menu, this.main);
+    document.body.replaceChildren(this.menu, this.main);
     listenToDigits(contents, (view) => this.choose({ view }));
     onGoto((changes) => this.after(changes), choose);
     onLinkChange(() => {
@@ -76,12 +76,15 @@ class Dashboard {
     this.choice = choice;
     writeLink(choice, isStep);
     const choose = (/** @type {Choice} */ changes) => this.choose(changes);
-    this.menu.replaceChildren(
-      ...makeChoosers(choice, this.contents, "", choose),
-      makeViewList(this.contents, choice.view, (view) => choose({ view })),
-      ...(gone ? [make("p", { class: "problem", role: "status" }, gone)] : []),
-      ...makeProblems(choice, this.contents),
-    );
+    keepFocus(this.menu, () => {
+      this.menu.replaceChildren(
+        ...makeChoosers(choice, this.contents, "", choose),
+        makeViewList(this.contents, choice.view, (view) => choose({ view })),
+        ...(gone ? [make("p", { class: "problem", role: "status" }, gone)] : []),
+        ...makeProblems(choice, this.contents),
+      );
+      return this.menu.querySelector("button") ?? undefined;
+    });
     this.page.show(choice, this.contents);
   }
 }
@@ -101,27 +104,47 @@ function loadStyle(name) {
   return settled;
 }
 
-/** @param {string} text */
-function showEmpty(text) {
-  const lines = text.split("\n").map((line) => make("p", {}, line));
-  document.body.append(make("main", {}, make("h1", {}, "Model Profile"), ...lines));
+/**
+ * A page without a menu.
+ * @param {(Node | string)[][]} lines
+ */
+function showAlone(...lines) {
+  const paragraphs = lines.map((line) => make("p", {}, ...line));
+  document.body.replaceChildren(make("main", {}, make("h1", {}, "Model Profile"), ...paragraphs));
 }
 
 /** Called by TensorBoard. */
 export async function render() {
   followTheme();
+  const asked = askJson("profiles").then(
+    (contents) => ({ contents: /** @type {Contents} */ (contents), error: undefined }),
+    (error) => ({ contents: undefined, error }),
+  );
   await Promise.all([...STYLES, "dashboard.css"].map(loadStyle));
-  try {
-    const contents = /** @type {Contents} */ (await askJson("profiles"));
+  document.body.replaceChildren(make("aside"), make("main", { "aria-busy": "true" }, ...skeleton("Model Profile")));
+  const { contents, error } = await asked;
+  if (!contents) {
+    showAlone([error instanceof Error ? error.message : String(error)]);
+  } else if (!contents.runs.length) {
+    showAlone(...NOTHING.map((line) => line.map((part, place) => (place % 2 ? make("code", {}, part) : part))));
+  } else {
     contents.views.push({ key: COMPARE, title: "Compare" });
-    if (contents.runs.length) new Dashboard(contents);
-    else showEmpty(NOTHING);
-  } catch (error) {
-    showEmpty(error instanceof Error ? error.message : String(error));
+    new Dashboard(contents);
   }
 }
 
-const NOTHING = `There is no profile in this log directory yet.
-Train with Trainer(callbacks=[ModelProfCallback(active=10)]) and a TensorBoardLogger: the profile is here when the first
-window has closed. TensorBoard reads new files every some seconds; then reload this page.
-To look at a saved run or at traces of torch.profiler: lightning-modelprof tensorboard PATH --logdir LOGDIR.`;
+// Every second part of a line is code.
+const NOTHING = [
+  ["There is no profile in this log directory yet."],
+  [
+    "Train with ",
+    "Trainer(callbacks=[ModelProfCallback(active=10)])",
+    " and a TensorBoardLogger: the profile is here when the first window has closed. TensorBoard reads new files every" +
+      " few seconds; then reload this page.",
+  ],
+  [
+    "To look at a saved run or at traces of torch.profiler: ",
+    "lightning-modelprof tensorboard PATH --logdir LOGDIR",
+    ".",
+  ],
+];

@@ -32,7 +32,7 @@ export function makeChoosers(choice, contents, prefix, change) {
   return lists
     .filter(({ name, options }) => options.length > (name === "profile" ? 1 : 0))
     .map(({ label, name, options }) =>
-      chooser(label, options, choice[prefix + name], (value) => change({ [prefix + name]: value })),
+      chooser(label, options, choice[prefix + name], prefix + name, (value) => change({ [prefix + name]: value })),
     );
 }
 
@@ -70,11 +70,9 @@ export function makeProblems(choice, contents) {
  */
 export function makeViewList(contents, shown, choose) {
   const items = contents.views.map(({ key, title }, place) => {
-    const button = make(
-      "button",
-      { type: "button", title: place < 10 ? `${title} (key ${(place + 1) % 10})` : title, onclick: () => choose(key) },
-      title,
-    );
+    const hint = place < 10 ? `${title} (key ${(place + 1) % 10})` : title;
+    const onclick = () => choose(key);
+    const button = make("button", { type: "button", title: hint, "data-key": `view ${key}`, onclick }, title);
     if (key === shown) button.setAttribute("aria-current", "page");
     return make("li", {}, button);
   });

@@ -1,7 +1,7 @@
 // Shows one view of the chosen profile, or two profiles side by side.
 
 import { BEFORE, isTurnedRound } from "./choice.js";
-import { make } from "./dom.js";
+import { keepFocus, make } from "./dom.js";
 import { draw } from "./drawings.js";
 import { makeChoosers } from "./menu.js";
 import { showParts } from "./parts.js";
@@ -12,6 +12,8 @@ import { askJson } from "./server.js";
 /** @typedef {import("./server.js").ViewAnswer} ViewAnswer */
 
 export const COMPARE = "compare";
+
+const PATIENCE_MS = 150; // how long the view that was left stays until the next one is here
 
 const SELECTED = ["run", "profile", "window", "rank"];
 
@@ -28,6 +30,22 @@ function whyNothing(choice, contents) {
 /** @param {unknown} error */
 function problem(error) {
   return make("p", { class: "problem", role: "alert" }, error instanceof Error ? error.message : String(error));
+}
+
+/** @param {string} text */
+function heading(text) {
+  return make("h1", { tabindex: "-1", "data-key": "heading" }, text);
+}
+
+/**
+ * What stands in the place of a view until it is here.
+ * @param {string} title
+ * @param {HTMLElement[]} above what can be used already
+ */
+export function skeleton(title, above = []) {
+  const bones = Array.from({ length: 4 }, () => make("div", { class: "bone" }));
+  const status = make("p", { class: "waiting", role: "status" }, "Loading…");
+  return [heading(title), ...above, status, make("div", { class: "skeleton", "aria-hidden": "true" }, ...bones)];
 }
 
 export class ViewPage {
@@ -53,39 +71,44 @@ export class ViewPage {
     this.number += 1;
     const number = this.number;
     const isWanted = () => number === this.number;
-    const remember = (/** @type {Choice} */ looks) => isWanted() && this.remember(looks);
+    const name = contents.views.find(({ key }) => key === choice.view)?.title ?? "";
+    const sides = () => (choice.view === COMPARE ? [this.makeSides(choice, contents)] : []);
     this.main.setAttribute("aria-busy", "true");
+    const late = setTimeout(() => isWanted() && this.lay(...skeleton(name, sides())), PATIENCE_MS);
     try {
       if (!choice.profile && !choice.window) throw new Error(whyNothing(choice, contents));
       const answer = await this.ask(choice);
-      if (!isWanted()) return;
-      this.clear();
-      const title = make("h1", {}, answer.title);
-      const parts = make("div", { class: "parts" });
-      const places = (answer.columns ?? []).map(() => make("div", { class: "drawing" }));
-      const headed = places.flatMap((place, number) => this.withRank(place, answer.columns ?? [], number));
-      if (choice.view === COMPARE) this.main.append(title, this.makeSides(choice, contents), parts);
-      else this.main.append(title, ...headed, parts);
-      showParts(parts, answer.html, choice, remember);
-      if (!answer.html && !places.length) parts.append(make("p", { class: "empty" }, answer.empty));
-      await Promise.all(
-        (answer.columns ?? []).map(async (columns, place) => {
-          try {
-            const drawing = await draw(places[place], columns, answer.words, choice, remember, isWanted);
-            if (drawing) this.drawings.push(drawing);
-          } catch (error) {
-            places[place].replaceChildren(problem(error)); // the rest of the view is good
-          }
-        }),
-      );
+      if (isWanted()) await this.showAnswer(answer, choice, [heading(name), ...sides()], isWanted);
     } catch (error) {
-      if (!isWanted()) return;
-      this.clear();
-      if (choice.view === COMPARE) this.main.append(this.makeSides(choice, contents));
-      this.main.append(problem(error));
+      if (isWanted()) this.lay(heading(name), ...sides(), problem(error));
     } finally {
+      clearTimeout(late);
       if (isWanted()) this.main.removeAttribute("aria-busy");
     }
+  }
+
+  /**
+   * @param {ViewAnswer} answer
+   * @param {Choice} choice
+   * @param {HTMLElement[]} above
+   * @param {() => boolean} isWanted whether the reader still waits for it
+   */
+  async showAnswer({ columns = [], empty, html, words }, choice, above, isWanted) {
+    const parts = make("div", { class: "parts" });
+    const places = columns.map(() => make("div", { class: "drawing" }));
+    this.lay(...above, ...places.flatMap((place, number) => this.withRank(place, columns, number)), parts);
+    const remember = (/** @type {Choice} */ looks) => isWanted() && this.remember(looks);
+    showParts(parts, html, choice, remember);
+    if (!html && !places.length) parts.append(make("p", { class: "empty" }, empty));
+    const drawn = columns.map(async (one, place) => {
+      try {
+        const drawing = await draw(places[place], one, words, choice, remember, isWanted);
+        if (drawing) this.drawings.push(drawing);
+      } catch (error) {
+        places[place].replaceChildren(problem(error)); // the rest of the view is good
+      }
+    });
+    await Promise.all(drawn);
   }
 
   /**
@@ -137,13 +160,20 @@ export class ViewPage {
         "After: what is chosen at the left. ",
         isTurnedRound(choice, contents) ? "Before is the newer of the two; Swap turns them round." : "",
       ),
-      make("button", { type: "button", onclick: swap }, "Swap"),
+      make("button", { type: "button", "data-key": "swap", onclick: swap }, "Swap"),
     );
   }
 
-  clear() {
-    for (const drawing of this.drawings) drawing.destroy();
-    this.drawings = [];
-    this.main.replaceChildren();
+  /**
+   * Put something else in the place of what is shown; the keyboard focus is not lost.
+   * @param {HTMLElement[]} shown the heading first
+   */
+  lay(...shown) {
+    keepFocus(this.main, () => {
+      for (const drawing of this.drawings) drawing.destroy();
+      this.drawings = [];
+      this.main.replaceChildren(...shown);
+      return shown[0];
+    });
   }
 }

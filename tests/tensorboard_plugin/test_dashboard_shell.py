@@ -1,0 +1,108 @@
+"""What stands around the views: where the keyboard focus is, and what a reader sees where there is nothing yet."""
+
+from __future__ import annotations
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.chromium import said
+from tests.support.tensorboard_server import tensorboard
+from tests.tensorboard_plugin.test_dashboard_address import add_link, shows
+from tests.tensorboard_plugin.test_dashboard_browser import Page, logdir, page, server
+
+__all__ = ["logdir", "page", "server"]  # fixtures
+
+pytestmark = pytest.mark.slow
+
+RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_0"}
+
+
+def focused(page):
+    """What the element with the focus is called: the text of a button or heading, the label of a list."""
+    return page.run(
+        "const e = document.activeElement; return e.closest('label')?.firstChild.textContent ?? "
+        "(e === document.body ? 'the body' : e.textContent)"
+    )
+
+
+def test_the_focus_stays_in_the_menu(page):
+    page.open(**RUN, view="overview")
+    page.run("document.querySelectorAll('aside nav button')[2].focus()")
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    shows(page, "Operators")
+    assert focused(page) == "Operators"
+    page.run("document.querySelectorAll('.chooser select')[2].focus()")
+    page.choose("Window", "modelprof/window_1")
+    assert page.link()["window"] == "modelprof/window_1"
+    assert focused(page) == "Window"
+
+
+def test_the_focus_stays_in_what_is_compared(page):
+    page.open(run="net/version_1", before_run="net/version_0", view="compare")
+    page.run("document.querySelector('.sides select').focus()")
+    page.run(
+        "const s = document.querySelector('.sides select'); s.value = 'net/version_1';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    page.settle()
+    assert page.run("return document.activeElement.matches('.sides select')")
+    assert focused(page) == "Run"
+    page.run("document.querySelector('.sides button').focus(); document.activeElement.click()")
+    page.settle()
+    assert focused(page) == "Swap"
+
+
+def test_the_focus_goes_from_a_view_to_the_heading_of_the_next(page):
+    page.open(**RUN, view="operators")
+    add_link(page, {"view": "memory"}).send_keys(Keys.ENTER)
+    shows(page, "Memory")
+    assert focused(page) == "Memory"
+    page.run("document.querySelector('main .scroll, main summary').focus()")
+    page.browser.switch_to.active_element.send_keys("2")
+    shows(page, "Steps")
+    assert focused(page) == "Steps"
+
+
+def test_the_focus_is_kept_while_a_view_takes_long(page):
+    """With latency a skeleton stands in between, which goes as well."""
+    page.open(**RUN, view="operators")
+    page.browser.execute_cdp_cmd("Network.enable", {})
+    slow = {"offline": False, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 1500})
+    try:
+        page.run("document.querySelector('main .table .scroll').focus()")
+        page.browser.switch_to.active_element.send_keys("6")
+        page.wait("return document.querySelectorAll('main .bone').length > 2")
+        assert page.title() == "Memory"
+        assert focused(page) == "Memory"
+        page.settle()
+        assert page.run("return document.querySelectorAll('main .bone').length") == 0
+        assert focused(page) == "Memory"
+    finally:
+        page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 0})
+
+
+WIDTH = "return document.querySelector('main').getBoundingClientRect().width / window.innerWidth"
+
+
+def test_the_empty_state_has_the_whole_width(browser, tmp_path):
+    with tensorboard(tmp_path) as server:
+        page = Page(browser, server).open()
+        assert page.run(WIDTH) > 0.95
+        assert "There is no profile in this log directory yet." in page.text()
+        sentences = page.run("return [...document.querySelectorAll('main p')].map(p => p.textContent)")
+        assert all(sentence.endswith(".") for sentence in sentences), sentences
+        browser.switch_to.default_content()
+
+
+def test_a_load_error_has_the_whole_width(page):
+    blocked = "Network.setBlockedURLs"
+    page.browser.execute_cdp_cmd("Network.enable", {})
+    page.browser.execute_cdp_cmd(blocked, {"urls": ["*/profiles*"]})
+    try:
+        page.open()
+        assert page.text() == "Model Profile\n\nTensorBoard does not answer. Is it still running?"
+        assert page.run(WIDTH) > 0.95
+    finally:
+        page.browser.execute_cdp_cmd(blocked, {"urls": []})
+        said(page.browser)  # the browser notes a request that fails by itself
