@@ -21,6 +21,7 @@ from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.details import WORDS
+from lightning_modelprof.report.timeline.idle_slices import IDLE_WORDS
 from lightning_modelprof.report.timeline.lanes import find_depths
 from lightning_modelprof.report.timeline.timeline import MOST_POINTS, thin, timeline_of
 from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
@@ -72,8 +73,12 @@ def slices(found):
 
 
 def by_name(found, column):
-    """Name of each slice → its value."""
-    return {found.names[name]: value for name, value in zip(found.name.tolist(), column, strict=True)}
+    """Name of each slice but idle time → its value."""
+    return {
+        found.names[name]: value
+        for name, value in zip(found.name.tolist(), column, strict=True)
+        if found.names[name] not in IDLE_WORDS
+    }
 
 
 def depths(found):
@@ -167,8 +172,10 @@ def test_depths_against_the_oracle(spans):
 
 
 def check_layout(found, trace):
-    """Every event is one slice; slices are sorted and do not overlap in a row."""
-    assert Multiset((name, begin, size) for _, _, name, begin, size in slices(found)) == Multiset(
+    """Every event is one slice, beside idle time; slices are sorted and do not overlap in a row."""
+    is_idle = np.array([word in IDLE_WORDS for word in found.categories])[found.category]
+    every = [row[2:] for row, idle in zip(slices(found), is_idle, strict=True) if not idle]
+    assert Multiset(every) == Multiset(
         zip(
             (trace.names[index] for index in trace.name.tolist()),
             trace.begin_ns.tolist(),
@@ -250,15 +257,15 @@ def test_lanes_in_reading_order():
         event("user_annotation", "ProfilerStep#1", 0, 1, tid=11),
     )
     assert [(lane.group, lane.label, lane.is_device) for lane in found.lanes] == [
+        ("GPU 2", "GPU 2 stream 7", True),
+        ("GPU 2", "GPU 2 stream 20", True),
+        ("GPU 2", "GPU 2 without a stream", True),
+        ("GPU 10", "GPU 10 stream 20", True),
         ("host", "main thread 11", False),
         ("host", "autograd thread 12", False),
         ("host", "autograd thread 15", False),
         ("host", "thread 14 (my <b>thread)", False),
         ("host", "DataLoader's pin-memory thread 13", False),
-        ("GPU 2", "GPU 2 stream 7", True),
-        ("GPU 2", "GPU 2 stream 20", True),
-        ("GPU 2", "GPU 2 without a stream", True),
-        ("GPU 10", "GPU 10 stream 20", True),
         ("other", "PyTorch Profiler", False),
     ]
 
@@ -268,7 +275,7 @@ def test_a_process_with_the_number_of_a_device():
     found = timeline(
         event("cpu_op", "host", 0, 10, tid=1, pid=1), event("kernel", "device", 0, 20, tid=1, pid=1)
     )
-    assert [lane.label for lane in found.lanes] == ["main thread 1", "GPU 1 stream 1"]
+    assert [lane.label for lane in found.lanes] == ["GPU 1 stream 1", "main thread 1"]
     assert depths(found) == {"host": 0, "device": 0}
 
 
@@ -310,7 +317,7 @@ def test_kinds_in_plain_words():
         (n for _, n in talks), "communication"
     )
     assert kinds(found) == truth | {old_range[1]: "user range"}
-    assert set(found.categories) == set(WORDS)
+    assert set(found.categories) - set(IDLE_WORDS) == set(WORDS)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +362,7 @@ def test_details():
         "gemm": "blocks per SM: 0.5\nestimated occupancy: 0.25 of 1",
         "copy": "4,096 bytes",
     }
-    assert len(found.details) == 7
+    assert len(found.details) == 8  # that of idle time, too
 
 
 def test_launches_are_positions_of_slices():
@@ -536,7 +543,8 @@ def test_real_traces(name):
     check_launches(found, trace)
     check_counters(found, facts)
     assert (found.launch >= 0).sum() > 0.9 * len(trace.device)
-    assert found.lanes[0].label.startswith("main thread")
+    assert found.lanes[0].is_device
+    assert next(lane for lane in found.lanes if not lane.is_device).label.startswith("main thread")
     assert found.depth.max() < 20
     assert_same(unpack_timeline(pack_timeline(found)), found)
     check_timeline(pack_timeline(found))
@@ -764,9 +772,11 @@ def test_the_shortest_slices_are_left_out_next(share):
 
 
 def test_what_cannot_be_made_smaller_loses_all_slices_and_says_so():
-    found = unpack_timeline(pack_timeline(large(), 1))
+    whole = large()
+    found = unpack_timeline(pack_timeline(whole, 1))
     assert len(found) == 0
-    assert any("Left out: 1,201 of 1,201 slices" in note for note in found.notes)
+    rest = f"{len(whole) - 400:,}"  # without the Python functions
+    assert any(f"Left out: {rest} of {rest} slices" in note for note in found.notes)
     assert found.steps
 
 

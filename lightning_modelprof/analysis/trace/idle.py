@@ -18,7 +18,7 @@ from lightning_modelprof.analysis.timeline.intervals import (
     subtract,
     union,
 )
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, rows_named, tally, tally_by
+from lightning_modelprof.analysis.timeline.tally import Tally, add_up, rows_named, sum_by, tally, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch
 from lightning_modelprof.record import Record
@@ -30,14 +30,19 @@ Source: HolisticTraceAnalysis, ``breakdown_analysis.py``, ``consecutive_kernel_d
 """
 
 _HOST_WAIT, _KERNEL_GAP, _OTHER = range(3)
+
+CAUSES: Final = ("data loading", "host", "kernel gap", "other stream", "communication", "unknown")
+"""Why a device is idle in a piece of its idle time; see :class:`IdleTime`."""
+
+_DATA_LOADING, _HOST, _GAP, _OTHER_STREAM, _COMMUNICATION, _UNKNOWN = range(len(CAUSES))
 _NEVER: Final = np.iinfo(np.int64).max
 
 
 class CoveredIdle(Record, frozen=True, kw_only=True):
     """The same in the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`), in nanoseconds.
 
-    ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. Before the device's
-    first event and after its last one it is idle for another cause.
+    ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. They are what the
+    pieces of :func:`find_idle` add up to.
     """
 
     total_ns: int
@@ -124,6 +129,7 @@ class Gaps(Record, frozen=True, kw_only=True, eq=False):
         span_ns: from the begin of the first event to the end of the last.
         launch_ns: begin of the launch of the event that ends each gap, -1 where it is not known, shape (k,).
         launcher: row of that launch, -1 where it is not known, shape (k,).
+        ending: place of that event among the device events, shape (k,).
         is_host_wait: whether it was launched after the gap began, shape (k,).
     """
 
@@ -131,6 +137,7 @@ class Gaps(Record, frozen=True, kw_only=True, eq=False):
     span_ns: int
     launch_ns: NDArray[np.int64]
     launcher: NDArray[np.int64]
+    ending: NDArray[np.int64]
     is_host_wait: NDArray[np.bool_]
 
 
@@ -143,12 +150,13 @@ def find_gaps(timeline: Timeline, device: int) -> Gaps:
     span = np.array([[begin_ns.min(), end_ns.max()]], np.int64)
     gaps = subtract(span[span[:, 0] < span[:, 1]], busy_time(timeline, device))
     ending = members[_first_launched(gaps[:, 1], begin_ns, launch.begin_ns[members])]
-    launch_ns = launch.begin_ns[ending]
+    launch_ns, launcher = _launch_of(timeline, ending)
     return Gaps(
         intervals=gaps,
         span_ns=int(end_ns.max() - begin_ns.min()),
         launch_ns=launch_ns,
-        launcher=np.where(launch.runtime[ending] >= 0, launch.runtime[ending], launch.operator[ending]),
+        launcher=launcher,
+        ending=ending,
         is_host_wait=launch_ns > gaps[:, 0],
     )
 
@@ -181,35 +189,144 @@ def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> D
         kernel_gap=kernel_gap,
         other=other,
         num_unknown=int((launch_ns < 0).sum()),
-        covered=_in_covered_time(timeline, device, found, cause, fetches),
+        covered=_in_covered_time(timeline, device, fetches),
     )
 
 
-def _in_covered_time(
-    timeline: Timeline, device: int, found: Gaps, cause: NDArray[np.int64], fetches: NDArray[np.int64]
-) -> CoveredIdle:
-    """What of the gaps lies in the covered time.
-
-    Args:
-        timeline: the trace.
-        device: whose gaps they are.
-        found: k gaps.
-        cause: of each, shape (k,).
-        fetches: rows of the waits for batches.
-    """
+def _in_covered_time(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> CoveredIdle:
+    """What of the idle time of a device lies in the covered time."""
     covered = covered_time(timeline)
-    intervals = found.intervals[:0] if covered is None else covered.intervals
-    pieces = intersect(found.intervals, intervals)
-    gap = locate(pieces[:, 0], found.intervals)
-    late = cause[gap] == _HOST_WAIT
-    tracks = timeline.trace.track[found.launcher[gap[late]]]
-    piece_ns = pieces[:, 1] - pieces[:, 0]
+    idle = find_idle(timeline, device, fetches)
+    intervals = idle.intervals[:0] if covered is None else covered.intervals
+    pieces = intersect(idle.intervals, intervals)
+    cause = idle.cause[locate(pieces[:, 0], idle.intervals)]
+    by_cause = sum_by(cause, pieces[:, 1] - pieces[:, 0], len(CAUSES)).tolist()
     return CoveredIdle(
         total_ns=length(intervals),
         busy_ns=busy_ns(timeline, device, intervals),
-        host_wait_ns=int(piece_ns[late].sum()),
-        dataloader_ns=int(fetch_time(timeline, pieces[late], tracks, fetches).sum()),
-        kernel_gap_ns=int(piece_ns[cause[gap] == _KERNEL_GAP].sum()),
+        host_wait_ns=by_cause[_DATA_LOADING] + by_cause[_HOST],
+        dataloader_ns=by_cause[_DATA_LOADING],
+        kernel_gap_ns=by_cause[_GAP],
+    )
+
+
+class IdleTime(Record, frozen=True, kw_only=True, eq=False):
+    """All idle time of one device in k pieces, each of one cause, in order.
+
+    It is the gaps, and of the covered time what lies before the device's first event (told from that event,
+    as a gap is) and after its last one.
+
+    - data loading: nothing was queued, and the thread that launched the next work waited for its next batch.
+    - host: nothing was queued, and that thread did something else.
+    - kernel gap: work was queued, and the gap is shorter than 30 microseconds.
+    - other stream: work was queued for longer, and what ran before it ran on another stream.
+    - communication: the same where what ran before, or what was queued, is communication.
+    - unknown: work was queued on the same stream, its launch is not known, or nothing came after.
+
+    Attributes:
+        intervals: an interval set of k rows.
+        cause: of each, a place in ``CAUSES``, shape (k,).
+        launcher: row of what launched the work that ended it, -1 where it is not known, shape (k,).
+    """
+
+    intervals: Intervals
+    cause: NDArray[np.int64]
+    launcher: NDArray[np.int64]
+
+
+def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64] | None = None) -> IdleTime:
+    """The idle time of one device, which has events, by cause.
+
+    Args:
+        timeline: the trace.
+        device: number of the device.
+        fetches: rows of the waits for batches, if they are at hand.
+    """
+    fetches = find_fetches(timeline) if fetches is None else fetches
+    found = find_gaps(timeline, device)
+    gap_ns = found.intervals[:, 1] - found.intervals[:, 0]
+    is_queued = (found.launch_ns >= 0) & ~found.is_host_wait
+    cause = np.where(is_queued, _cause_of_queued(timeline, device, found), _UNKNOWN)
+    cause[is_queued & (gap_ns < KERNEL_GAP_NS)] = _GAP
+    cause[found.is_host_wait] = _HOST
+    before, after, first = _around_events(timeline, device)
+    launch_ns, launcher = _launch_of(timeline, np.full(len(before), first))
+    whole = (
+        np.concatenate((before, found.intervals, after)),
+        np.concatenate(
+            (np.where(launch_ns > before[:, 0], _HOST, _UNKNOWN), cause, np.full(len(after), _UNKNOWN))
+        ),
+        np.concatenate((launcher, found.launcher, np.full(len(after), -1))),
+    )
+    return _with_fetches(timeline, *whole, fetches)
+
+
+def _cause_of_queued(timeline: Timeline, device: int, found: Gaps) -> NDArray[np.int64]:
+    """Why work that was queued in time waited, told from what ran before it, shape (k,)."""
+    trace = timeline.trace
+    members = np.flatnonzero(trace.device.device == device)
+    work = trace.device.event[members]
+    members = members[np.argsort(trace.end_ns[work], kind="stable")]
+    ends_ns = trace.end_ns[trace.device.event[members]]
+    before = members[np.searchsorted(ends_ns, found.intervals[:, 0], side="right") - 1]
+    talks = timeline.is_communication[trace.device.event]
+    is_same = trace.device.stream[before] == trace.device.stream[found.ending]
+    cause = np.where(is_same, _UNKNOWN, _OTHER_STREAM)
+    cause[(talks[before] | talks[found.ending]) & ~is_same] = _COMMUNICATION
+    return cause
+
+
+def _around_events(timeline: Timeline, device: int) -> tuple[Intervals, Intervals, int]:
+    """The covered time before and after a device's events, and the place of the one that is first."""
+    trace = timeline.trace
+    covered = covered_time(timeline)
+    members = np.flatnonzero(trace.device.device == device)
+    work = trace.device.event[members]
+    begin_ns = trace.begin_ns[work]
+    first_ns, last_ns = begin_ns.min(), trace.end_ns[work].max()
+    intervals = np.zeros((0, 2), np.int64) if covered is None else covered.intervals
+    first = members[_first_launched(np.array([first_ns]), begin_ns, timeline.launch.begin_ns[members])]
+    before = intersect(intervals, np.array([[-_NEVER, first_ns]], np.int64))
+    return before, intersect(intervals, np.array([[last_ns, _NEVER]], np.int64)), int(first[0])
+
+
+def _launch_of(
+    timeline: Timeline, ending: NDArray[np.int64] | NDArray[np.intp]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Begin and row of the launch of some device events, -1 where it is not known."""
+    launch = timeline.launch
+    launcher = np.where(launch.runtime[ending] >= 0, launch.runtime[ending], launch.operator[ending])
+    return launch.begin_ns[ending], launcher
+
+
+def _with_fetches(
+    timeline: Timeline,
+    intervals: Intervals,
+    cause: NDArray[np.int64],
+    launcher: NDArray[np.int64],
+    fetches: NDArray[np.int64],
+) -> IdleTime:
+    """The pieces, with the waits for batches on the launching thread cut out of those of the host."""
+    trace = timeline.trace
+    late = np.flatnonzero(cause == _HOST)
+    track = trace.track[launcher[late]]
+    others = cause != _HOST
+    pieces, causes, launchers = [intervals[others]], [cause[others]], [launcher[others]]
+    for thread in different(track).tolist():
+        on_thread = fetches[trace.track[fetches] == thread]
+        mine = intervals[late[track == thread]]
+        own = launcher[late[track == thread]]
+        fetching = union(trace.begin_ns[on_thread], trace.end_ns[on_thread])
+        for part, why in ((intersect(mine, fetching), _DATA_LOADING), (subtract(mine, fetching), _HOST)):
+            pieces.append(part)
+            causes.append(np.full(len(part), why))
+            launchers.append(own[locate(part[:, 0], mine)])
+    every = np.concatenate(pieces)
+    order = np.argsort(every[:, 0], kind="stable")
+    return IdleTime(
+        intervals=every[order],
+        cause=np.concatenate(causes)[order],
+        launcher=np.concatenate(launchers)[order],
     )
 
 

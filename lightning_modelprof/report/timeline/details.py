@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.timeline.names import is_collective_call, is_m
 from lightning_modelprof.analysis.timeline.tally import distinct
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch
+from lightning_modelprof.report.timeline.idle_slices import STACK_HEADING
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category, Collective, InputShapes, Trace
 
@@ -84,7 +85,7 @@ def _shapes_text(shapes: InputShapes) -> str:
 
 
 def _stack_text(stack: str) -> str:
-    return "\n".join(("call stack, innermost first:", *_frames(stack))) if stack else ""
+    return "\n".join((STACK_HEADING, *_frames(stack))) if stack else ""
 
 
 def _frames(stack: str) -> Sequence[str]:

@@ -24,7 +24,7 @@ OTHER_GROUP: Final = "other"
 """Of what is neither a host thread nor a stream, such as the profiler's own span."""
 
 
-_HOST, _DEVICE, _OTHER = range(3)
+_DEVICE, _HOST, _OTHER = range(3)
 
 
 _NUM_SIDES: Final = 3
@@ -63,8 +63,8 @@ class _Place(Record, frozen=True):
 def find_lanes(shared: TraceTimeline) -> tuple[tuple[Lane, ...], NDArray[np.int64]]:
     """The lanes in reading order, and the lane of each event.
 
-    The thread of the steps is first, then the other threads of the host by the time in which anything is
-    open on them, then streams by device and number, then what is neither.
+    Streams are first, by device and number, then the thread of the steps, then the other threads of the host
+    by the time in which anything is open on them, then what is neither.
 
     Returns:
         The lanes, and shape (n,): position of each event's lane.

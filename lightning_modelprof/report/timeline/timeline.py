@@ -17,6 +17,7 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.details import find_details, find_kinds
+from lightning_modelprof.report.timeline.idle_slices import find_idle_slices, with_texts
 from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label, find_depths, find_lanes
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
@@ -24,7 +25,7 @@ from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 def timeline_of(
     trace: Trace, facts: TraceFacts | None = None, shared: Timeline | None = None
 ) -> DrawnTimeline:
-    """Every event of the trace as a slice, with its exact begin, duration and name.
+    """Every event of the trace as a slice, with its exact begin, duration and name, and the idle time.
 
     Args:
         trace: what was recorded.
@@ -32,12 +33,20 @@ def timeline_of(
         shared: what all facts of the trace share; it is derived anew if it is not given.
     """
     shared = build_timeline(trace) if shared is None else shared
-    lanes, lane = find_lanes(shared)
-    depth = find_depths(trace.begin_ns, trace.end_ns, lane)
+    lanes, lane_of_event = find_lanes(shared)
+    idle = find_idle_slices(shared, lanes, lane_of_event)
+    begin_ns = np.concatenate((trace.begin_ns, idle.intervals[:, 0]))
+    end_ns = np.concatenate((trace.end_ns, idle.intervals[:, 1]))
+    lane = np.concatenate((lane_of_event, idle.lane))
+    in_time = np.lexsort((-end_ns, begin_ns)) if len(idle.lane) else np.arange(len(trace))
+    depth = np.empty(len(lane), np.int64)
+    depth[in_time] = find_depths(begin_ns[in_time], end_ns[in_time], lane[in_time])
     rows_per_lane = int(depth.max(initial=0)) + 1
-    order = stable_order(lane * rows_per_lane + depth)  # the trace is in order of time
-    categories, category = find_kinds(shared)
-    details, detail = find_details(trace)
+    order = in_time[stable_order((lane * rows_per_lane + depth)[in_time])]
+    kinds, kind = find_kinds(shared)
+    categories, category = with_texts(kinds, kind, idle.kinds, idle.kind)
+    names, name = with_texts(trace.names, trace.name.astype(np.int64), idle.kinds, idle.kind)
+    details, detail = with_texts(*find_details(trace), idle.details, idle.detail)
     memory = summarize_memory(shared) if facts is None else facts.memory
     counters, counter_notes = find_counters(trace, memory, lanes)
     steps, step_notes = _steps(shared)
@@ -49,15 +58,15 @@ def timeline_of(
         begin_ns=min([int(trace.begin_ns.min(initial=0)), *first_ns]),
         end_ns=max([int(trace.end_ns.max(initial=0)), *last_ns]),
         lanes=lanes,
-        names=trace.names,
+        names=names,
         categories=categories,
         details=details,
         steps=steps,
         lane=lane[order],
         depth=depth[order],
-        slice_begin_ns=trace.begin_ns[order],
-        slice_duration_ns=trace.duration_ns[order],
-        name=trace.name[order].astype(np.int64),
+        slice_begin_ns=begin_ns[order],
+        slice_duration_ns=(end_ns - begin_ns)[order],
+        name=name[order],
         category=category[order],
         detail=detail[order],
         launch=_launches(shared, order),
@@ -71,7 +80,7 @@ def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:
 
     Args:
         shared: n events.
-        order: row of each slice in the trace, shape (n,).
+        order: row of each slice in the trace, from n on of idle time, which nothing launched, shape (k,).
     """
     position = np.empty(len(order) + 1, np.int64)
     position[order] = np.arange(len(order))
@@ -112,17 +121,17 @@ _FULL: Final = 1 << 40
 def find_counters(
     trace: Trace, memory: Memory | Absent, lanes: Sequence[Lane]
 ) -> tuple[tuple[Counter, ...], tuple[str, ...]]:
-    """The counters of the host and of each device, and notes on them.
+    """The counters of each device and of the host, and notes on them.
 
     Args:
         trace: what was recorded.
         memory: the Memory Summary's facts of the same trace.
-        lanes: the counters come in the order of their groups, the host's first.
+        lanes: the counters come in the order of their groups.
     """
     counters = [*_work_counters(trace)]
     if isinstance(memory, Memory):
         counters += _memory_counters(trace, memory)
-    groups = list(dict.fromkeys((HOST_GROUP, *(lane.group for lane in lanes))))
+    groups = list(dict.fromkeys(lane.group for lane in lanes))
     counters.sort(key=lambda one: groups.index(one.group) if one.group in groups else len(groups))
     thinned = [thin(counter) for counter in counters]
     notes = [

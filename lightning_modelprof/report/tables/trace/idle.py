@@ -26,8 +26,8 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "In the steps",
         help=(
-            "the same in the time of Device Summary, whose Busy it has; before the first and after the"
-            " last event is Other there."
+            "the same in the time of Device Summary, whose Busy it has; also before the device's first event,"
+            " told from that one, and after its last, which is Other."
         ),
     ),
     Column(
@@ -78,8 +78,8 @@ _CAUSES: Final = (
 _NOTES: Final = (
     "Busy and Idle sum to the time from the device's first event to the end of its last one, of which Ratio"
     " is the share. Idle is the time without an event on any stream.",
-    "In the steps is the same in the time that Device Summary covers, so Busy has one ratio in both. What is"
-    " before the device's first event or after its last one is Other there.",
+    "In the steps is the same in the time that Device Summary covers, so Busy has one ratio in both. There,"
+    " idle time before the device's first event is told from that event, and after its last one is Other.",
     "A gap has one cause, told from the event that ends it. Host wait: it was launched after the gap began,"
     " so nothing was queued. Kernel gap: it was launched before, and the gap is shorter than 30 us. Other: it"
     " was launched before, and yet it waited for another stream, an event or a copy.",

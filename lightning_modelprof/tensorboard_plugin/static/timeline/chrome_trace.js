@@ -92,6 +92,7 @@ function* sliceEvents(slices, pidOf) {
     const place = `"pid":${pidOf(slices.lanes[lane])},"tid":${lane + 1}`;
     const categories = slices.categories.map((category) => JSON.stringify(kinetoOf(category, isDevice)));
     for (let index = first; index < last; index += 1) {
+      if (slices.isIdle[slices.category[index]]) continue; // no event of the trace
       const launch = isLaunch[index] ? index : slices.launch[index];
       const detail = slices.detail[index];
       const id = launch >= 0 ? `"correlation":${launch + 1}` : "";

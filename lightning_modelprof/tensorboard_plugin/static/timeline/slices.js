@@ -10,6 +10,8 @@ import { firstAbove, firstFrom } from "../sorted.js";
 /** @typedef {{label: string, group: string, unit: string, times: Float64Array, values: Float64Array, highest: RangeMax, least: number, most: number}} Counter `least`, `most`: of its values and 0 */
 /** @typedef {{number: number, begin: number, end: number}} Step */
 
+const IDLE = "idle: "; // what the categories of a device's idle time begin with
+
 export class Slices {
   /** @param {import("../columns.js").Unpacked} unpacked */
   constructor({ meta, columns }) {
@@ -30,6 +32,7 @@ export class Slices {
     this.names = meta.names;
     /** @type {string[]} */
     this.categories = meta.categories;
+    this.isIdle = this.categories.map((category) => category.startsWith(IDLE)); // by category
     /** @type {string[]} */
     this.details = meta.details;
     this.traceBegin = /** @type {number} */ (meta.begin_ns);

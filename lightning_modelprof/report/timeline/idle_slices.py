@@ -1,0 +1,202 @@
+"""The idle time of devices as slices: in which lane they stand, and what the host did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at
+from lightning_modelprof.analysis.timeline.intervals import different
+from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.idle import CAUSES, find_fetches, find_idle
+from lightning_modelprof.analysis.trace.operator_costs import is_user_frame
+from lightning_modelprof.record import Record
+from lightning_modelprof.report.profile import Lane
+from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
+from lightning_modelprof.trace.model import Category
+
+IDLE_PREFIX: Final = "idle: "
+"""Of the kinds of idle time; the rest is its cause."""
+
+IDLE_WORDS: Final = tuple(IDLE_PREFIX + cause for cause in CAUSES)
+"""All kinds of idle time, which are the names of its slices, too."""
+
+STACK_HEADING: Final = "call stack, innermost first:"
+"""The line of a detail that a call stack follows, one frame a line."""
+
+_WHY: Final = (
+    "nothing was queued: the thread that launched the next work waited for its next batch",
+    "nothing was queued: the host launched the next work late",
+    "the next work was queued, and began less than 30 us after the work before it",
+    "the next work was queued; what ran before it ran on another stream",
+    "the next work was queued; it, or what ran before it, is communication",
+    "why is not recorded: the next work was queued on the same stream, its launch is not known, or none came",
+)
+"""In the order of ``CAUSES``."""
+
+_NUM_MOMENTS: Final = 9
+_FEWEST_NS: Final = 5_000
+"""What the host did is told of idle time that is at least this long."""
+
+
+class IdleSlices(Record, frozen=True, kw_only=True, eq=False):
+    """The idle time of all devices, k slices.
+
+    That of a device stands in the lane of the stream that is busy longest, and only there.
+
+    Attributes:
+        intervals: begin and end of each, shape (k, 2).
+        lane: int64, shape (k,): position in the timeline's lanes.
+        kinds: those that occur.
+        kind: int64, shape (k,): position in ``kinds``.
+        details: distinct texts.
+        detail: int64, shape (k,): position in ``details``.
+    """
+
+    intervals: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    kinds: tuple[str, ...]
+    kind: NDArray[np.int64]
+    details: tuple[str, ...]
+    detail: NDArray[np.int64]
+
+
+def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDArray[np.int64]) -> IdleSlices:
+    """The idle time of each device as slices in one of its lanes.
+
+    Args:
+        shared: n events.
+        lanes: of the timeline.
+        lane_of_event: position of each event's lane, shape (n,).
+    """
+    trace = shared.trace
+    fetches = find_fetches(shared)
+    intervals, lane, cause = [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    track = [np.zeros(0, np.int64)]
+    main = -1 if shared.steps is None else shared.steps.track
+    for device in different(trace.device.device).tolist():
+        idle = find_idle(shared, device, fetches)
+        rows = trace.device.event[trace.device.device == device]
+        busy_ns = sum_by(lane_of_event[rows], trace.duration_ns[rows], len(lanes))
+        intervals.append(idle.intervals)
+        lane.append(
+            np.full(len(idle.cause), int(busy_ns.argmax()) if busy_ns.any() else lane_of_event[rows[0]])
+        )
+        cause.append(idle.cause)
+        track.append(np.where(idle.launcher >= 0, trace.track[idle.launcher], main))
+    every, why = np.concatenate(intervals), np.concatenate(cause)
+    thread = np.where(why == CAUSES.index("kernel gap"), -1, np.concatenate(track))
+    texts, detail = _details(shared, every, why, thread, _threads(shared, lanes, lane_of_event))
+    used = different(why)
+    return IdleSlices(
+        intervals=every,
+        lane=np.concatenate(lane),
+        kinds=tuple(IDLE_WORDS[index] for index in used.tolist()),
+        kind=np.searchsorted(used, why),
+        details=texts,
+        detail=detail,
+    )
+
+
+def _threads(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDArray[np.int64]) -> dict[int, str]:
+    """The label of each host thread's lane."""
+    trace = shared.trace
+    on_host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
+    lane_of_track = np.full(len(trace.tracks), -1, np.int64)
+    lane_of_track[trace.track[on_host]] = lane_of_event[on_host]
+    return {track: lanes[lane].label for track, lane in enumerate(lane_of_track.tolist()) if lane >= 0}
+
+
+def with_texts(
+    texts: tuple[str, ...], place: NDArray[np.int64], more: tuple[str, ...], more_place: NDArray[np.int64]
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The column of a timeline's texts, and behind it another one; a text of both has one position."""
+    position = {text: index for index, text in enumerate(texts)}
+    added = [text for text in dict.fromkeys(more) if text not in position]
+    position |= {text: len(texts) + index for index, text in enumerate(added)}
+    new_place = np.array([position[text] for text in more], np.int64)[more_place]
+    return (*texts, *added), np.concatenate((place, new_place))
+
+
+def _details(
+    shared: Timeline,
+    intervals: NDArray[np.int64],
+    cause: NDArray[np.int64],
+    track: NDArray[np.int64],
+    threads: dict[int, str],
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """What is known of each piece of idle time: why, and what the launching thread did meanwhile."""
+    open_at = _mostly_open(shared, intervals, track)
+    known: dict[tuple[int, int], int] = {}
+    texts: dict[str, int] = {}
+    place = []
+    for why, row in zip(cause.tolist(), open_at.tolist(), strict=True):
+        number = known.get((why, row))
+        if number is None:
+            lines = [f"idle: {_WHY[why]}"]
+            if row >= 0:
+                lines += _host_lines(shared, row, threads[int(shared.trace.track[row])])
+            number = known[why, row] = texts.setdefault("\n".join(lines), len(texts))
+        place.append(number)
+    return tuple(texts), np.array(place, np.int64)
+
+
+def _mostly_open(
+    shared: Timeline, intervals: NDArray[np.int64], track: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Row of what was innermost on the thread at most of some moments of each piece, -1 for nothing.
+
+    Of Python functions where the thread has any, else of operators and ranges but steps. Pieces that are
+    shorter than 5 us, or of which the thread is not known, have none.
+    """
+    trace = shared.trace
+    found = np.full(len(intervals), -1, np.int64)
+    chosen = np.flatnonzero((intervals[:, 1] - intervals[:, 0] >= _FEWEST_NS) & (track >= 0))
+    if not len(chosen):
+        return found
+    is_python = trace.category == Category.PYTHON_FUNCTION
+    has_python = np.zeros(len(trace.tracks), np.bool_)
+    has_python[trace.track[is_python]] = True
+    is_step = shared.is_step_range | trace.is_named(lambda name: name.startswith(STEP_RANGE_PREFIX))
+    wanted = is_python | ((shared.is_operator | shared.is_annotation) & ~is_step & ~has_python[trace.track])
+    begin_ns, length_ns = intervals[chosen, 0], intervals[chosen, 1] - intervals[chosen, 0]
+    parts = np.arange(1, 2 * _NUM_MOMENTS, 2)
+    moments = begin_ns[:, None] + length_ns[:, None] * parts // (2 * _NUM_MOMENTS)
+    rows = innermost_at(
+        shared, np.repeat(track[chosen], _NUM_MOMENTS), moments.reshape(-1), wanted, clipped_ends(shared)
+    ).reshape(-1, _NUM_MOMENTS)
+    name = np.where(rows >= 0, trace.name[rows].astype(np.int64), -1)
+    same = (name[:, :, None] == name[:, None, :]).sum(axis=2) * (name >= 0)
+    found[chosen] = rows[np.arange(len(rows)), same.argmax(axis=1)]
+    return found
+
+
+def _host_lines(shared: Timeline, row: int, thread: str) -> list[str]:
+    """What the host did, its line, and the frames around it."""
+    trace = shared.trace
+    around: list[int] = []
+    while row >= 0:
+        around.append(row)
+        row = int(shared.parent[row])
+    named = [trace.name_of(one) for one in around]
+    ranges = [
+        name
+        for name, one in zip(named[1:], around[1:], strict=True)
+        if shared.is_annotation[one]
+        and not shared.is_step_range[one]
+        and not name.startswith(STEP_RANGE_PREFIX)
+    ]
+    lines = [f"meanwhile on {thread}: {named[0]}" + (f", in {ranges[0]}" if ranges else "")]
+    frames = [
+        name
+        for name, one in zip(named, around, strict=True)
+        if trace.category[one] == Category.PYTHON_FUNCTION
+    ]
+    line = next(filter(is_user_frame, frames), None)
+    if line is not None and line != named[0]:
+        lines.append(f"called from: {line}")
+    return [*lines, STACK_HEADING, *frames] if frames else lines

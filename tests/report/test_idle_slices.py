@@ -1,0 +1,189 @@
+"""Idle time of devices in the timeline: hand-made gaps, and the sums of the Idle Summary on real traces."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from lightning_modelprof.analysis.timeline.calls import covered_time
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.idle import summarize_idle
+from lightning_modelprof.report.timeline.idle_slices import IDLE_WORDS
+from lightning_modelprof.report.timeline.timeline import timeline_of
+from tests.support.random_traces import RandomTrace
+from tests.support.traces import FOLDER, event, load, make_trace
+
+US = 1000
+FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+REAL = sorted(path.name.removesuffix(".pt.trace.json.gz") for path in FOLDER.glob("*.pt.trace.json.gz"))
+
+
+def launch(begin, correlation, tid=1):
+    return event("cuda_runtime", "cudaLaunchKernel", begin, begin + 1, tid, correlation=correlation)
+
+
+def work(begin, end, correlation, *, stream=7, device=0, name="k"):
+    return event(
+        "kernel", name, begin, end, stream, device, device=device, stream=stream, correlation=correlation
+    )
+
+
+def idle_of(trace):
+    """Of each idle slice: label of its lane, kind, begin and end in microseconds, lines of its detail."""
+    found = timeline_of(trace)
+    result = []
+    for index in np.flatnonzero(np.isin(np.array(found.categories)[found.category], IDLE_WORDS)).tolist():
+        kind = found.categories[found.category[index]]
+        assert found.names[found.name[index]] == kind
+        begin = int(found.slice_begin_ns[index])
+        end = begin + int(found.slice_duration_ns[index])
+        lines = found.details[found.detail[index]].split("\n")
+        label = found.lanes[found.lane[index]].label
+        result.append((label, kind.removeprefix("idle: "), begin / US, end / US, lines))
+    return sorted(result, key=lambda one: one[2])
+
+
+def without_details(idle):
+    return [one[:4] for one in idle]
+
+
+def test_each_cause():
+    """A step [0, 500): the fetch [0, 60) lets the device wait until 70, and the host until 100."""
+    trace = make_trace(
+        [
+            event("user_annotation", "ProfilerStep#3", 0, 500),
+            event("user_annotation", FETCH, 0, 60),
+            launch(95, 1),
+            work(100, 150, 1),
+            launch(110, 2),
+            work(155, 200, 2),  # launched before 150: a kernel gap of 5
+            launch(120, 3),
+            work(240, 250, 3, stream=9),  # 40 after stream 7 ended: handed over
+            launch(125, 4),
+            work(290, 300, 4, stream=20, name="ncclDevKernel_AllReduce"),
+            launch(130, 5),
+            work(340, 350, 5),  # after communication on another stream
+            launch(135, 6),
+            work(390, 400, 6),  # on the same stream: nothing says why
+            event("cpu_op", "aten::item", 420, 460),
+            launch(450, 7),
+            work(470, 490, 7),
+        ]
+    )
+    lane = "GPU 0 stream 7"  # busy for 125 of 145
+    assert without_details(idle_of(trace)) == [
+        (lane, "data loading", 0, 60),
+        (lane, "host", 60, 100),
+        (lane, "kernel gap", 150, 155),
+        (lane, "other stream", 200, 240),
+        (lane, "communication", 250, 290),
+        (lane, "communication", 300, 340),
+        (lane, "unknown", 350, 390),
+        (lane, "host", 400, 470),
+        (lane, "unknown", 490, 500),
+    ]
+
+
+def test_what_the_host_did_meanwhile():
+    """Of the gap [10, 100) load.py takes most; in [110, 200) there is no Python function but an operator."""
+    frames = [
+        ("train.py(3): main", 0, 205),
+        ("torch/utils/data.py(9): next", 11, 60),
+        ("load.py(7): get", 12, 59),
+    ]
+    trace = make_trace(
+        [
+            work(0, 10, 1),
+            *(event("python_function", name, begin, end) for name, begin, end in frames),
+            event("user_annotation", "modelprof: dataloader", 9, 70),
+            event("cpu_op", "aten::to", 20, 22),
+            launch(95, 2),
+            work(100, 110, 2),
+            event("cpu_op", "aten::mm", 112, 190, tid=2),
+            event("user_annotation", "mine", 111, 195, tid=2),
+            launch(192, 3, tid=2),
+            work(200, 210, 3),
+        ]
+    )
+    (fetch, host, other) = idle_of(trace)
+    assert (fetch[1:4], host[1:4], other[1:4]) == (
+        ("data loading", 10, 70),
+        ("host", 70, 100),
+        ("host", 110, 200),
+    )
+    assert fetch[4][1:] == [
+        "meanwhile on main thread 1: load.py(7): get, in modelprof: dataloader",
+        "call stack, innermost first:",
+        "load.py(7): get",
+        "torch/utils/data.py(9): next",
+        "train.py(3): main",
+    ]
+    assert host[4][1] == "meanwhile on main thread 1: train.py(3): main"
+    assert other[4][1:] == ["meanwhile on thread 2: aten::mm, in mine"]
+
+
+def test_the_line_outside_torch_is_named():
+    trace = make_trace(
+        [
+            work(0, 10, 1),
+            event("python_function", "train.py(3): main", 0, 205),
+            event("python_function", "torch/_tensor.py(9): item", 12, 99),
+            launch(95, 2),
+            work(100, 110, 2),
+        ]
+    )
+    ((*_, lines),) = idle_of(trace)
+    assert lines[1:3] == [
+        "meanwhile on main thread 1: torch/_tensor.py(9): item",
+        "called from: train.py(3): main",
+    ]
+
+
+def sums_in(found, covered):
+    """Nanoseconds of each cause by lane, clipped to the covered time, by looking at every slice."""
+    sums = {}
+    for index in range(len(found)):
+        kind = found.categories[found.category[index]]
+        if kind in IDLE_WORDS:
+            begin = int(found.slice_begin_ns[index])
+            end = begin + int(found.slice_duration_ns[index])
+            group = found.lanes[found.lane[index]].group
+            inside = sum(max(0, min(end, until) - max(begin, since)) for since, until in covered)
+            key = (group, kind.removeprefix("idle: "))
+            sums[key] = sums.get(key, 0) + inside
+    return sums
+
+
+def check_sums(trace):
+    shared = build_timeline(trace)
+    covered = covered_time(shared)
+    if covered is None or not shared.has_device:
+        return False
+    found = timeline_of(trace, shared=shared)
+    sums = sums_in(found, covered.intervals.tolist())
+    for device in summarize_idle(shared).devices:
+        group = f"GPU {device.device}" if device.device >= 0 else "GPU of unknown number"
+
+        def of(*causes, group=group):
+            return sum(sums.get((group, cause), 0) for cause in causes)
+
+        table = device.covered
+        assert of("data loading") == table.dataloader_ns
+        assert of("host") == table.host_ns
+        assert of("kernel gap") == table.kernel_gap_ns
+        assert of("other stream", "communication", "unknown") == table.other_ns
+        assert sum(ns for (one, _), ns in sums.items() if one == group) == table.idle_ns
+        assert table.idle_ns + table.busy_ns == covered.total_ns
+    return True
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_traces_have_the_idle_time_of_the_table(name):
+    assert check_sums(load(name))
+
+
+def test_generated_traces_have_the_idle_time_of_the_table():
+    checked = [check_sums(make_trace(RandomTrace(random.Random(seed)).events)) for seed in range(60)]
+    assert sum(checked) > 40
