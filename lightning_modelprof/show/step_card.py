@@ -32,7 +32,9 @@ _DARK: Final = frozenset((COLORS[2], COLORS[4], COLORS[5], *_OF_DEVICE.values())
 """Those on which text is white."""
 
 _WIDTH: Final = 760
-_LEFT: Final = 76
+_NARROW: Final = 350
+"""Width of the card for a page that is as narrow as a phone, where the other one could not be read."""
+
 _BAR: Final = 26
 _GAP: Final = 10
 _HEAD: Final = 30
@@ -69,18 +71,27 @@ def step_card_svg(card: StepCard, *, is_alone: bool = True) -> str:
 
 
 def card_svg(report: Report) -> str:
-    """The card of a report, in the colours of the page that it is put into; ``""`` where there is none."""
+    """The card of a report, in the colours of the page that it is put into; ``""`` where there is none.
+
+    It is there twice: as it is, and of the class ``narrow`` for a narrow page. The page shows one.
+    """
     card = report.step_card
-    return "" if card is None or card.wall_ns <= 0 else step_card_svg(card, is_alone=False)
+    if card is None or card.wall_ns <= 0:
+        return ""
+    return step_card_svg(card, is_alone=False) + _Drawing(card, is_alone=False, width=_NARROW).svg()
 
 
 class _Drawing:
     """Lays the card out from top to bottom."""
 
-    def __init__(self, card: StepCard, *, is_alone: bool) -> None:
+    def __init__(self, card: StepCard, *, is_alone: bool, width: int = _WIDTH) -> None:
         self._card = card
         self._is_alone = is_alone
-        self._scale = (_WIDTH - _LEFT - 12) / card.wall_ns
+        self._width = width
+        self._is_narrow = width < _WIDTH
+        self._left = 52 if self._is_narrow else 76
+        self._idle = f"mp-idle-{width}"
+        self._scale = (width - self._left - 12) / card.wall_ns
         self._host = merge_small(card.host)
         keys = [part.key for part in self._host]
         numbers = layer_colors(keys)
@@ -95,8 +106,11 @@ class _Drawing:
         if gain >= _LEAST_GAIN:
             title += f" → {format_duration(card.better_ns)} at best"
         self._text(0, 18, title, 'font-size="16" font-weight="600"')
-        self._text(_WIDTH - 12, 18, card.step, 'text-anchor="end" opacity=".7"')
-        self._y = _HEAD
+        if self._is_narrow:
+            self._text(0, 36, card.step, 'opacity=".7"')
+        else:
+            self._text(self._width - 12, 18, card.step, 'text-anchor="end" opacity=".7"')
+        self._y = _HEAD + _LINE * self._is_narrow
         self._lane("host", self._host)
         if card.device:
             self._lane("device", card.device)
@@ -110,42 +124,43 @@ class _Drawing:
         self._legend()
         for line in self._idle_lines():
             self._pieces.append(
-                f'<rect x="{_LEFT}" y="{self._y + 3:.0f}" width="11" height="11" fill="url(#mp-idle)"/>'
+                f'<rect x="{self._left}" y="{self._y + 3:.0f}" width="11" height="11"'
+                f' fill="url(#{self._idle})"/>'
             )
-            self._text(_LEFT + 16, self._y + 13, line)
+            self._text(self._left + 16, self._y + 13, line)
             self._y += _LINE
         if card.figures:
-            figures = " · ".join(
-                f"{label} {format_amount(value, unit)}" for label, value, unit in card.figures
-            )
-            self._text(_LEFT, self._y + 13, figures, 'font-weight="600"')
-            self._y += _LINE
+            figures = [f"{label} {format_amount(value, unit)}" for label, value, unit in card.figures]
+            for line in figures if self._is_narrow else [" · ".join(figures)]:
+                self._text(self._left, self._y + 13, line, 'font-weight="600"')
+                self._y += _LINE
         return self._whole(title)
 
     def _whole(self, title: str) -> str:
         height = round(self._y + 6)
-        behind = f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>' if self._is_alone else ""
+        behind = f'<rect width="{self._width}" height="{height}" fill="#fff"/>' if self._is_alone else ""
         color = ' color="#1b1f24"' if self._is_alone else ""
         named = ' xmlns="http://www.w3.org/2000/svg"'
-        size = f' width="{_WIDTH}" height="{height}"' if self._is_alone else ""
+        size = f' width="{self._width}" height="{height}"' if self._is_alone else ""
         return (
-            f'<svg{named} class="step-card" viewBox="0 0 {_WIDTH} {height}"{size}{color} role="img"'
+            f'<svg{named} class="step-card{" narrow" * self._is_narrow}" viewBox="0 0 {self._width} {height}"'
+            f'{size}{color} role="img"'
             f' aria-label="{_escape(title)}" font-family="{_FONT}" font-size="12">'
-            '<defs><pattern id="mp-idle" width="6" height="6" patternUnits="userSpaceOnUse"'
+            f'<defs><pattern id="{self._idle}" width="6" height="6" patternUnits="userSpaceOnUse"'
             ' patternTransform="rotate(45)"><rect width="6" height="6" fill="#d55e00" fill-opacity=".12"/>'
             '<path d="M0 0V6" stroke="#d55e00" stroke-width="2.4" stroke-opacity=".7"/></pattern></defs>'
             f"{behind}{''.join(self._pieces)}</svg>\n"
         )
 
     def _lane(self, label: str, parts: Sequence[StepPart]) -> None:
-        self._text(_LEFT - 8, self._y + 17, label, 'text-anchor="end" opacity=".7"')
-        x = float(_LEFT)
+        self._text(self._left - 8, self._y + 17, label, 'text-anchor="end" opacity=".7"')
+        x = float(self._left)
         for part in parts:
             width = part.ns * self._scale
             if width <= 0:
                 continue
             color = self._colors.get(part.key, COLORS[0])
-            fill = "url(#mp-idle)" if part.is_idle else color
+            fill = f"url(#{self._idle})" if part.is_idle else color
             edge = ' stroke="#d55e00" stroke-opacity=".6" stroke-width=".8"' if part.is_idle else ""
             hint = f"{part.label} {format_duration(part.ns)}"
             if part.location is not None:
@@ -165,16 +180,18 @@ class _Drawing:
     def _axis(self) -> None:
         """A ruler below the lanes, with a tick at round times."""
         y, wall_ns = self._y - 2, self._card.wall_ns
-        step_ns = _round_step(wall_ns)
+        step_ns = _round_step(wall_ns, most=3 if self._is_narrow else 7)
         ticks = [number * step_ns for number in range(int(wall_ns / step_ns) + 1)]
-        end = _LEFT + wall_ns * self._scale
-        path = f"M{_LEFT} {y}H{end:.1f}" + "".join(f"M{_LEFT + ns * self._scale:.1f} {y}v4" for ns in ticks)
+        end = self._left + wall_ns * self._scale
+        path = f"M{self._left} {y}H{end:.1f}" + "".join(
+            f"M{self._left + ns * self._scale:.1f} {y}v4" for ns in ticks
+        )
         self._pieces.append(f'<path d="{path}" stroke="currentColor" stroke-opacity=".4" fill="none"/>')
         for ns in ticks:
             text = "0" if not ns else format_duration(ns)
             anchor = ' text-anchor="middle"' if ns else ""
             self._text(
-                _LEFT + ns * self._scale,
+                self._left + ns * self._scale,
                 y + 16,
                 text,
                 f'font-size="11" opacity=".7"{anchor}',
@@ -183,13 +200,13 @@ class _Drawing:
         self._y += 24
 
     def _legend(self) -> None:
-        x = float(_LEFT)
+        x = float(self._left)
         shown = [*self._host, *(part for part in self._card.device if not part.is_idle)]
         for part in shown:
             text = f"{part.label} {format_duration(part.ns)}"
             width = display_width(text) * _CHAR + 30
-            if x + width > _WIDTH and x > _LEFT:
-                x = float(_LEFT)
+            if x + width > self._width and x > self._left:
+                x = float(self._left)
                 self._y += _LINE
             color = self._colors.get(part.key, COLORS[0])
             self._pieces.append(
@@ -206,21 +223,21 @@ class _Drawing:
         for part in sorted(idle, key=lambda part: -part.ns):
             place = "" if part.location is None else f": {place_of(part.location)}"
             text = f"{part.label} {format_duration(part.ns)}{place}"
-            yield shorten(one_line(text), int((_WIDTH - _LEFT - 16) / _CHAR))
+            yield shorten(one_line(text), int((self._width - self._left - 16) / _CHAR))
 
     def _text(self, x: float, y: float, text: str, more: str = "", *, is_clipped: bool = False) -> None:
-        if is_clipped and x > _WIDTH - 20:
+        if is_clipped and x > self._width - 20:
             return
         fill = "" if "fill=" in more else ' fill="currentColor"'
         gap = f" {more}" if more else ""
         self._pieces.append(f'<text x="{x:.1f}" y="{y:.1f}"{fill}{gap}>{_escape(text)}</text>')
 
 
-def _round_step(wall_ns: float) -> float:
-    """A round time of which three to seven are in the step."""
+def _round_step(wall_ns: float, most: int) -> float:
+    """The shortest round time of which no more than ``most`` are in the step."""
     power = 10.0 ** (len(str(int(wall_ns))) - 1)
     return next(
-        power * factor for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wall_ns / (power * factor) <= 7
+        power * factor for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wall_ns / (power * factor) <= most
     )
 
 

@@ -3,10 +3,10 @@
     PYTHONPATH=. python -m tests.support.dashboard_looks --out pictures
     PYTHONPATH=. python -m tests.support.dashboard_looks --out pictures --only cifar --views overview trace
 
-Profiles are made on the spot: ``examples/cifar10.py``, a fit with two windows that recorded stacks and memory, a
-fit of two ranks, and the traces of a V100, an A100 and an MI250 where ``MODELPROF_TRACES`` has them. A view
-fails when the console says anything, when it is wider than the page, when text is cut and nothing shows the
-rest, or when two texts of a drawing lie on each other. ``contact_sheet.png`` has twelve of the pictures.
+Profiles are made on the spot: ``examples/cifar10.py``, a fit with two windows that recorded stacks and
+memory, a fit of two ranks, and the traces of a V100, an A100 and an MI250, if ``MODELPROF_TRACES`` has them.
+A view fails when the console says anything, it is wider than the page, text is cut and nothing shows the
+rest, or two texts of a drawing lie on each other. ``contact_sheet.png`` has twelve of the pictures.
 The whole takes about five minutes.
 """
 

@@ -39,7 +39,7 @@ _MODULES: Final = ("tables.js", "copying.js", "charts.js", "flame.js", "step_car
 SHARED_FILES: Final = ("parts.css", *_MODULES)
 """What a page that shows parts needs: styles, and modules of which ``parts.js`` calls the others."""
 
-_ONLY_BETWEEN_FILES: Final = re.compile(r"^import .*\n|^export (?=class|function)", re.MULTILINE)
+_ONLY_BETWEEN_FILES: Final = re.compile(r"^import .*\n|^export (?=class|function|async|const)", re.MULTILINE)
 
 
 def render_html(report: Report) -> bytes:
