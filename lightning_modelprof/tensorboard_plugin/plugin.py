@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorboard import plugin_util
@@ -105,11 +105,19 @@ def _send_static(request: Request) -> Any:
     return Respond(request, file.content, file.media_type)
 
 
-_STATIC: Final = Path(__file__).with_name("static")
-
-
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 """Said and not guessed: some systems take .js for plain text, which browsers refuse to run."""
+
+
+_STYLES: Final = (
+    "html/parts.css",
+    "vendor/uplot/uPlot.min.css",
+    "steps/steps.css",
+    "timeline.css",
+    "help.css",
+    "dashboard.css",
+)
+"""What ``page.css`` is made of: a rule of a later file wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +132,14 @@ class StaticFile:
 def static_files() -> dict[str, StaticFile]:
     """Name → file: those of the dashboard, and under ``html/`` those that it shares with report.html."""
     from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER  # noqa: PLC0415
+    from lightning_modelprof.tensorboard_plugin import bundle  # noqa: PLC0415
 
-    files = {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*")}
-    files |= {f"html/{name}": SHARED_FOLDER / name for name in SHARED_FILES}
+    paths = {path.relative_to(bundle.STATIC).as_posix(): path for path in bundle.STATIC.rglob("*")}
+    paths |= {f"html/{name}": SHARED_FOLDER / name for name in SHARED_FILES}
+    files = {name: path.read_bytes() for name, path in paths.items() if path.suffix in _TYPES}
+    files |= bundle.in_few_requests({name: path.read_bytes() for name, path in bundle.script_files().items()})
+    files["page.css"] = b"\n".join(files[name] for name in _STYLES)
     return {
-        name: StaticFile(path.read_bytes(), _TYPES[path.suffix])
-        for name, path in sorted(files.items())
-        if path.suffix in _TYPES
+        name: StaticFile(content, _TYPES[PurePosixPath(name).suffix])
+        for name, content in sorted(files.items())
     }

@@ -1,4 +1,4 @@
-"""What stands around the views: where the keyboard focus is, and what a reader sees where there is nothing yet."""
+"""What stands around the views: where the keyboard focus is, and what is seen where there is nothing yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.chromium import said
+from tests.support.slow_network import slow_network
 from tests.support.tensorboard_server import tensorboard
 from tests.tensorboard_plugin.test_dashboard_address import add_link, shows
 from tests.tensorboard_plugin.test_dashboard_browser import Page, logdir, page, server
@@ -66,10 +67,7 @@ def test_the_focus_goes_from_a_view_to_the_heading_of_the_next(page):
 def test_the_focus_is_kept_while_a_view_takes_long(page):
     """With latency a skeleton stands in between, which goes as well."""
     page.open(**RUN, view="operators")
-    page.browser.execute_cdp_cmd("Network.enable", {})
-    slow = {"offline": False, "downloadThroughput": -1, "uploadThroughput": -1}
-    page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 1500})
-    try:
+    with slow_network(page.browser, 1500):
         page.run("document.querySelector('main .table .scroll').focus()")
         page.browser.switch_to.active_element.send_keys("6")
         page.wait("return document.querySelectorAll('main .bone').length > 2")
@@ -78,8 +76,6 @@ def test_the_focus_is_kept_while_a_view_takes_long(page):
         page.settle()
         assert page.run("return document.querySelectorAll('main .bone').length") == 0
         assert focused(page) == "Memory"
-    finally:
-        page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 0})
 
 
 WIDTH = "return document.querySelector('main').getBoundingClientRect().width / window.innerWidth"

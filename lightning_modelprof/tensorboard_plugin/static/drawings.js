@@ -4,16 +4,14 @@ import { unpackColumns } from "./columns.js";
 import { make } from "./dom.js";
 import { parseLink } from "./link.js";
 import { askColumns } from "./server.js";
-import { mountSteps } from "./steps/steps.js";
-import { mountTimeline } from "./timeline/view.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {{destroy: () => void}} Drawing */
 /** @typedef {{tag: string, kind: string, rank: number | null}} Columns */
 
 const DRAWINGS = {
-  steps: { mount: mountSteps, name: "at_steps" },
-  timeline: { mount: mountTimeline, name: "at_time" },
+  steps: { load: async () => (await import("./steps/steps.js")).mountSteps, name: "at_steps" },
+  timeline: { load: async () => (await import("./timeline/view.js")).mountTimeline, name: "at_time" },
 };
 
 /**
@@ -27,15 +25,15 @@ const DRAWINGS = {
  * @returns {Promise<Drawing | null>}
  */
 export async function draw(container, columns, words, choice, remember, isWanted) {
-  const { mount, name } = DRAWINGS[/** @type {"steps" | "timeline"} */ (columns.kind)];
+  const { load, name } = DRAWINGS[/** @type {"steps" | "timeline"} */ (columns.kind)];
   container.append(make("p", { class: "waiting", role: "status" }, "Loading…"));
-  const packed = await askColumns({
+  const packed = askColumns({
     run: choice.run,
     tag: columns.tag,
     kind: columns.kind,
     rank: columns.rank === null ? "" : String(columns.rank),
   });
-  const unpacked = await unpackColumns(packed);
+  const [mount, unpacked] = await Promise.all([load(), packed.then(unpackColumns)]);
   if (!isWanted()) return null;
   container.replaceChildren();
   return mount(container, unpacked, {

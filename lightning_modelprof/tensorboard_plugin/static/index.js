@@ -11,8 +11,6 @@ import { COMPARE, skeleton, ViewPage } from "./views.js";
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */
 
-const STYLES = ["html/parts.css", "vendor/uplot/uPlot.min.css", "steps/steps.css", "timeline.css", "help.css"];
-
 class Dashboard {
   /** @param {Contents} contents */
   constructor(contents) {
@@ -89,13 +87,9 @@ class Dashboard {
   }
 }
 
-/**
- * Drawings read their colours from the styles, so these come first.
- * @param {string} name
- * @returns {Promise<unknown>}
- */
-function loadStyle(name) {
-  const link = make("link", { rel: "stylesheet", href: `./static/${name}` });
+/** Drawings read their colours from the styles, so these come first. */
+function loadStyles() {
+  const link = make("link", { rel: "stylesheet", href: "./static/page.css" });
   const settled = new Promise((resolve) => {
     link.addEventListener("load", resolve);
     link.addEventListener("error", resolve);
@@ -120,7 +114,7 @@ export async function render() {
     (contents) => ({ contents: /** @type {Contents} */ (contents), error: undefined }),
     (error) => ({ contents: undefined, error }),
   );
-  await Promise.all([...STYLES, "dashboard.css"].map(loadStyle));
+  await loadStyles();
   document.body.replaceChildren(make("aside"), make("main", { "aria-busy": "true" }, ...skeleton("Model Profile")));
   const { contents, error } = await asked;
   if (!contents) {
