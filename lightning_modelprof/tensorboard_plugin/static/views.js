@@ -77,12 +77,12 @@ export class ViewPage {
     const late = setTimeout(() => isWanted() && this.lay(...skeleton(name, sides())), PATIENCE_MS);
     try {
       if (!choice.profile && !choice.window) throw new Error(whyNothing(choice, contents));
-      const answer = await this.ask(choice);
+      const answer = await this.ask(choice).finally(() => clearTimeout(late));
       if (isWanted()) await this.showAnswer(answer, choice, [heading(name), ...sides()], isWanted);
     } catch (error) {
+      clearTimeout(late);
       if (isWanted()) this.lay(heading(name), ...sides(), problem(error));
     } finally {
-      clearTimeout(late);
       if (isWanted()) this.main.removeAttribute("aria-busy");
     }
   }
