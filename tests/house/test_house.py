@@ -160,7 +160,7 @@ def test_files_that_are_named_are_there():
         file.as_posix()
         for folder in ("lightning_modelprof", "tests", "examples", "benchmarks")
         for file in (ROOT / folder).rglob("*.py")
-    ]
+    ] + [file.as_posix() for file in ROOT.glob("*.py")]
     elsewhere = {"train.py", "breakdown_analysis.py", "profiler/tensor_core.py"}
     gone = sorted(
         f"{file.relative_to(ROOT)}: {name}"
