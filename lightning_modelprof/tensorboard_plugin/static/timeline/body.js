@@ -182,7 +182,7 @@ export class Body {
 
   /** An outline, and arrows from what launched it and to what it launches. */
   selection() {
-    const { slices, selected, palette } = this.view;
+    const { slices, at: selected, palette } = this.view;
     if (selected < 0) return;
     const { context } = this;
     context.strokeStyle = palette.css.text;

@@ -25,9 +25,9 @@ export class Palette {
    */
   constructor(element, categories, names) {
     this.shades = Uint8Array.from(names, (name) => hash(name) % SHADES.length);
-    this.bases = categories.map(baseOf);
+    this.variables = categories.map(variableOf); // of the page, without dashes
     this.page = this.raised = this.counterLine = this.counterArea = 0;
-    this.pixels = new Uint32Array(this.bases.length * SHADES.length * LEVELS);
+    this.pixels = new Uint32Array(categories.length * SHADES.length * LEVELS);
     this.dimmed = new Uint32Array(this.pixels.length); // what was not searched for
     /** @type {string[]} by colour: black or white */
     this.texts = [];
@@ -41,7 +41,7 @@ export class Palette {
    * @param {HTMLElement} element
    */
   read(element) {
-    const colors = pageColors(element, [...PLAIN, ...LAYER_COLORS]);
+    const colors = pageColors(element, [...PLAIN, ...LAYER_COLORS, ...this.variables]);
     /** @param {string} name */
     const rgb = (name) => numbers(colors[name]);
     const page = rgb("page");
@@ -51,8 +51,8 @@ export class Palette {
     this.counterArea = packed(mixed(page, rgb("c2"), 0.35));
     this.css = Object.fromEntries(PLAIN.map((name) => [name, text(rgb(name))]));
     this.texts = [];
-    this.bases.forEach((base, category) => {
-      const color = rgb(`c${base}`);
+    this.variables.forEach((variable, category) => {
+      const color = rgb(variable);
       SHADES.forEach((shade, place) => {
         const full = mixed(color, shade < 0 ? [0, 0, 0] : [255, 255, 255], Math.abs(shade));
         this.texts.push(textOn(full));
@@ -86,8 +86,8 @@ export class Palette {
 }
 
 /** @param {string} category */
-function baseOf(category) {
-  return Object.hasOwn(BASES, category) ? BASES[category] : 1 + (hash(category) % 7);
+function variableOf(category) {
+  return `c${Object.hasOwn(BASES, category) ? BASES[category] : 1 + (hash(category) % 7)}`;
 }
 
 /**

@@ -50,7 +50,7 @@ export function listenToKeys(view, signal) {
  * @returns {Record<string, () => void>}
  */
 function actions(view) {
-  const { viewport, selected, slices, parts } = view;
+  const { viewport, at: selected, slices, parts } = view;
   /** @type {[number, number]} */
   const time = selected >= 0 ? [slices.begin[selected], slices.end[selected]] : [viewport.begin, viewport.end];
   const still = view.pointed ?? (selected >= 0 ? time[0] : (time[0] + time[1]) / 2); // stays where it is in a zoom
@@ -70,8 +70,8 @@ function actions(view) {
     a: () => pan(-PAN), d: () => pan(PAN),
     ArrowLeft: () => move(view, beside(view, -1)), ArrowRight: () => move(view, beside(view, 1)),
     ArrowUp: () => move(view, above(view)), ArrowDown: () => move(view, below(view)),
-    Enter: () => view.zoomToSlice(selected), f: () => view.zoomToSlice(selected),
-    l: () => selected >= 0 && move(view, linked(view)),
+    Enter: () => view.zoomToSlice(view.selected), f: () => view.zoomToSlice(view.selected),
+    l: () => view.selected >= 0 && jump(view, linked(view)),
     r: () => view.setRange(time),
     z: () => view.range && view.zoomTo(...view.range),
     "[": () => toStep(view, -1), "]": () => toStep(view, 1),
@@ -88,10 +88,18 @@ function actions(view) {
 
 /**
  * @param {TimelineView} view
- * @param {number} index -1 stays
+ * @param {number} index among the shown, -1 stays
  */
 function move(view, index) {
-  if (index >= 0) view.jumpTo(index);
+  jump(view, view.shown.placeOf(index));
+}
+
+/**
+ * @param {TimelineView} view
+ * @param {number} place in the packed columns, -1 stays
+ */
+function jump(view, place) {
+  if (place >= 0) view.jumpTo(place);
 }
 
 /**
@@ -99,7 +107,7 @@ function move(view, index) {
  * @param {number} direction
  */
 function beside(view, direction) {
-  const { slices, selected } = view;
+  const { slices, at: selected } = view;
   if (selected < 0) return first(view);
   const row = slices.rowOf(selected);
   const index = selected + direction;
@@ -120,7 +128,7 @@ function first({ layout, slices, viewport }) {
 
 /** @param {TimelineView} view */
 function above(view) {
-  const { slices, selected } = view;
+  const { slices, at: selected } = view;
   if (selected < 0) return first(view);
   const parent = slices.parentOf(selected);
   return parent >= 0 ? parent : nearby(view, -1);
@@ -128,7 +136,7 @@ function above(view) {
 
 /** @param {TimelineView} view */
 function below(view) {
-  const { slices, selected } = view;
+  const { slices, at: selected } = view;
   if (selected < 0) return first(view);
   const [child, last] = slices.childrenOf(selected);
   return child < last ? child : nearby(view, 1);
@@ -139,7 +147,7 @@ function below(view) {
  * @param {TimelineView} view
  * @param {1 | -1} direction
  */
-function nearby({ slices, selected, layout }, direction) {
+function nearby({ slices, at: selected, layout }, direction) {
   const { lane } = slices.rowOf(selected);
   const tops = layout.rows.filter(({ row }) => row.depth === 0).map(({ row }) => row);
   const row = tops[tops.findIndex((one) => one.lane === lane) + direction];
@@ -153,9 +161,9 @@ function nearby({ slices, selected, layout }, direction) {
 }
 
 /** @param {TimelineView} view */
-function linked({ slices, selected }) {
-  const launcher = slices.launch[selected];
-  return launcher >= 0 ? launcher : slices.launchesOf(selected)[0] ?? -1;
+function linked({ all, selected }) {
+  const launcher = all.launch[selected];
+  return launcher >= 0 ? launcher : all.launchesOf(selected)[0] ?? -1;
 }
 
 /**

@@ -1,7 +1,7 @@
 // Where everything stands from top to bottom, in CSS pixels: groups, their lanes with rows of slices, counters.
 
 /** @typedef {import("./slices.js").Slices} Slices */
-/** @typedef {{kind: "group" | "lane" | "counter", label: string, group: string, place: number, y: number, height: number, isOpen: boolean, canOpen: boolean}} Item `place`: of the lane or counter */
+/** @typedef {{kind: "group" | "lane" | "counter", label: string, group: string, place: number, key: string, y: number, height: number, isOpen: boolean, canOpen: boolean}} Item `place`: of the lane or counter; `key`: by which it is known to be folded */
 /** @typedef {{row: import("./slices.js").Row, y: number}} PlacedRow */
 
 export const ROW = 18;
@@ -11,14 +11,14 @@ const COUNTER = 44;
 const SPACE = 6;
 
 export class Layout {
-  /** @param {Slices} slices */
-  constructor(slices) {
+  /**
+   * @param {Slices} slices
+   * @param {Set<string>} folded keys of groups and lanes; it changes as the reader folds them
+   */
+  constructor(slices, folded) {
     this.slices = slices;
+    this.folded = folded;
     this.groups = [...new Set([...slices.lanes, ...slices.counters].map(({ group }) => group))];
-    /** @type {Set<string>} */
-    this.closedGroups = new Set();
-    /** @type {Set<number>} */
-    this.closedLanes = new Set();
     /** @type {Item[]} */
     this.items = [];
     /** @type {PlacedRow[]} from top to bottom */
@@ -33,39 +33,38 @@ export class Layout {
     let y = 0;
     /**
      * @param {Item["kind"]} kind
-     * @param {{label: string, group: string, place: number, height: number, isOpen: boolean, canOpen: boolean}} item
+     * @param {{key: string, label: string, group: string, place: number, height: number, isOpen: boolean, canOpen: boolean}} item
      */
     const add = (kind, item) => {
       this.items.push({ ...item, kind, y });
       y += item.height;
     };
     for (const group of this.groups) {
-      const isOpen = !this.closedGroups.has(group);
-      add("group", { label: group, group, place: -1, height: GROUP, isOpen, canOpen: true });
+      const isOpen = !this.folded.has(group);
+      add("group", { key: group, label: group, group, place: -1, height: GROUP, isOpen, canOpen: true });
       if (!isOpen) continue;
       this.slices.lanes.forEach((lane, place) => {
-        if (lane.group !== group) return;
-        const isLaneOpen = !this.closedLanes.has(place);
+        if (lane.group !== group || !lane.rows.length) return; // all of it is hidden
+        const key = keyOf(lane);
+        const isLaneOpen = !this.folded.has(key);
         const rows = isLaneOpen ? lane.rows.filter(Boolean) : lane.rows.slice(0, 1);
         rows.forEach((row, at) => this.rows.push({ row, y: y + at * ROW }));
         const height = Math.max(1, rows.length) * ROW + SPACE;
-        add("lane", { label: lane.label, group, place, height, isOpen: isLaneOpen, canOpen: lane.rows.length > 1 });
+        const { label } = lane;
+        add("lane", { key, label, group, place, height, isOpen: isLaneOpen, canOpen: lane.rows.length > 1 });
       });
       this.slices.counters.forEach((counter, place) => {
         if (counter.group !== group) return;
         const { label } = counter;
-        add("counter", { label, group, place, height: COUNTER, isOpen: true, canOpen: false });
+        add("counter", { key: "", label, group, place, height: COUNTER, isOpen: true, canOpen: false });
       });
     }
     this.height = y;
   }
 
   /** @param {Item} item a group or a lane */
-  toggle(item) {
-    /** @type {Set<any>} */
-    const closed = item.kind === "group" ? this.closedGroups : this.closedLanes;
-    const key = item.kind === "group" ? item.group : item.place;
-    if (!closed.delete(key)) closed.add(key);
+  toggle({ key }) {
+    if (!this.folded.delete(key)) this.folded.add(key);
     this.arrange();
   }
 
@@ -74,10 +73,11 @@ export class Layout {
    * @param {import("./slices.js").Row} row
    */
   reveal(row) {
-    const group = this.closedGroups.delete(this.slices.lanes[row.lane].group);
-    const lane = row.depth > 0 && this.closedLanes.delete(row.lane);
-    if (group || lane) this.arrange();
-    return group || lane;
+    const lane = this.slices.lanes[row.lane];
+    const wasGroup = this.folded.delete(lane.group);
+    const wasLane = row.depth > 0 && this.folded.delete(keyOf(lane));
+    if (wasGroup || wasLane) this.arrange();
+    return wasGroup || wasLane;
   }
 
   /**
@@ -92,4 +92,9 @@ export class Layout {
   yOf(row) {
     return this.rows.find((placed) => placed.row === row)?.y;
   }
+}
+
+/** @param {{group: string, label: string}} lane */
+function keyOf({ group, label }) {
+  return `${group}/${label}`;
 }

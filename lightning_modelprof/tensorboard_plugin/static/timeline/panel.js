@@ -1,31 +1,37 @@
-// What is known of the selected slice and of the selected stretch of time.
+// What is known of the selected slice.
 
+import { firstFrom } from "../sorted.js";
 import { make } from "../dom.js";
 import { formatBegin, formatCount, formatDuration } from "../units.js";
-import { rangeSums } from "./range_sums.js";
+import { detailOf, frameWithCopy, framesOf, lineOf, stackFlyout } from "./stack.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
 const MOST_LINKS = 20;
-const MOST_ROWS = 30;
 const FINER = 100; // neighbours may be that much shorter, and begin is still another text
-const DEFINITION =
-  "Durations of the slices, clipped to the range and added up. What lies inside another slice, or beside it in " +
-  "another lane, counts again.";
+
+/** @type {Record<string, [string, string]>} category → the view whose tables have its names, and what a link to it says */
+const TABLES = {
+  kernel: ["kernels", "In Kernels"], memcpy: ["kernels", "In Kernels"], memset: ["kernels", "In Kernels"],
+  "runtime call": ["kernels", "In Kernels"], "user range": ["operators", "In Operators"],
+  operator: ["operators", "In Operators"], module: ["modules", "In Modules"],
+};
+/** What the lines of a detail of idle time begin with, and what they are called here. */
+const OF_IDLE = /** @type {[RegExp, string][]} */ ([
+  [/^idle: /, "Why"], [/^meanwhile on /, "Meanwhile"], [/^called from: /, "Line"],
+]);
 
 /**
  * @param {TimelineView} view
  * @param {HTMLElement} place
  */
 export function showSelection(view, place) {
-  const { slices, selected } = view;
+  const { all, selected } = view;
   if (selected < 0) {
-    const notes = slices.notes.map((text) => make("p", { class: "tl-hint" }, text));
+    const notes = all.notes.map((text) => make("p", { class: "tl-hint" }, text));
     place.replaceChildren(make("p", { class: "tl-hint" }, "Click a slice for what is known of it."), ...notes);
     return;
   }
-  const lane = slices.lanes[slices.rowOf(selected).lane];
-  const step = slices.stepAt(slices.begin[selected]);
   const list = make("dl");
   /**
    * @param {string} label
@@ -34,29 +40,123 @@ export function showSelection(view, place) {
   const add = (label, ...values) => {
     list.append(make("div", {}, make("dt", {}, label), make("dd", {}, ...values)));
   };
-  add("Category", slices.categoryOf(selected));
-  add("Lane", make("bdi", {}, lane.label));
-  add("Begin", formatBegin(slices.begin[selected] - slices.traceBegin, slices.duration[selected] / FINER));
-  add("Duration", formatDuration(slices.duration[selected]));
-  add("Self time", formatDuration(slices.selfTime(selected)));
+  const say = (/** @type {string} */ text) => (view.parts.live.textContent = view.parts.message.textContent = text);
+  const { lines, frames } = detailOf(all, selected);
+  const isIdle = all.isIdle[all.category[selected]];
+  if (isIdle) addIdle(view, lines, frames, add, say);
+  addTimes(view, add, isIdle);
+  const stack = isIdle ? frames : framesOf(all, selected);
+  const line = isIdle ? "" : lineOf(stack);
+  if (line) add("Line", frameWithCopy(line, say));
+  addLaunches(view, add);
+  const table = tableOf(view);
+  place.replaceChildren(
+    make("h3", {}, make("bdi", { title: all.nameOf(selected) }, all.nameOf(selected))),
+    ...(table ? [table] : []),
+    list,
+    ...(stack.length ? [stackFlyout(stack, say)] : []),
+    ...(lines.length && !isIdle ? [make("pre", { class: "tl-detail", tabindex: "0" }, lines.join("\n"))] : [])
+  );
+}
+
+/**
+ * @typedef {(label: string, ...values: (Node | string)[]) => void} Add
+ * @typedef {(text: string) => void} Say
+ */
+
+/**
+ * Where it is, and how long it takes.
+ * @param {TimelineView} view
+ * @param {Add} add
+ * @param {boolean} isIdle
+ */
+function addTimes({ all, selected }, add, isIdle) {
+  const step = all.stepOf(selected);
+  add("Category", all.categoryOf(selected));
+  add("Lane", make("bdi", {}, all.lanes[all.rowOf(selected).lane].label));
+  add("Begin", formatBegin(all.begin[selected] - all.traceBegin, all.duration[selected] / FINER));
+  add("Duration", formatDuration(all.duration[selected]));
+  if (!isIdle) add("Self time", formatDuration(all.selfTime(selected)));
   add("Step", step ? String(step.number) : "in no step");
-  const launcher = slices.launch[selected] ?? -1;
+}
+
+/**
+ * Why a device was idle, what the host did meanwhile, and what ended it.
+ * @param {TimelineView} view
+ * @param {string[]} lines
+ * @param {string[]} frames
+ * @param {Add} add
+ * @param {Say} say
+ */
+function addIdle(view, lines, frames, add, say) {
+  for (const text of lines) {
+    const [begin, label] = OF_IDLE.find(([pattern]) => pattern.test(text)) ?? [/^/, "Known"];
+    const rest = make("span", { class: "tl-wide" }, text.replace(begin, ""));
+    add(label, label === "Line" ? frameWithCopy(text.replace(begin, ""), say) : rest);
+  }
+  if (frames.length && !lines.some((text) => text.startsWith("called from: "))) {
+    add("Line", frameWithCopy(lineOf(frames), say));
+  }
+  const ended = endingOf(view.all, view.selected);
+  if (ended >= 0) add("Ended by", link(view, ended));
+  const launcher = ended < 0 ? -1 : view.all.launch[ended] ?? -1;
+  if (launcher >= 0) add("Its launch", link(view, launcher));
+}
+
+/**
+ * The work of the device that begins when it ceases to be idle; of several the one that was launched first.
+ * @param {import("./slices.js").Slices} slices
+ * @param {number} idle
+ */
+function endingOf(slices, idle) {
+  const { group } = slices.lanes[slices.rowOf(idle).lane];
+  const end = slices.end[idle];
+  let best = -1;
+  const launched = (/** @type {number} */ index) => {
+    const host = slices.launch[index];
+    return host >= 0 ? slices.begin[host] : Infinity;
+  };
+  for (const row of slices.rows) {
+    if (slices.lanes[row.lane].group !== group) continue;
+    for (let at = firstFrom(slices.begin, row.first, row.last, end); at < row.last && slices.begin[at] === end; at += 1) {
+      if (slices.isIdle[slices.category[at]] || slices.launch[at] < 0) continue;
+      if (best < 0 || launched(at) < launched(best)) best = at;
+    }
+  }
+  return best;
+}
+
+/**
+ * What launched it, and what it launched.
+ * @param {TimelineView} view
+ * @param {Add} add
+ */
+function addLaunches(view, add) {
+  const { all, selected } = view;
+  const launcher = all.launch[selected] ?? -1;
   if (launcher >= 0) {
     add("Launched by", link(view, launcher));
-    add("Launch to begin", formatDuration(slices.begin[selected] - slices.begin[launcher]));
+    add("Launch to begin", formatDuration(all.begin[selected] - all.begin[launcher]));
   }
-  const launches = slices.launchesOf(selected);
-  if (launches.length) {
-    const more = launches.length - MOST_LINKS;
-    add("Launches", ...launches.slice(0, MOST_LINKS).map((index) => link(view, index)),
-      more > 0 ? `and ${formatCount(more)} more` : "");
-  }
-  const detail = slices.details[slices.detail[selected] ?? -1];
-  place.replaceChildren(
-    make("h3", {}, make("bdi", {}, slices.nameOf(selected))),
-    list,
-    ...(detail ? [make("pre", { class: "tl-detail", tabindex: "0" }, detail)] : [])
-  );
+  const launches = all.launchesOf(selected);
+  if (!launches.length) return;
+  const more = launches.length - MOST_LINKS;
+  add("Launches", ...launches.slice(0, MOST_LINKS).map((index) => link(view, index)),
+    more > 0 ? `and ${formatCount(more)} more` : "");
+}
+
+/**
+ * A link to the row of a slice in the tables, which the dashboard follows.
+ * @param {TimelineView} view
+ */
+function tableOf({ all, selected }) {
+  const kind = all.categoryOf(selected);
+  const isKernel = kind === "communication" && all.lanes[all.rowOf(selected).lane].isDevice;
+  const table = TABLES[isKernel ? "kernel" : kind];
+  if (!Object.hasOwn(TABLES, isKernel ? "kernel" : kind)) return undefined;
+  const [view, text] = table;
+  const goto = JSON.stringify({ view, row: { name: all.nameOf(selected) } });
+  return make("a", { href: "", class: "goto", "data-goto": goto }, text);
 }
 
 /**
@@ -65,56 +165,18 @@ export function showSelection(view, place) {
  */
 function link(view, index) {
   const jump = { type: "button", class: "tl-link", dir: "auto", onclick: () => view.jumpTo(index) };
-  return make("button", jump, view.slices.nameOf(index));
+  return make("button", jump, view.all.nameOf(index));
 }
 
 /**
  * The words for somebody who listens.
  * @param {TimelineView} view
  */
-export function spoken({ slices, selected }) {
+export function spoken({ all, selected }) {
   if (selected < 0) return "Nothing is selected.";
-  const step = slices.stepAt(slices.begin[selected]);
+  const step = all.stepOf(selected);
   return [
-    slices.nameOf(selected), slices.categoryOf(selected), formatDuration(slices.duration[selected]),
-    slices.lanes[slices.rowOf(selected).lane].label, ...(step ? [`step ${step.number}`] : []),
+    all.nameOf(selected), all.categoryOf(selected), formatDuration(all.duration[selected]),
+    all.lanes[all.rowOf(selected).lane].label, ...(step ? [`step ${step.number}`] : []),
   ].join(", ");
-}
-
-/**
- * @param {TimelineView} view
- * @param {HTMLElement} place
- */
-export function showRange(view, place) {
-  const { slices, range } = view;
-  if (!range) {
-    const text = "Drag on the time axis, or anywhere with Shift, for what is in a stretch of time.";
-    place.replaceChildren(make("p", { class: "tl-hint" }, text));
-    return;
-  }
-  const [from, to] = range;
-  const { byName, byCategory } = rangeSums(slices, from, to);
-  const cut = `The ${MOST_ROWS} largest of ${formatCount(byName.length)} names.`;
-  const heading = make("h3", {}, formatDuration(to - from));
-  heading.append(make("small", {}, ` from ${formatBegin(from - slices.traceBegin, (to - from) / FINER)}`),
-    make("button", { type: "button", class: "tl-small", onclick: () => view.zoomTo(from, to) }, "Zoom"),
-    make("button", { type: "button", class: "tl-small", onclick: () => view.setRange(null) }, "Clear"));
-  place.replaceChildren(
-    heading,
-    make("div", { class: "tl-tables" }, table("Category", byCategory), table("Name", byName.slice(0, MOST_ROWS))),
-    make("p", { class: "tl-hint" }, byName.length > MOST_ROWS ? `${cut} ${DEFINITION}` : DEFINITION)
-  );
-}
-
-/**
- * @param {string} label
- * @param {import("./range_sums.js").Sum[]} sums
- */
-function table(label, sums) {
-  const head = make("tr", {}, ...[label, "Count", "Time"].map((text) => make("th", { scope: "col" }, text)));
-  const rows = sums.map((sum) => make("tr", {},
-    make("th", { scope: "row", title: sum.label }, make("bdi", {}, sum.label)),
-    make("td", {}, formatCount(sum.count)), make("td", {}, formatDuration(sum.ns))));
-  const parts = [make("thead", {}, head), make("tbody", {}, ...rows)];
-  return make("table", { class: `tl-by-${label.toLowerCase()}` }, ...parts);
 }

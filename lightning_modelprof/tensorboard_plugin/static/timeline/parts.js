@@ -14,7 +14,7 @@ export function makeParts() {
   const message = make("span", { class: "tl-message", role: "status" });
   const find = make("span", { class: "tl-search" }, search, count);
   const bar = make("div", { class: "tl-bar" }, find, buttons, message);
-  const legend = make("ul", { class: "tl-legend", "aria-label": "Colours of the categories" });
+  const legend = make("ul", { class: "tl-legend", "aria-label": "Categories: what their colours are, and which are shown" });
 
   const about = make("span", { class: "tl-about" });
   const base = make("span", { class: "tl-base" });
@@ -42,24 +42,6 @@ export function makeParts() {
   const root = make("div", { class: "tl" }, bar, legend, stage, panel, live, help);
   return { root, bar, legend, search, count, buttons, message, about, base, head, top, canvas, lanes, content, scroller,
     tooltip, stage, selection, range, panel, live, help };
-}
-
-/**
- * What the colours mean; names differ in shade.
- * @param {Parts} parts
- * @param {string[]} categories
- * @param {number[]} bases of each category which --c of the page
- */
-export function fillLegend({ legend }, categories, bases) {
-  /** @type {Map<number, string[]>} categories of one colour stand together */
-  const byColor = new Map();
-  categories.forEach((category, place) => {
-    byColor.set(bases[place], [...(byColor.get(bases[place]) ?? []), category]);
-  });
-  legend.replaceChildren(...Array.from(byColor, ([base, names]) => {
-    const swatch = make("i", { style: `background: var(--c${base})` });
-    return make("li", {}, swatch, make("bdi", {}, names.join(", ")));
-  }));
 }
 
 /**

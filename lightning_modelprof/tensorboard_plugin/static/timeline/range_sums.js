@@ -27,6 +27,42 @@ export function rangeSums(slices, from, to) {
   return { byName: names.sums(), byCategory: categories.sums() };
 }
 
+/** @typedef {{group: string, busy: number, idle: number, causes: Sum[]}} DeviceTime `causes`: largest first */
+
+/**
+ * How long each device is busy and idle in a range. A device is known from its first slice to its last; all of that in
+ * which it is not idle it is busy. Nothing is said of a trace in which no idle time was looked for.
+ * @param {import("./slices.js").Slices} slices
+ * @param {number} from
+ * @param {number} to
+ * @returns {DeviceTime[]}
+ */
+export function deviceTimes(slices, from, to) {
+  const { begin, end, category, isIdle } = slices;
+  if (!isIdle.includes(true)) return [];
+  /** @type {Map<string, {first: number, last: number, tally: Tally}>} */
+  const devices = new Map();
+  for (const row of slices.rows) {
+    const { group, isDevice } = slices.lanes[row.lane];
+    if (!isDevice || row.first === row.last) continue;
+    const device = devices.get(group) ?? { first: Infinity, last: -Infinity, tally: new Tally(slices.categories) };
+    devices.set(group, device);
+    device.first = Math.min(device.first, begin[row.first]);
+    device.last = Math.max(device.last, end[row.last - 1]);
+    const last = firstFrom(begin, row.first, row.last, to);
+    for (let index = firstAbove(end, row.first, row.last, from); index < last; index += 1) {
+      if (!isIdle[category[index]]) continue;
+      device.tally.add(category[index], Math.min(to, end[index]) - Math.max(from, begin[index]));
+    }
+  }
+  return Array.from(devices, ([group, { first, last, tally }]) => {
+    const causes = tally.sums();
+    const idle = causes.reduce((sum, { ns }) => sum + ns, 0);
+    const known = Math.max(0, Math.min(to, last) - Math.max(from, first));
+    return { group, busy: Math.max(0, known - idle), idle, causes };
+  });
+}
+
 class Tally {
   /** @param {string[]} labels */
   constructor(labels) {

@@ -4,29 +4,37 @@ import { firstFrom, firstWhere } from "../sorted.js";
 
 /** @typedef {import("./slices.js").Slices} Slices */
 
+/** @typedef {import("./find.js").Find} Find */
+
 export class Found {
   /**
-   * Slices whose name holds every word, in whatever case.
+   * Slices whose name holds every word of a text, in whatever case, or those that a link wants to have found.
    * @param {Slices} slices
-   * @param {string} text
+   * @param {string | Find} wanted
    */
-  constructor(slices, text) {
+  constructor(slices, wanted) {
     this.slices = slices;
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    this.isActive = words.length > 0;
-    const isNamed = Uint8Array.from(slices.names, (name) => {
-      const lower = name.toLowerCase();
-      return Number(this.isActive && words.every((word) => lower.includes(word)));
+    const words = typeof wanted === "string" ? wanted.toLowerCase().split(/\s+/).filter(Boolean) : [];
+    const { name, kind, rank } = typeof wanted === "string" ? /** @type {Find} */ ({}) : wanted;
+    this.isActive = words.length > 0 || name !== undefined || kind !== undefined;
+    const isNamed = Uint8Array.from(slices.names, (one) => {
+      const lower = words.length ? one.toLowerCase() : "";
+      return Number(words.every((word) => lower.includes(word)) && (name === undefined || one === name));
     });
+    const ofKind = Uint8Array.from(slices.categories, (one) => Number(kind === undefined || one === kind));
     this.count = 0;
+    this.longest = -1; // the first of the longest
     const buffer = new Int32Array(this.isActive ? slices.count : 0);
     /** @type {Map<import("./slices.js").Row, Int32Array>} row → places of its found slices, ascending */
     this.byRow = new Map();
     if (!this.isActive) return;
     for (const row of slices.rows) {
+      if (rank !== undefined && (slices.lanes[row.lane].rank ?? rank) !== rank) continue;
       const first = this.count;
       for (let index = row.first; index < row.last; index += 1) {
-        if (isNamed[slices.name[index]]) buffer[this.count++] = index;
+        if (!isNamed[slices.name[index]] || !ofKind[slices.category[index]]) continue;
+        buffer[this.count++] = index;
+        if (this.longest < 0 || slices.duration[index] > slices.duration[this.longest]) this.longest = index;
       }
       if (this.count > first) this.byRow.set(row, buffer.subarray(first, this.count));
     }

@@ -6,7 +6,7 @@ import { RangeMax } from "./range_max.js";
 import { firstAbove, firstFrom } from "../sorted.js";
 
 /** @typedef {{lane: number, depth: number, first: number, last: number}} Row its slices are [first, last) */
-/** @typedef {{label: string, group: string, isDevice: boolean, rows: Row[]}} Lane */
+/** @typedef {{label: string, group: string, isDevice: boolean, rank: number | undefined, rows: Row[]}} Lane `rank`: where there are several */
 /** @typedef {{label: string, group: string, unit: string, times: Float64Array, values: Float64Array, highest: RangeMax, least: number, most: number}} Counter `least`, `most`: of its values and 0 */
 /** @typedef {{number: number, begin: number, end: number}} Step */
 
@@ -38,7 +38,12 @@ export class Slices {
     this.traceBegin = /** @type {number} */ (meta.begin_ns);
     this.traceEnd = /** @type {number} */ (Math.max(meta.end_ns, meta.begin_ns + 1));
     /** @type {Step[]} */
-    this.steps = meta.steps.map((/** @type {number[]} */ [number, begin, end]) => ({ number, begin, end }));
+    this.steps = stepsOf(meta.steps);
+    /** @type {Step[][]} by rank, where there are several */
+    this.stepsOfRank = Object.entries(meta.steps_of_rank ?? {}).reduce((all, [rank, steps]) => {
+      all[Number(rank)] = stepsOf(steps);
+      return all;
+    }, /** @type {Step[][]} */ ([]));
     this.end = new Float64Array(this.count);
     this.busyBefore = new Float64Array(this.count + 1); // durations of all slices before, for sums of neighbours
     for (let index = 0; index < this.count; index += 1) {
@@ -48,7 +53,7 @@ export class Slices {
     this.longest = new RangeMax(this.duration);
     /** @type {Lane[]} */
     this.lanes = meta.lanes.map((/** @type {any} */ lane) => ({
-      label: lane.label, group: lane.group, isDevice: lane.is_device, rows: [],
+      label: lane.label, group: lane.group, isDevice: lane.is_device, rank: lane.rank, rows: [],
     }));
     /** @type {Row[]} */
     this.rows = [];
@@ -217,4 +222,29 @@ export class Slices {
   stepAt(time) {
     return this.steps.find((step) => step.begin <= time && time < step.end);
   }
+
+  /**
+   * The step of its rank in which a slice begins; undefined between steps.
+   * @param {number} index
+   */
+  stepOf(index) {
+    const steps = this.stepsOfRank[this.lanes[this.rowOf(index).lane].rank ?? -1] ?? this.steps;
+    return steps.find((step) => step.begin <= this.begin[index] && this.begin[index] < step.end);
+  }
+
+  /** From the begin of the first step to the end of the last one; without steps the whole trace. */
+  get home() {
+    const steps = [this.steps, ...Object.values(this.stepsOfRank)].flat();
+    const begin = Math.min(...steps.map((step) => step.begin));
+    const end = Math.max(...steps.map((step) => step.end));
+    return begin < end ? [begin, end] : [this.traceBegin, this.traceEnd];
+  }
+}
+
+/**
+ * @param {any} steps as they are packed
+ * @returns {Step[]}
+ */
+function stepsOf(steps) {
+  return steps.map((/** @type {number[]} */ [number, begin, end]) => ({ number, begin, end }));
 }

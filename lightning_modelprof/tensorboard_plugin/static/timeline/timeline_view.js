@@ -5,17 +5,22 @@ import { Found } from "./search.js";
 import { HEAD, Head } from "./head.js";
 import { Layout, ROW } from "./layout.js";
 import { Palette } from "./colors.js";
+import { Shown } from "./shown.js";
 import { Slices } from "./slices.js";
 import { Viewport } from "./viewport.js";
-import { fillLanes, fillLegend, makeParts } from "./parts.js";
+import { checkedFind, labelOf, showFind } from "./find.js";
+import { fillLanes, makeParts } from "./parts.js";
+import { fillLegend, hiddenAtFirst } from "./legend.js";
 import { fillToolbar, showFound } from "./toolbar.js";
 import { formatCount } from "../units.js";
 import { listen } from "./input.js";
-import { showRange, showSelection, spoken } from "./panel.js";
+import { showRange } from "./range_panel.js";
+import { showSelection, spoken } from "./panel.js";
 import { showValues } from "./tooltip.js";
 
-/** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null}} State */
-/** @typedef {{onChange?: (state: State) => void, initial?: Partial<State>, title?: string}} Options */
+/** @typedef {import("./find.js").Find} Find */
+/** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: place in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link wanted to have found, which has been shown */
+/** @typedef {{onChange?: (state: State) => void, initial?: Partial<State> & {find?: Find}, title?: string}} Options */
 
 const LEFT = 190; // pixels for labels, as in timeline.css
 const QUIET_MS = 200; // after the last change before it is told
@@ -27,13 +32,28 @@ export class TimelineView {
    * @param {Options} options
    */
   constructor(container, unpacked, { onChange = () => {}, initial = {}, title = "trace" }) {
-    this.slices = new Slices(unpacked);
+    this.unpacked = unpacked;
+    /** @type {string[]} */
+    const categories = unpacked.meta.categories;
+    const hidden = initial?.hidden;
+    this.hidden = Array.isArray(hidden)
+      ? new Set(categories.filter((category) => hidden.includes(category)))
+      : hiddenAtFirst(categories);
+    this.shown = new Shown(unpacked, this.hidden);
+    /** @type {Slices | null} */
+    this.whole = null;
     this.title = title;
     this.onChange = onChange;
     this.viewport = new Viewport(this.slices.traceBegin, this.slices.traceEnd);
-    this.layout = new Layout(this.slices);
+    /** @type {Set<string>} */
+    this.folded = new Set(Array.isArray(initial?.folded) ? initial.folded : []);
+    this.layout = new Layout(this.slices, this.folded);
+    /** @type {Find | null} what a link wanted to have found */
+    this.find = null;
     this.found = new Found(this.slices, "");
     this.search = "";
+    /** @type {string | Find} what is marked */
+    this.marked = "";
     this.selected = -1;
     /** @type {[number, number] | null} */
     this.range = null;
@@ -47,12 +67,12 @@ export class TimelineView {
     this.parts = makeParts();
     container.append(this.parts.root);
     this.palette = new Palette(this.parts.root, this.slices.categories, this.slices.names);
-    fillLegend(this.parts, this.slices.categories, this.palette.bases);
+    fillLegend(this);
     this.body = new Body(this);
     this.head = new Head(this);
-    this.parts.about.textContent = `${formatCount(this.slices.count)} slices`;
     this.ends = [fillToolbar(this), listen(this)];
     this.arrange();
+    this.viewport.show(this.slices.home[0], this.slices.home[1]);
     this.watch();
     this.take(initial ?? {});
     showSelection(this, this.parts.selection);
@@ -64,14 +84,36 @@ export class TimelineView {
    * Begin with what a link says, as far as it makes sense.
    * @param {Record<string, any>} state
    */
-  take({ begin, end, selected, search, range }) {
-    if (typeof search === "string") {
+  take({ begin, end, selected, search, range, find, found }) {
+    const link = checkedFind(find);
+    const isNew = JSON.stringify(link) !== JSON.stringify(checkedFind(found));
+    if (typeof search === "string" && !(link && isNew)) {
       this.parts.search.value = search;
       this.setSearch(search);
     }
     if (isRange(range)) this.setRange([range[0], range[1]]);
-    if (Number.isInteger(selected) && selected >= 0 && selected < this.slices.count) this.select(selected);
+    if (Number.isInteger(selected) && selected >= 0 && selected < this.all.count && !(link && isNew)) {
+      this.select(selected);
+    }
     if (isRange([begin, end])) this.zoomTo(begin, end);
+    this.find = link;
+    if (link && (isNew || search === labelOf(link))) showFind(this, link, isNew);
+  }
+
+  /** The slices that are shown. */
+  get slices() {
+    return this.shown.slices;
+  }
+
+  /** All slices, by their place in the packed columns. */
+  get all() {
+    if (!this.hidden.size) return this.slices;
+    return (this.whole ??= new Slices(this.unpacked));
+  }
+
+  /** The selected slice among those that are shown, -1 without one. */
+  get at() {
+    return this.shown.indexOf(this.selected);
   }
 
   watch() {
@@ -115,9 +157,13 @@ export class TimelineView {
 
   /** Lanes were opened or closed. */
   arrange() {
+    const { count } = this.slices;
+    const all = this.shown.places ? ` of ${formatCount(this.shown.known?.length ?? 0)}` : "";
+    this.parts.about.textContent = `${formatCount(count)}${all} slices`;
     fillLanes(this.parts, this.layout, (item) => {
       this.layout.toggle(item);
       this.arrange();
+      this.changed();
     });
     this.draw();
   }
@@ -146,7 +192,10 @@ export class TimelineView {
   /** @returns {State} */
   state() {
     const { begin, end } = this.viewport;
-    return { begin, end, selected: this.selected, search: this.search, range: this.range };
+    return {
+      begin, end, selected: this.selected, search: this.search, range: this.range, folded: [...this.folded],
+      hidden: [...this.hidden], found: this.find,
+    };
   }
 
   changed() {
@@ -155,33 +204,57 @@ export class TimelineView {
     this.timer = window.setTimeout(() => this.onChange(this.state()), QUIET_MS);
   }
 
+  /** @param {string} category */
+  toggleKind(category) {
+    this.hide(this.hidden.has(category) ? [...this.hidden].filter((one) => one !== category) : [...this.hidden, category]);
+  }
+
   /**
-   * @param {number} index -1 selects nothing
-   * @param {boolean} [isSeen] whether the reader pointed at it: then nothing moves, and a second click meets it, too
+   * Show all categories but some.
+   * @param {Iterable<string>} categories
    */
-  select(index, isSeen = false) {
-    this.selected = index;
-    showSelection(this, this.parts.selection);
+  hide(categories) {
+    this.hidden = new Set(categories);
+    this.shown = new Shown(this.unpacked, this.hidden);
+    this.layout = new Layout(this.slices, this.folded);
+    this.found = new Found(this.slices, this.marked);
+    fillLegend(this);
+    this.arrange();
+    this.head.drawMap();
     showFound(this);
-    this.parts.live.textContent = spoken(this);
-    if (index >= 0 && !isSeen) this.scrollTo(index);
+    this.isRangeShown = false;
     this.changed();
   }
 
   /**
-   * Select a slice and bring its time and row into view.
-   * @param {number} index
+   * @param {number} place in the packed columns, -1 selects nothing
+   * @param {boolean} [isSeen] whether the reader pointed at it: then nothing moves, and a second click meets it, too
    */
-  jumpTo(index) {
+  select(place, isSeen = false) {
+    this.selected = place;
+    showSelection(this, this.parts.selection);
+    showFound(this);
+    this.parts.live.textContent = spoken(this);
+    if (this.at >= 0 && !isSeen) this.scrollTo(this.at);
+    this.changed();
+  }
+
+  /**
+   * Select a slice and bring its time and row into view, whatever hides it.
+   * @param {number} place in the packed columns
+   */
+  jumpTo(place) {
+    if (this.shown.indexOf(place) < 0) this.toggleKind(this.all.categoryOf(place));
     const { slices, layout, viewport } = this;
+    const index = this.shown.indexOf(place);
     if (layout.reveal(slices.rowOf(index))) this.arrange();
     viewport.bringIn(slices.begin[index], slices.end[index]);
-    this.select(index);
+    this.select(place);
   }
 
   /**
    * Scroll as little as is needed to see the row of a slice.
-   * @param {number} index
+   * @param {number} index among the shown
    */
   scrollTo(index) {
     const { scroller } = this.parts;
@@ -201,11 +274,11 @@ export class TimelineView {
     this.changed();
   }
 
-  /** @param {number} index */
-  zoomToSlice(index) {
-    if (index < 0) return;
-    this.viewport.showAround(this.slices.begin[index], this.slices.end[index]);
-    this.jumpTo(index);
+  /** @param {number} place in the packed columns; -1 does nothing */
+  zoomToSlice(place) {
+    if (place < 0) return;
+    this.viewport.showAround(this.all.begin[place], this.all.end[place]);
+    this.jumpTo(place);
   }
 
   showAll() {
@@ -223,19 +296,35 @@ export class TimelineView {
   /** @param {string} text */
   setSearch(text) {
     this.search = text;
-    this.found = new Found(this.slices, text);
+    this.setMarked(text);
+  }
+
+  /**
+   * Mark what a link wants to have found; what it is called stands in the search.
+   * @param {Find} find
+   */
+  mark(find) {
+    this.search = labelOf(find);
+    this.parts.search.value = this.search;
+    this.setMarked(find);
+  }
+
+  /** @param {string | Find} marked */
+  setMarked(marked) {
+    this.marked = marked;
+    this.found = new Found(this.slices, marked);
     showFound(this);
     this.changed();
   }
 
   /** @param {1 | -1} direction */
   nextFound(direction) {
-    const index = this.found.next(this.selected, direction, this.viewport.begin);
-    if (index >= 0) this.jumpTo(index);
+    const index = this.found.next(this.at, direction, this.viewport.begin);
+    if (index >= 0) this.jumpTo(this.shown.placeOf(index));
   }
 
   /**
-   * The slice drawn under a point of the canvas, in CSS pixels; -1 without one.
+   * The place in the packed columns of the slice drawn under a point of the canvas, in CSS pixels; -1 without one.
    * @param {number} x
    * @param {number} y
    */
@@ -250,7 +339,7 @@ export class TimelineView {
       const from = this.viewport.begin + (pixel + offset) * perPixel;
       const to = this.viewport.begin + (pixel + offset + 1) * perPixel;
       const index = this.slices.mostIn(placed.row, from, to);
-      if (index >= 0) return index;
+      if (index >= 0) return this.shown.placeOf(index);
     }
     return -1;
   }

@@ -14,18 +14,18 @@ const AFTER_TYPING_MS = 120;
  * @returns {() => void} stops what is under way
  */
 export function fillToolbar(view) {
-  const { parts, slices, title } = view;
+  const { parts, title } = view;
   /** @param {string} text */
   const say = (text) => (parts.message.textContent = text);
   let stop = () => {};
   const perfetto = () => {
     stop();
-    stop = openInPerfetto(() => chromeTrace(slices), title, say);
+    stop = openInPerfetto(() => chromeTrace(view.all), title, say);
   };
   const download = async () => {
     say("Writing the trace…");
     try {
-      saveFile(await gzippedTrace(slices), `${fileName(title)}.json.gz`);
+      saveFile(await gzippedTrace(view.all), `${fileName(title)}.json.gz`);
       say("");
     } catch (error) {
       say(`The trace could not be written: ${error instanceof Error ? error.message : error}`);
@@ -73,7 +73,7 @@ export function fillToolbar(view) {
 }
 
 /** @param {TimelineView} view */
-export function showFound({ parts, found, selected }) {
+export function showFound({ parts, found, at: selected }) {
   const isAt = found.isActive && found.has(selected);
   const place = isAt ? `${formatCount(found.placeOf(selected) + 1)} of ` : "";
   parts.count.value = found.isActive ? `${place}${formatCount(found.count)}` : "";

@@ -12,9 +12,10 @@ const GAP = 14; // pixels from the pointer
  * @param {TimelineView} view
  * @param {number} x of the pointer, in the stage
  * @param {number} y
- * @param {number} index the slice, -1 for none
+ * @param {number} place of the slice in the packed columns, -1 for none
  */
-export function showTooltip({ parts, slices }, x, y, index) {
+export function showTooltip({ parts, slices, shown }, x, y, place) {
+  const index = shown.indexOf(place);
   const { tooltip, stage } = parts;
   tooltip.hidden = index < 0;
   if (index < 0) return;

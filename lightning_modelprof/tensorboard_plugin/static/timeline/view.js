@@ -4,7 +4,7 @@ import { TimelineView } from "./timeline_view.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the clock of the columns */
-/** @typedef {{destroy: () => void, select: (index: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State}} Mounted */
+/** @typedef {{destroy: () => void, select: (place: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State}} Mounted */
 
 /**
  * Show a timeline.
@@ -18,7 +18,7 @@ export function mountTimeline(container, unpacked, options = {}) {
   const view = new TimelineView(container, unpacked, options);
   return {
     destroy: () => view.destroy(),
-    select: (index) => (index >= 0 ? view.jumpTo(index) : view.select(-1)),
+    select: (place) => (place >= 0 ? view.jumpTo(place) : view.select(-1)),
     zoomTo: (begin, end) => view.zoomTo(begin, end),
     state: () => view.state(),
   };
@@ -35,6 +35,8 @@ function mountEmpty(container) {
     destroy: () => note.remove(),
     select: () => {},
     zoomTo: () => {},
-    state: () => ({ begin: 0, end: 0, selected: -1, search: "", range: null }),
+    state: () => ({
+      begin: 0, end: 0, selected: -1, search: "", range: null, folded: [], hidden: [], found: null,
+    }),
   };
 }

@@ -1,0 +1,36 @@
+// What the colours mean, and which categories are shown: each is a button.
+
+import { make } from "../dom.js";
+
+/** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
+
+/** Hidden until the reader wants them: there are more of them than of all others, and each is short. */
+const FOLDED = ["python function"];
+
+/**
+ * What is hidden at first.
+ * @param {string[]} categories
+ */
+export function hiddenAtFirst(categories) {
+  const folded = categories.filter((category) => FOLDED.includes(category));
+  return new Set(folded.length < categories.length ? folded : []);
+}
+
+/**
+ * @param {TimelineView} view
+ */
+export function fillLegend(view) {
+  const { parts, palette, hidden, unpacked } = view;
+  const focused = [...parts.legend.children].findIndex((child) => child.contains(document.activeElement));
+  const counts = new Float64Array(unpacked.meta.categories.length);
+  for (const category of /** @type {Float64Array} */ (unpacked.columns.get("category"))) counts[category] += 1;
+  parts.legend.replaceChildren(...unpacked.meta.categories.map((/** @type {string} */ category, /** @type {number} */ place) => {
+    const isShown = !hidden.has(category);
+    const swatch = make("i", { style: `background: var(--${palette.variables[place]})` });
+    const title = `${counts[place].toLocaleString("en")} slices; ${isShown ? "click to hide them" : "click to show them"}`;
+    const attributes = { type: "button", class: "tl-kind", "aria-pressed": String(isShown), title };
+    const button = make("button", { ...attributes, onclick: () => view.toggleKind(category) }, swatch, make("bdi", {}, category));
+    return make("li", {}, button);
+  }));
+  if (focused >= 0) parts.legend.children[focused]?.querySelector("button")?.focus({ preventScroll: true });
+}

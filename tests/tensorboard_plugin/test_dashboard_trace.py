@@ -1,0 +1,408 @@
+"""What the dashboard's timeline shows of a trace, and what it hides: kinds, idle time, links, ranks."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from lightning_modelprof.report.timeline.timeline import timeline_of
+from lightning_modelprof.show.tensorboard.packing import unpack_columns
+from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
+from tests.support.dashboard_page import serve, wait, watched
+from tests.support.timeline_page import page_files
+from tests.support.traces import event, load, make_trace
+
+pytestmark = pytest.mark.slow
+
+US = 1000
+FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def launch(begin, correlation, tid=1):
+    return event("cuda_runtime", "cudaLaunchKernel", begin, begin + 1, tid, correlation=correlation)
+
+
+def work(begin, end, correlation, name="gemm", stream=7):
+    known = {"device": 0, "stream": stream, "correlation": correlation}
+    return event("kernel", name, begin, end, stream, 0, **known)
+
+
+def events():
+    """Two steps [100, 200) and [200, 300) after a set-up; the device waits for a batch and for the host.
+
+    Device: busy [120, 130), [160, 170) and on another stream [165, 180), [260, 300).
+    Idle: [100, 120) host; [130, 160) of which [131, 150) a fetch; [180, 260) of which [201, 251) a fetch.
+    """
+    return [
+        event("cpu_op", "set-up", 0, 50),
+        event("python_function", "train.py(3): main", 60, 300),
+        event("user_annotation", "ProfilerStep#5", 100, 200),
+        event("python_function", "lightning/pytorch/loop.py(9): advance", 101, 199),
+        event("python_function", "data.py(7): __getitem__", 131, 150),
+        event("user_annotation", FETCH, 131, 150),
+        event("cpu_op", "aten::mm", 102, 125),
+        launch(119, 1),
+        work(120, 130, 1),
+        event("cpu_op", "aten::add", 151, 180),
+        launch(158, 2),
+        work(160, 170, 2, "add"),
+        launch(161, 3),
+        work(165, 180, 3, "copy", stream=9),
+        event("user_annotation", "ProfilerStep#6", 200, 300),
+        event("python_function", "data.py(7): __getitem__", 201, 251),
+        event("user_annotation", FETCH, 201, 251),
+        event("cpu_op", "aten::mm", 252, 299),
+        launch(259, 4),
+        work(260, 300, 4),
+    ]
+
+
+def packed(*more):
+    return pack_timeline(timeline_of(make_trace([*events(), *more])))
+
+
+@contextmanager
+def opened(browser, columns):
+    with serve(page_files(columns)) as address, watched(browser, address):
+        browser.set_window_size(1400, 1000)
+        browser.get(address)
+        wait(browser, "return window.ready === true")
+        yield
+
+
+@pytest.fixture
+def page(browser):
+    with opened(browser, packed()):
+        yield browser
+
+
+def state(browser):
+    return browser.execute_script("return view.state()")
+
+
+def next_frame(browser):
+    browser.execute_async_script(
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+    )
+
+
+def mount(browser, **initial):
+    browser.execute_script("window.mount({ initial: arguments[0] })", initial)
+    next_frame(browser)
+
+
+def texts(browser, selector):
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector
+    )
+
+
+def panel(browser):
+    pairs = browser.execute_script(
+        "return [...document.querySelectorAll('.tl-selection dl > div')].map("
+        "d => [d.children[0].textContent, d.children[1].textContent])"
+    )
+    return dict(pairs)
+
+
+def slices_of(columns):
+    """Of each slice: its name, category, begin and end in microseconds; by place."""
+    meta, values = unpack_columns(columns)
+    return [
+        (meta["names"][name], meta["categories"][category], begin / US, (begin + duration) / US)
+        for name, category, begin, duration in zip(
+            *(values[key].tolist() for key in ("name", "category", "begin", "duration")), strict=True
+        )
+    ]
+
+
+def place_of(name, begin=None, columns=None):
+    every = slices_of(columns or packed())
+    return next(at for at, one in enumerate(every) if one[0] == name and begin in {None, one[2]})
+
+
+def kinds(browser):
+    pairs = browser.execute_script(
+        "return [...document.querySelectorAll('.tl-kind')].map(b => [b.textContent, b.ariaPressed])"
+    )
+    return {kind: pressed == "true" for kind, pressed in pairs}
+
+
+def test_devices_come_first_and_the_steps_fill_the_width(page):
+    labels = texts(page, ".tl-lane .tl-name")
+    assert labels[:3] == ["GPU 0", "GPU 0 stream 7", "GPU 0 stream 9"]
+    assert labels.index("host") > 2
+    now = state(page)
+    assert (now["begin"], now["end"]) == (100 * US, 300 * US)  # not the set-up before them
+    page.execute_script("document.querySelector('.tl-canvas').focus()")
+    page.switch_to.active_element.send_keys("0")
+    now = state(page)
+    assert (now["begin"], now["end"]) == (0, 300 * US)
+
+
+def rows_of(browser):
+    """Of each lane its rows, each the names of its slices, as they are drawn."""
+    return browser.execute_async_script(
+        """
+        const [hidden, done] = arguments;
+        import("/timeline/shown.js").then(({ Shown }) => {
+          const { slices, places, placeOf } = new Shown(unpacked, new Set(hidden));
+          done(slices.lanes.map(({ rows }) => rows.map(({ first, last }) =>
+            Array.from({ length: last - first }, (_, at) => slices.nameOf(first + at)))));
+        });
+        """,
+        state(browser)["hidden"],
+    )
+
+
+def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
+    assert state(page)["hidden"] == ["python function"]
+    assert kinds(page)["python function"] is False
+    assert all(shown for kind, shown in kinds(page).items() if kind != "python function")
+    (main,) = (lane for lane in rows_of(page) if any("aten::mm" in row for row in lane))
+    step = "ProfilerStep#"
+    assert main == [
+        ["set-up", step + "5", step + "6"],
+        ["aten::mm", FETCH, "aten::add", FETCH, "aten::mm"],
+        ["cudaLaunchKernel"] * 4,
+    ]
+    button = "[...document.querySelectorAll('.tl-kind')].find(b => b.textContent === arguments[0])"
+    page.execute_script(f"{button}.focus(); {button}.click()", "python function")
+    assert state(page)["hidden"] == []
+    assert page.execute_script(f"return document.activeElement === {button}", "python function")
+    (main,) = (lane for lane in rows_of(page) if any("aten::mm" in row for row in lane))
+    assert main[0] == ["set-up", "train.py(3): main"]
+    assert len(main) > 4
+    page.execute_script(f"{button}.click()", "operator")
+    wait(page, "return window.changes.length && window.changes.at(-1).hidden.length")
+    assert page.execute_script("return window.changes.at(-1).hidden") == ["operator"]
+    mount(page, **state(page))
+    assert (state(page)["hidden"], kinds(page)["operator"]) == (["operator"], False)
+
+
+def test_folded_lanes_are_in_the_state(page):
+    page.execute_script("document.querySelector('.tl-group .tl-toggle').click()")
+    wait(page, "return window.changes.length && window.changes.at(-1).folded.length")
+    kept = state(page)
+    assert kept["folded"] == ["GPU 0"]
+    mount(page)
+    assert "GPU 0 stream 7" in texts(page, ".tl-name")
+    mount(page, **kept)
+    assert "GPU 0 stream 7" not in texts(page, ".tl-name")
+    page.execute_script("view.select(arguments[0])", place_of("gemm"))  # what is asked for is shown
+    assert "GPU 0 stream 7" in texts(page, ".tl-name")
+
+
+def test_hiding_any_categories_leaves_a_right_picture(page):
+    """Rows hold what is left, in order, without overlap, each slice right below another."""
+    answers = page.execute_async_script(
+        """
+        const done = arguments[0];
+        import("/timeline/shown.js").then(({ Shown }) => {
+          const kinds = unpacked.meta.categories;
+          done([...Array(1 << Math.min(5, kinds.length)).keys()].map((bits) => {
+            const hidden = new Set(kinds.filter((_, place) => bits >> place & 1));
+            const shown = new Shown(unpacked, hidden);
+            const { slices } = shown;
+            const all = [...Array(slices.count).keys()];
+            return {
+              hidden: [...hidden],
+              places: all.map((index) => shown.placeOf(index)),
+              back: all.map((index) => shown.indexOf(shown.placeOf(index))),
+              rows: slices.rows.map(({ lane, depth, first, last }) => [lane, depth, first, last]),
+              launch: [...slices.launch],
+            };
+          }));
+        });
+        """
+    )
+    meta, values = unpack_columns(packed())
+    every = slices_of(packed())
+    begin, duration = values["begin"], values["duration"]
+    lane_of = np.repeat([lane for lane, _, _ in meta["rows"]], [count for _, _, count in meta["rows"]])
+    for answer in answers:
+        left = [at for at, one in enumerate(every) if one[1] not in answer["hidden"]]
+        assert sorted(answer["places"]) == left
+        assert answer["back"] == list(range(len(left)))
+        for lane, depth, first, last in answer["rows"]:
+            places = answer["places"][first:last]
+            assert {int(lane_of[place]) for place in places} == {lane}
+            ends = [int(begin[place] + duration[place]) for place in places]
+            assert all(end <= begin[place] for end, place in zip(ends[:-1], places[1:], strict=True))
+            if depth:
+                (above,) = (row for row in answer["rows"] if row[:2] == [lane, depth - 1])
+                for place in places:
+                    assert any(
+                        begin[one] <= begin[place] < begin[one] + max(1, duration[one])
+                        for one in answer["places"][above[2] : above[3]]
+                    )
+        launches = [values["launch"][place] for place in answer["places"]]
+        assert answer["launch"] == [
+            answer["places"].index(host) if host in answer["places"] else -1 for host in launches
+        ]
+
+
+def test_a_link_finds_the_longest_slice(page):
+    mount(page, find={"kind": "idle: data loading"})
+    every = slices_of(packed())
+    now = state(page)
+    assert every[now["selected"]] == ("idle: data loading", "idle: data loading", 201, 251)
+    assert texts(page, ".tl-count") == ["2 of 2"]
+    assert now["begin"] <= 201 * US < 251 * US <= now["end"] < 303 * US
+    assert "the longest is selected" in texts(page, ".tl-message")[0]
+    mount(page, find={"name": "gemm", "kind": "kernel"})
+    assert every[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
+    mount(page, find={"name": "data.py(7): __getitem__"})  # hidden until then
+    assert every[state(page)["selected"]][2:] == (201, 251)
+    assert state(page)["hidden"] == []
+    mount(page, find={"step": 6})
+    assert (state(page)["begin"], state(page)["end"]) == (200 * US, 300 * US)
+    for nothing in ({"name": "no such"}, {"kind": "idle: communication"}, {"step": 77}, {"name": "gem"}):
+        mount(page, find=nothing)
+        assert texts(page, ".tl-message")[0].startswith("This trace holds no "), nothing
+        assert state(page)["selected"] == -1
+    for nonsense in (3, "x", {}, {"name": 5}, [], None):
+        mount(page, find=nonsense)
+        assert (state(page)["selected"], texts(page, ".tl-message")) == (-1, [""])
+
+
+def test_who_comes_back_to_a_link_finds_what_was_looked_at(page):
+    find = {"kind": "kernel"}
+    mount(page, find=find)
+    page.execute_script("view.select(arguments[0]); view.zoomTo(0, 50000)", place_of("add"))
+    kept = state(page)
+    mount(page, find=find, **kept)
+    assert state(page) == kept
+    assert texts(page, ".tl-count") == ["2 of 4"]
+    mount(page, find={"kind": "idle: host"}, **kept)  # another link
+    assert slices_of(packed())[state(page)["selected"]][1] == "idle: host"
+
+
+def test_idle_time_says_why_and_whose_line(page):
+    mount(page, find={"kind": "idle: data loading"})
+    shown = panel(page)
+    assert "nothing was queued" in shown["Why"]
+    assert shown["Meanwhile"] == f"main thread 1: data.py(7): __getitem__, in {FETCH}"
+    assert shown["Line"] == "data.py(7): __getitem__Copy"
+    assert (shown["Begin"], shown["Duration"], shown["Step"]) == ("201.0 us", "50.0 us", "6")
+    assert "Ended by" not in shown  # the host was late after it
+    place = place_of("idle: host", 251)
+    page.execute_script("view.select(arguments[0])", place)
+    shown = panel(page)
+    assert (shown["Ended by"], shown["Its launch"]) == ("gemm", "cudaLaunchKernel")
+    page.execute_script(
+        "[...document.querySelectorAll('.tl-selection .tl-link')].find(b => b.textContent === 'gemm').click()"
+    )
+    assert slices_of(packed())[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
+
+
+def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
+    page.execute_script(
+        "Object.defineProperty(navigator, 'clipboard',"
+        " { value: { writeText: async (text) => (window.copied = text) } })"
+    )
+    page.execute_script("view.select(arguments[0])", place_of("gemm", 120))
+    assert panel(page)["Line"] == "train.py(3): mainCopy"  # not Lightning's
+    assert texts(page, ".tl-stack summary") == ["Call stack: 2 frames, innermost first"]
+    assert texts(page, ".tl-stack li bdi") == ["lightning/pytorch/loop.py(9): advance", "train.py(3): main"]
+    page.execute_script("document.querySelector('.tl-selection .tl-copy').click()")
+    wait(page, "return window.copied !== undefined")
+    assert page.execute_script("return window.copied") == "train.py:3"
+    assert texts(page, ".tl-message") == ["Copied train.py:3"]
+    assert page.execute_script("return document.querySelector('.tl-stack').open") is False
+
+
+@pytest.mark.parametrize(
+    ("name", "view"), [("gemm", "kernels"), ("aten::add", "operators"), ("nn.Module: Linear_0", "modules")]
+)
+def test_a_slice_leads_to_its_row(browser, name, view):
+    columns = packed(event("user_annotation", "nn.Module: Linear_0", 252, 298))
+    with opened(browser, columns):
+        browser.execute_script("view.select(arguments[0])", place_of(name, columns=columns))
+        (goto,) = browser.execute_script(
+            "return [...document.querySelectorAll('.tl-selection a.goto')].map(a => a.dataset.goto)"
+        )
+        assert json.loads(goto) == {"view": view, "row": {"name": name}}
+        browser.execute_script("view.select(arguments[0])", place_of("ProfilerStep#6", columns=columns))
+        assert texts(browser, ".tl-selection a.goto") == []
+
+
+def device_rows(browser):
+    return browser.execute_script(
+        "return [...document.querySelectorAll('.tl-by-device tbody tr')].map(r =>"
+        " [...r.cells].map(c => c.textContent))"
+    )
+
+
+def test_a_range_leads_with_busy_and_idle(page):
+    """[110, 260): busy 10 + 20 of 150; idle 10 + 11 + 30 for the host less the fetches of 19 and 50."""
+    mount(page, range=[110 * US, 260 * US])
+    assert device_rows(page) == [
+        ["GPU 0 busy", "30.0 us", "20.00 %"],
+        ["GPU 0 idle", "120 us", "80.00 %"],
+        ["idle: data loading", "69.0 us", "46.00 %"],
+        ["idle: host", "51.0 us", "34.00 %"],
+    ]
+    assert page.execute_script("return document.querySelector('.tl-range table').className") == "tl-by-device"
+
+
+def test_a_range_of_a_real_trace_has_the_times_of_the_idle_summary(browser):
+    trace = load("v100_resnet50_workers0")
+    begin, end = 200_000_000, 700_000_000
+    rows = trace.device.event
+    busy = np.zeros(end - begin >> 10, bool)  # moments of 1.024 us
+    for since, until in zip(trace.begin_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
+        busy[max(0, since - begin >> 10) : max(0, until - begin >> 10)] = True
+    with opened(browser, pack_timeline(timeline_of(trace))):
+        mount(browser, range=[begin, end])
+        shares = {name: float(share.removesuffix(" %")) for name, _, share in device_rows(browser)}
+    assert shares["GPU 0 busy"] == pytest.approx(100 * busy.mean(), abs=1.5)
+    causes = [share for name, share in shares.items() if name.startswith("idle: ")]
+    assert sum(causes) == pytest.approx(shares["GPU 0 idle"], abs=0.1)
+
+
+RANKS = """
+const [shift, done] = arguments;
+import("/timeline/ranks.js").then(({ mergeRanks }) => {
+  const { meta, columns } = unpacked;
+  const later = new Map(columns);
+  for (const name of ["begin"]) later.set(name, columns.get(name).map((ns) => ns + shift));
+  const steps = meta.steps.map(([number, begin, end]) => [number, begin + shift, end + shift]).slice(1);
+  const [begin_ns, end_ns] = [meta.begin_ns + shift, meta.end_ns + shift];
+  const other = { columns: later, meta: { ...meta, begin_ns, end_ns,
+    steps, details: meta.details.map((text) => text + "!"), names: meta.names.toReversed() } };
+  const whole = mergeRanks([{ rank: 0, unpacked }, { rank: 3, unpacked: other }]);
+  window.unpacked = whole;
+  window.mount();
+  done(whole.meta);
+});
+"""
+
+
+def test_ranks_share_one_axis(page):
+    """Rank 3 is rank 0 some time later, without its first step: step 6 is what both have."""
+    alone = slices_of(packed())
+    merged = page.execute_async_script(RANKS, 1_234_567)
+    assert [lane["group"] for lane in merged["lanes"]][:4] == ["rank 0 GPU 0"] * 2 + ["rank 3 GPU 0"] * 2
+    assert "step 6" in merged["notes"][0]
+    count = len(alone)
+    begins = page.execute_script("return [...unpacked.columns.get('begin')]")
+    assert begins[count:] == begins[:count]
+    page.execute_script("view.select(arguments[0])", count + place_of("gemm", 260))
+    now = state(page)
+    assert now["selected"] == count + place_of("gemm", 260)
+    shown = panel(page)
+    assert (shown["Lane"], shown["Step"]) == ("GPU 0 stream 7", "6")
+    page.execute_script("view.select(arguments[0])", count + place_of("gemm", 120))
+    assert panel(page)["Step"] == "in no step"  # of rank 3, which has no step 5
+    page.execute_script("document.querySelector('.tl-link').click()")
+    assert state(page)["selected"] == count + place_of("cudaLaunchKernel", 119)
+    page.execute_script("window.mount({ initial: { find: { kind: 'kernel', rank: 3 } } })")
+    assert state(page)["selected"] == count + place_of("gemm", 260)
+    assert texts(page, ".tl-count") == ["4 of 4"]
+    page.execute_script("window.mount({ initial: { range: [110000, 260000] } })")
+    next_frame(page)
+    assert [row[0] for row in device_rows(page)][::4] == ["rank 0 GPU 0 busy", "rank 3 GPU 0 busy"]
