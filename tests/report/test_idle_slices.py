@@ -86,6 +86,32 @@ def test_each_cause():
     ]
 
 
+def test_idle_time_stands_in_one_row_of_the_stream_that_computes():
+    """Events without length cut it, so that they stand between the pieces."""
+    trace = make_trace(
+        [
+            work(0, 10, 1),
+            work(15, 15, 2),
+            work(20, 30, 3),
+            work(25, 70, 4, stream=20, name="ncclDevKernel_AllReduce"),
+            work(80, 81, 5, stream=20, name="ncclDevKernel_AllReduce"),
+        ]
+    )
+    assert [one[:1] + one[2:4] for one in idle_of(trace)] == [
+        ("GPU 0 stream 7", 10, 15),
+        ("GPU 0 stream 7", 15, 20),
+        ("GPU 0 stream 7", 70, 80),
+    ]
+    found = timeline_of(trace)
+    assert found.depth.max() == 0
+    of_stream = [found.lanes[lane].label == "GPU 0 stream 7" for lane in found.lane.tolist()]
+    row = [at for at, is_there in enumerate(of_stream) if is_there]
+    begin, length = found.slice_begin_ns[row], found.slice_duration_ns[row]
+    assert list(zip((begin / US).tolist(), (length / US).tolist(), strict=True)) == [
+        (0, 10), (10, 5), (15, 0), (15, 5), (20, 10), (70, 10),
+    ]  # fmt: skip
+
+
 def test_what_the_host_did_meanwhile():
     """Of the gap [10, 100) load.py takes most; in [110, 200) there is no Python function but an operator."""
     frames = [

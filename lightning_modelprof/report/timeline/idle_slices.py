@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at
-from lightning_modelprof.analysis.timeline.intervals import different
+from lightning_modelprof.analysis.timeline.intervals import Intervals, different, is_among, locate
 from lightning_modelprof.analysis.timeline.tally import sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.idle import CAUSES, find_fetches, find_idle
@@ -46,11 +46,14 @@ _FEWEST_NS: Final = 5_000
 class IdleSlices(Record, frozen=True, kw_only=True, eq=False):
     """The idle time of all devices, k slices.
 
-    That of a device stands in the lane of the stream that is busy longest, and only there.
+    That of a device stands in the lane of one stream: of that which is busy longest with anything but
+    communication. It is cut where events without length are, which would else be in it.
 
     Attributes:
         intervals: begin and end of each, shape (k, 2).
         lane: int64, shape (k,): position in the timeline's lanes.
+        crossing: lanes of idle time in which it may cross ranges, so that ``depth`` does not hold there.
+        depth: int64, shape (k,): the row in its lane, which is the first.
         kinds: those that occur.
         kind: int64, shape (k,): position in ``kinds``.
         details: distinct texts.
@@ -59,6 +62,8 @@ class IdleSlices(Record, frozen=True, kw_only=True, eq=False):
 
     intervals: NDArray[np.int64]
     lane: NDArray[np.int64]
+    crossing: NDArray[np.int64]
+    depth: NDArray[np.int64]
     kinds: tuple[str, ...]
     kind: NDArray[np.int64]
     details: tuple[str, ...]
@@ -81,25 +86,49 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
     for device in different(trace.device.device).tolist():
         idle = find_idle(shared, device, fetches)
         rows = trace.device.event[trace.device.device == device]
-        busy_ns = sum_by(lane_of_event[rows], trace.duration_ns[rows], len(lanes))
-        intervals.append(idle.intervals)
-        lane.append(
-            np.full(len(idle.cause), int(busy_ns.argmax()) if busy_ns.any() else lane_of_event[rows[0]])
-        )
-        cause.append(idle.cause)
-        track.append(np.where(idle.launcher >= 0, trace.track[idle.launcher], main))
+        own = _lane_of(shared, rows, lane_of_event)
+        here = rows[lane_of_event[rows] == own]
+        pieces, piece = _cut(idle.intervals, trace.begin_ns[here[trace.duration_ns[here] == 0]])
+        intervals.append(pieces)
+        lane.append(np.full(len(pieces), own))
+        cause.append(idle.cause[piece])
+        track.append(np.where(idle.launcher >= 0, trace.track[idle.launcher], main)[piece])
     every, why = np.concatenate(intervals), np.concatenate(cause)
     thread = np.where(why == CAUSES.index("kernel gap"), -1, np.concatenate(track))
     texts, detail = _details(shared, every, why, thread, _threads(shared, lanes, lane_of_event))
     used = different(why)
+    where = np.concatenate(lane)
+    is_range = trace.is_category(Category.DEVICE_ANNOTATION, Category.DEVICE_SYNC)
+    with_ranges = different(lane_of_event[is_range])
     return IdleSlices(
         intervals=every,
-        lane=np.concatenate(lane),
+        lane=where,
+        crossing=with_ranges[is_among(with_ranges, where)],
+        depth=np.zeros(len(where), np.int64),
         kinds=tuple(IDLE_WORDS[index] for index in used.tolist()),
         kind=np.searchsorted(used, why),
         details=texts,
         detail=detail,
     )
+
+
+def _lane_of(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[np.int64]) -> int:
+    """The lane of the stream that is busy longest with these events of a device; communication counts last."""
+    rest = rows[~shared.is_communication[rows]]
+    chosen = rest if len(rest) else rows
+    busy_ns = sum_by(lane_of_event[chosen], shared.trace.duration_ns[chosen], int(lane_of_event.max()) + 1)
+    return int(busy_ns.argmax()) if busy_ns.any() else int(lane_of_event[chosen[0]])
+
+
+def _cut(intervals: Intervals, points_ns: NDArray[np.int64]) -> tuple[Intervals, NDArray[np.intp]]:
+    """Intervals in pieces that end at the points in them, and the interval of each piece."""
+    where = locate(points_ns, intervals)
+    inside = where >= 0
+    inside[inside] = points_ns[inside] > intervals[where[inside], 0]
+    points = different(points_ns[inside])
+    begin_ns = np.sort(np.concatenate((intervals[:, 0], points)))
+    end_ns = np.sort(np.concatenate((intervals[:, 1], points)))
+    return np.column_stack((begin_ns, end_ns)), locate(begin_ns, intervals)
 
 
 def _threads(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDArray[np.int64]) -> dict[int, str]:

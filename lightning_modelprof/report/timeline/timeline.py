@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.intervals import is_among
 from lightning_modelprof.analysis.timeline.tally import stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
 from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
@@ -38,9 +39,12 @@ def timeline_of(
     begin_ns = np.concatenate((trace.begin_ns, idle.intervals[:, 0]))
     end_ns = np.concatenate((trace.end_ns, idle.intervals[:, 1]))
     lane = np.concatenate((lane_of_event, idle.lane))
-    in_time = np.lexsort((-end_ns, begin_ns)) if len(idle.lane) else np.arange(len(trace))
-    depth = np.empty(len(lane), np.int64)
-    depth[in_time] = find_depths(begin_ns[in_time], end_ns[in_time], lane[in_time])
+    depth = np.concatenate((find_depths(trace.begin_ns, trace.end_ns, lane_of_event), idle.depth))
+    mixed = np.flatnonzero(is_among(lane, idle.crossing))
+    mixed = mixed[np.lexsort((-end_ns[mixed], begin_ns[mixed]))]
+    depth[mixed] = find_depths(begin_ns[mixed], end_ns[mixed], lane[mixed])
+    is_idle = np.arange(len(lane)) >= len(trace)  # behind an event that begins with it, which has no length
+    in_time = np.lexsort((-end_ns, is_idle, begin_ns)) if len(idle.lane) else np.arange(len(lane))
     rows_per_lane = int(depth.max(initial=0)) + 1
     order = in_time[stable_order((lane * rows_per_lane + depth)[in_time])]
     kinds, kind = find_kinds(shared)

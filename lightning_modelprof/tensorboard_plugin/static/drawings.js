@@ -9,15 +9,44 @@ import { askColumns } from "./server.js";
 /** @typedef {{destroy: () => void}} Drawing */
 /** @typedef {{tag: string, kind: string, rank: number | null}} Columns */
 
+/** @typedef {import("./columns.js").Unpacked} Unpacked */
+/** @typedef {{rank: number | null, unpacked: Unpacked}} Ranked */
+
 const DRAWINGS = {
-  steps: { load: async () => (await import("./steps/steps.js")).mountSteps, name: "at_steps" },
-  timeline: { load: async () => (await import("./timeline/view.js")).mountTimeline, name: "at_time" },
+  steps: { load: loadSteps, name: "at_steps", isOne: false },
+  timeline: { load: loadTimeline, name: "at_time", isOne: true },
 };
+
+async function loadSteps() {
+  const { mountSteps } = await import("./steps/steps.js");
+  return (/** @type {HTMLElement} */ place, /** @type {Ranked[]} */ [{ unpacked }], /** @type {any} */ options) =>
+    mountSteps(place, unpacked, options);
+}
+
+/** All ranks have one time axis. */
+async function loadTimeline() {
+  const [{ mountTimeline }, { mergeRanks }] = await Promise.all([
+    import("./timeline/view.js"),
+    import("./timeline/ranks.js"),
+  ]);
+  return (/** @type {HTMLElement} */ place, /** @type {Ranked[]} */ ranks, /** @type {any} */ options) =>
+    mountTimeline(place, mergeRanks(ranks), options);
+}
+
+/**
+ * What is drawn together: of some drawings all ranks are one.
+ * @param {Columns[]} columns
+ * @returns {Columns[][]}
+ */
+export function drawnTogether(columns) {
+  const isOne = columns.length > 0 && columns.every(({ kind }) => DRAWINGS[/** @type {"steps"} */ (kind)].isOne);
+  return isOne ? [columns] : columns.map((one) => [one]);
+}
 
 /**
  * Fetch columns and draw them.
  * @param {HTMLElement} container
- * @param {Columns} columns
+ * @param {Columns[]} columns of one drawing, by rank
  * @param {import("./steps/readout.js").Words} words what a step and its samples are called
  * @param {Choice} choice what is drawn, and which part of it the reader looks at
  * @param {(changes: Choice) => void} remember
@@ -25,31 +54,40 @@ const DRAWINGS = {
  * @returns {Promise<Drawing | null>}
  */
 export async function draw(container, columns, words, choice, remember, isWanted) {
-  const { load, name } = DRAWINGS[/** @type {"steps" | "timeline"} */ (columns.kind)];
+  const { load, name } = DRAWINGS[/** @type {"steps" | "timeline"} */ (columns[0].kind)];
   container.append(make("p", { class: "waiting", role: "status" }, "Loading…"));
-  const packed = askColumns({
-    run: choice.run,
-    tag: columns.tag,
-    kind: columns.kind,
-    rank: columns.rank === null ? "" : String(columns.rank),
-  });
-  const [mount, unpacked] = await Promise.all([load(), packed.then(unpackColumns)]);
+  const asked = Promise.allSettled(columns.map((one) => ask(one, choice)));
+  const [mount, answers] = await Promise.all([load(), asked]);
+  const ranks = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+  const lost = answers.flatMap((answer) => (answer.status === "rejected" ? [answer.reason] : []));
+  if (!ranks.length) throw lost[0];
   if (!isWanted()) return null;
-  container.replaceChildren();
-  return mount(container, unpacked, {
+  container.replaceChildren(...lost.map((error) => make("p", { class: "problem", role: "alert" }, String(error.message))));
+  return mount(container, ranks, {
     initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
     onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
-    title: `${choice.run} ${columns.tag}`,
+    title: `${choice.run} ${columns[0].tag}`,
     words,
   });
 }
 
 /**
+ * @param {Columns} columns
+ * @param {Choice} choice
+ * @returns {Promise<Ranked>}
+ */
+async function ask({ tag, kind, rank }, { run }) {
+  const packed = await askColumns({ run, tag, kind, rank: rank === null ? "" : String(rank) });
+  return { rank, unpacked: await unpackColumns(packed) };
+}
+
+/**
  * What a link into the drawing wants to have found; it may be of one rank.
  * @param {Choice} choice
- * @param {Columns} columns
+ * @param {Columns[]} columns
  */
-function findOf({ find }, { rank }) {
+function findOf({ find }, columns) {
   const wanted = parseLink(find);
-  return wanted && (rank === null || (wanted.rank ?? rank) === rank) ? wanted : undefined;
+  const isHere = columns.some(({ rank }) => rank === null || (wanted?.rank ?? rank) === rank);
+  return wanted && isHere ? wanted : undefined;
 }

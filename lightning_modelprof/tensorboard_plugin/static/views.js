@@ -2,7 +2,7 @@
 
 import { BEFORE, isTurnedRound } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
-import { draw } from "./drawings.js";
+import { draw, drawnTogether } from "./drawings.js";
 import { makeChoosers } from "./menu.js";
 import { showParts } from "./parts.js";
 import { askJson } from "./server.js";
@@ -95,12 +95,13 @@ export class ViewPage {
    */
   async showAnswer({ columns = [], empty, html, words }, choice, above, isWanted) {
     const parts = make("div", { class: "parts" });
-    const places = columns.map(() => make("div", { class: "drawing" }));
-    this.lay(...above, ...places.flatMap((place, number) => this.withRank(place, columns, number)), parts);
+    const drawings = drawnTogether(columns);
+    const places = drawings.map(() => make("div", { class: "drawing" }));
+    this.lay(...above, ...places.flatMap((place, number) => this.withRank(place, drawings, number)), parts);
     const remember = (/** @type {Choice} */ looks) => isWanted() && this.remember(looks);
     showParts(parts, html, choice, remember);
     if (!html && !places.length) parts.append(make("p", { class: "empty" }, empty));
-    const drawn = columns.map(async (one, place) => {
+    const drawn = drawings.map(async (one, place) => {
       try {
         const drawing = await draw(places[place], one, words, choice, remember, isWanted);
         if (drawing) this.drawings.push(drawing);
@@ -114,12 +115,12 @@ export class ViewPage {
   /**
    * A drawing, under the number of its rank where there are several.
    * @param {HTMLElement} place
-   * @param {{rank: number | null}[]} columns
+   * @param {{rank: number | null}[][]} drawings
    * @param {number} number
    * @returns {HTMLElement[]}
    */
-  withRank(place, columns, number) {
-    return columns.length > 1 ? [make("h2", {}, `Rank ${columns[number].rank}`), place] : [place];
+  withRank(place, drawings, number) {
+    return drawings.length > 1 ? [make("h2", {}, `Rank ${drawings[number][0].rank}`), place] : [place];
   }
 
   /**
