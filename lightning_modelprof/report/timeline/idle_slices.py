@@ -113,7 +113,7 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
 
 
 def _lane_of(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[np.int64]) -> int:
-    """The lane of the stream that is busy longest with these events of a device; communication counts last."""
+    """The lane of the stream that is busy longest with these events of a device; communication is last."""
     rest = rows[~shared.is_communication[rows]]
     chosen = rest if len(rest) else rows
     busy_ns = sum_by(lane_of_event[chosen], shared.trace.duration_ns[chosen], int(lane_of_event.max()) + 1)
