@@ -45,10 +45,8 @@ export function showFind(view, find, isNew) {
   view.mark(find);
   const what = `${find.kind ?? "slice"}${find.name === undefined ? "" : ` named “${find.name}”`}`;
   const { count, longest } = view.found;
-  const message = count
-    ? `${formatCount(count)} × ${what}${count > 1 ? ": the longest is selected" : ""}.`
-    : `This trace holds no ${what}.`;
-  view.parts.message.textContent = isNew || !count ? message : "";
+  const marked = `${formatCount(count)} ${count === 1 ? "slice" : "slices"} marked${count > 1 ? ", the longest selected" : ""}.`;
+  view.parts.message.textContent = !count ? `This trace holds no ${what}.` : isNew ? marked : "";
   if (isNew && longest >= 0) {
     const [begin, end] = [view.slices.begin[longest], view.slices.end[longest]];
     view.viewport.show(begin - MARGIN * (end - begin), end + MARGIN * (end - begin));

@@ -40,7 +40,7 @@ export function showSelection(view, place) {
   const add = (label, ...values) => {
     list.append(make("div", {}, make("dt", {}, label), make("dd", {}, ...values)));
   };
-  const say = (/** @type {string} */ text) => (view.parts.live.textContent = view.parts.message.textContent = text);
+  const say = (/** @type {string} */ text) => (view.parts.live.textContent = text);
   const { lines, frames } = detailOf(all, selected);
   const isIdle = all.isIdle[all.category[selected]];
   if (isIdle) addIdle(view, lines, frames, add, say);
@@ -104,23 +104,23 @@ function addIdle(view, lines, frames, add, say) {
 }
 
 /**
- * The work of the device that begins when it ceases to be idle; of several the one that was launched first.
+ * The work that the device begins when it ceases to be idle; of several the one that was launched first.
  * @param {import("./slices.js").Slices} slices
  * @param {number} idle
  */
 function endingOf(slices, idle) {
-  const { group } = slices.lanes[slices.rowOf(idle).lane];
-  const end = slices.end[idle];
+  const { begin, launch } = slices;
+  const row = slices.rowOf(idle);
+  let end = slices.end[idle];
+  const goesOn = (/** @type {number} */ at) => slices.isIdle[slices.category[at]] || !slices.duration[at];
+  for (let at = idle + 1; at < row.last && begin[at] === end && goesOn(at); at += 1) end = slices.end[at];
+  const { group } = slices.lanes[row.lane];
   let best = -1;
-  const launched = (/** @type {number} */ index) => {
-    const host = slices.launch[index];
-    return host >= 0 ? slices.begin[host] : Infinity;
-  };
-  for (const row of slices.rows) {
-    if (slices.lanes[row.lane].group !== group) continue;
-    for (let at = firstFrom(slices.begin, row.first, row.last, end); at < row.last && slices.begin[at] === end; at += 1) {
-      if (slices.isIdle[slices.category[at]] || slices.launch[at] < 0) continue;
-      if (best < 0 || launched(at) < launched(best)) best = at;
+  for (const { lane, first, last } of slices.rows) {
+    if (slices.lanes[lane].group !== group) continue;
+    for (let at = firstFrom(begin, first, last, end); at < last && begin[at] === end; at += 1) {
+      if (slices.isIdle[slices.category[at]] || !slices.duration[at] || launch[at] < 0) continue;
+      if (best < 0 || begin[launch[at]] < begin[launch[best]]) best = at;
     }
   }
   return best;

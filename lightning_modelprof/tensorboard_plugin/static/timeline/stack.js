@@ -7,6 +7,8 @@ import { make } from "../dom.js";
 /** @typedef {import("./slices.js").Slices} Slices */
 
 const HEADING = "call stack, innermost first:"; // in a detail, before its frames
+const COPY = "Copy";
+const SEEN_MS = 2000;
 const PYTHON = "python function";
 const FRAME = /^(.*)\((\d+)\): (.*)$/s;
 /** Whose frames are on the way to everything, as Python's operator_costs.py has them. */
@@ -75,9 +77,15 @@ export function frameWithCopy(frame, say) {
   const place = placeOf(frame);
   const text = make("bdi", {}, frame);
   if (!place) return make("span", { class: "tl-frame" }, text);
-  const copy = async () => say((await copyText(place)) ? `Copied ${place}` : "The browser does not let this page copy.");
   const attributes = { type: "button", class: "tl-copy", title: `Copy ${place}`, "aria-label": `Copy ${place}` };
-  return make("span", { class: "tl-frame" }, text, make("button", { ...attributes, onclick: copy }, "Copy"));
+  const button = make("button", { ...attributes, onclick: () => copy() }, COPY);
+  const copy = async () => {
+    const isDone = await copyText(place);
+    button.textContent = isDone ? "Copied" : "The browser does not let this page copy";
+    say(isDone ? `Copied ${place}` : button.textContent);
+    setTimeout(() => (button.textContent = COPY), SEEN_MS);
+  };
+  return make("span", { class: "tl-frame" }, text, button);
 }
 
 /**

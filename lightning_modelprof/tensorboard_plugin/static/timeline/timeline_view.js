@@ -22,7 +22,6 @@ import { showValues } from "./tooltip.js";
 /** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: place in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link wanted to have found, which has been shown */
 /** @typedef {{onChange?: (state: State) => void, initial?: Partial<State> & {find?: Find}, title?: string}} Options */
 
-const LEFT = 190; // pixels for labels, as in timeline.css
 const QUIET_MS = 200; // after the last change before it is told
 
 export class TimelineView {
@@ -138,9 +137,9 @@ export class TimelineView {
   }
 
   resize() {
-    const { scroller, canvas, head, top } = this.parts;
+    const { scroller, canvas, head, top, lanes } = this.parts;
     const ratio = window.devicePixelRatio || 1;
-    const width = Math.max(1, scroller.clientWidth - LEFT);
+    const width = Math.max(1, scroller.clientWidth - lanes.offsetWidth);
     this.height = scroller.clientHeight;
     this.viewport.width = width;
     const sizes = /** @type {[HTMLCanvasElement, number][]} */ ([[canvas, this.height], [head, HEAD]]);
