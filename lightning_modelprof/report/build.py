@@ -21,11 +21,11 @@ from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
 from lightning_modelprof.report.model import Finding, Report, Severity, Status, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
+from lightning_modelprof.report.order import by_time, in_order
 from lightning_modelprof.report.rules.all_rules import configure_rules
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import DeviceRule
-from lightning_modelprof.report.rules.memory import RanOutOfMemory
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.verdict import account, give_verdict
@@ -259,11 +259,8 @@ _LESS: Final[Mapping[Severity | None, Severity]] = {
 """What becomes of a severity that rests on times, where the training thread waited for a CPU."""
 
 
-_ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
-
-
 def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[Verdict, tuple[Finding, ...]]:
-    """The verdict, and what each rule says: found ones first, hints last of them, by time at stake.
+    """The verdict, and what each rule says, in the order of :func:`in_order`.
 
     Args:
         analysis: of a run.
@@ -284,21 +281,10 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
             replace(one, severity=severities.get(one.severity)) if rule.rests_on_time else one
             for one in of_it
         ]
-    findings.sort(key=_rank)
-    findings = sorted(without_repeats(findings, rules, analysis.hot_lines), key=_rank)
-    return give_verdict(analysis, findings, rules, accounting), tuple(findings)
-
-
-def _rank(finding: Finding) -> tuple[int, bool, bool, float, bool]:
-    """Found ones first; what ended the loop before all others; hints last; then by time at stake.
-
-    A warning with more at stake stands above a critical one. Severity decides between equals, such as those
-    whose time is not known.
-    """
-    is_less, is_hint = finding.kind != RanOutOfMemory.kind, finding.severity is Severity.INFO
-    saving = finding.saving_ns_per_step or 0.0
-    is_mild = finding.severity is not Severity.CRITICAL
-    return _ORDER.index(finding.status), is_less, is_hint, -saving, is_mild
+    # A time that is part of a longer one is told from the longer one, whatever the severities.
+    findings = without_repeats(sorted(findings, key=by_time), rules, analysis.hot_lines)
+    verdict = give_verdict(analysis, findings, rules, accounting)
+    return verdict, in_order(findings, rules, verdict)
 
 
 def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE
+from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE, HostWaits
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.all_charts import trace_charts
 from lightning_modelprof.report.device_shares import (
@@ -20,8 +20,9 @@ from lightning_modelprof.report.device_shares import (
     unaccounted,
     wait_shares,
 )
-from lightning_modelprof.report.model import Chart, Finding, Report, Status, StepCard, Table, Verdict
+from lightning_modelprof.report.model import Chart, Finding, Report, StepCard, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
+from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.base import count, duration, ratio
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, LaunchBound, pooled_waits
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
@@ -191,9 +192,6 @@ _DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
 )
 
 
-_ORDER: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
-
-
 def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Finding, ...]]:
     """What limits the steps in traces of one job, over all ranks, and what each rule about them says.
 
@@ -210,13 +208,23 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
     lost = lost_work(facts.launch_count for facts in traces)
     of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge_known(traces, circumstances)]
     findings = [*_input_bound(traces, shares or host, lost if shares else ""), *of_device]
-    findings.sort(key=lambda one: (_ORDER.index(one.status), -(one.saving_ns_per_step or 0.0)))
+    verdict = _verdict(shares, host, waits, of_device, lost)
+    return verdict, in_order(findings, (_RULE, *_DEVICE_RULES), verdict)
+
+
+def _verdict(
+    shares: DeviceShares | None,
+    host: DeviceShares | None,
+    waits: HostWaits | Absent,
+    of_device: Sequence[Finding],
+    lost: str,
+) -> Verdict:
     if isinstance(waits, Absent) and waits in NO_STEPS_TO_COMPARE:
         reason = f"{waits.reason[:1].upper()}{waits.reason[1:]}."
-        return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None), tuple(findings)
+        return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
     if host is not None:
-        return verdict_of_host_traces(host.fetch), tuple(findings)
-    return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES, lost), tuple(findings)
+        return verdict_of_host_traces(host.fetch)
+    return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES, lost)
 
 
 def _input_bound(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
+from lightning_modelprof.analysis.trace.idle import CAUSES
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount, pool_kernel_launches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -53,29 +54,61 @@ def _breakdowns(traces: Iterable[TraceFacts]) -> list[tuple[TraceFacts, StepBrea
 def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares | None:
     num_steps, total_ns = 0, 0.0
     parts_ns = dict.fromkeys(STEP_CATEGORIES, 0.0)
-    busy_ns, covered_ns = 0.0, 0
-    for facts, breakdown in known:
+    known = list(known)
+    for _, breakdown in known:
         num_steps += len(breakdown.steps)
         total_ns += breakdown.mean_total_ns * len(breakdown.steps)
         for category, mean_ns in zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True):
             parts_ns[category] += mean_ns * len(breakdown.steps)
-        usage = facts.device_usage
-        if isinstance(usage, Absent):
-            continue
-        for device in usage.devices:
-            if device.busy is not None:
-                busy_ns += device.busy * usage.covered_ns
-                covered_ns += usage.covered_ns
     if not total_ns:
         return None
+    idle = gpu_idle(facts for facts, _ in known)
     return DeviceShares(
         step_ns=total_ns / num_steps,
-        busy=busy_ns / covered_ns if covered_ns else 0.0,
+        busy=0.0 if idle is None else idle.busy,
         computing=sum(parts_ns[name] for name in ("kernel", "memcpy", "memset")) / total_ns,
         communication=parts_ns["communication"] / total_ns,
         fetch=parts_ns["dataloader"] / total_ns,
         host=sum(parts_ns[name] for name in ("runtime", "cpu_exec")) / total_ns,
         other=parts_ns["other"] / total_ns,
+    )
+
+
+class GpuIdle(Record, frozen=True, kw_only=True):
+    """GPU busy and GPU idle: shares of the recorded steps, the mean over all devices.
+
+    A device is busy while at least one kernel, copy or set runs on any of its streams, and idle in the rest.
+
+    Attributes:
+        busy: Busy of the Device Summary.
+        by_cause: cause of idle time (``CAUSES`` of ``analysis/trace/idle.py``) → its share; they and ``busy``
+            sum to 1.
+    """
+
+    busy: float
+    by_cause: Mapping[str, float]
+
+    @property
+    def idle(self) -> float:
+        """What is not busy."""
+        return sum(self.by_cause.values())
+
+
+def gpu_idle(traces: Iterable[TraceFacts]) -> GpuIdle | None:
+    """Of all devices of all traces; ``None`` without any, or where the recorded time is empty."""
+    known = [
+        device.covered
+        for facts in traces
+        if not isinstance(facts.idle, Absent)
+        for device in facts.idle.devices
+    ]
+    total_ns = sum(one.total_ns for one in known)
+    if not total_ns:
+        return None
+    by_cause_ns = [sum(parts_ns) for parts_ns in zip(*(one.by_cause_ns for one in known), strict=True)]
+    return GpuIdle(
+        busy=sum(one.busy_ns for one in known) / total_ns,
+        by_cause={cause: ns / total_ns for cause, ns in zip(CAUSES, by_cause_ns, strict=True)},
     )
 
 

@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.host_waits import HostWaits
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.device_shares import device_shares, lost_work
+from lightning_modelprof.report.device_shares import device_shares, gpu_idle, lost_work
 from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.host_waits import WaitRule
@@ -146,8 +146,8 @@ def _taken(host: tuple[StepPart, ...], findings: Sequence[Finding]) -> tuple[Ste
 def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Finding]) -> tuple[StepPart, ...]:
     """What the device does in the recorded steps, as shares of them, drawn as long as the host's lane."""
     shares = device_shares(traces)
-    waits = pooled_waits(traces) if traces else Absent("no traces")
-    if shares is None:
+    idle = gpu_idle(traces)
+    if shares is None or idle is None:
         return ()
     parts: list[StepPart] = []
 
@@ -158,29 +158,28 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
                 StepPart(key=key, label=label, ns=share * wall_ns, is_idle=is_idle, location=location)
             )
 
-    if isinstance(waits, Absent) or not waits.steps_ns:
-        add("computing", "computing", shares.computing)
-        add("communication", "communication", shares.communication)
-        add("idle_input", "waits for a batch", shares.fetch, _place_of(found, _INPUT))
-        add("idle", "idle, cause unknown", 1 - shares.computing - shares.communication - shares.fetch)
-        return tuple(parts)
-    busy = 1 - waits.idle_ns / waits.steps_ns
-    communication = min(busy, shares.communication)
-    add("computing", "computing", busy - communication)
+    communication = min(idle.busy, shares.communication)
+    add("computing", "computing", idle.busy - communication)
     add("communication", "communication", communication)
-    add("idle_input", "waits for a batch", waits.fetch_ns / waits.steps_ns, _place_of(found, _INPUT))
-    for label, share, location in _idle_by_waits(waits, wall_ns, found):
-        add("idle_sync", label, share, location)
-    add("idle_host", "waits for the host", waits.late_ns / waits.steps_ns)
-    known_ns = waits.fetch_ns + waits.stake_ns + waits.late_ns
-    add("idle", "idle, cause unknown", (waits.idle_ns - known_ns) / waits.steps_ns)
+    add("idle_input", "waits for a batch", idle.by_cause["data loading"], _place_of(found, _INPUT))
+    host = idle.by_cause["host"]
+    for label, share, location in _idle_by_waits(pooled_waits(traces), wall_ns, found):
+        add("idle_sync", label, min(host, share), location)
+        host -= min(host, share)
+    add("idle_host", "waits for the host", host)
+    add("idle_gap", "between kernels that were queued", idle.by_cause["kernel gap"])
+    add("idle_stream", "waits for another stream", idle.by_cause["other stream"])
+    add("idle_communication", "waits for communication", idle.by_cause["communication"])
+    add("idle", "idle, cause unknown", idle.by_cause["unknown"])
     return tuple(parts)
 
 
 def _idle_by_waits(
-    waits: HostWaits, wall_ns: float, found: Sequence[Finding]
+    waits: HostWaits | Absent, wall_ns: float, found: Sequence[Finding]
 ) -> list[tuple[str, float, Location | None]]:
     """The idle time that waits of the host cause, that of each finding about them apart."""
+    if isinstance(waits, Absent) or not waits.steps_ns:
+        return []
     left = waits.stake_ns / waits.steps_ns
     result: list[tuple[str, float, Location | None]] = []
     for one in found:

@@ -11,6 +11,7 @@ import pytest
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
 from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
+from lightning_modelprof.analysis.trace.idle import CoveredIdle
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.report.build import diagnose
@@ -141,8 +142,11 @@ class Facts:
         parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
         assert sum(parts) == 100
         self.host_waits = host_waits
-        works = sum(shares.get(name, 0) for name in ("kernel", "memcpy", "memset", "communication"))
-        self.device_usage = SimpleNamespace(devices=[SimpleNamespace(busy=works)], covered_ns=100)
+        works = sum(
+            round(100 * shares.get(name, 0)) for name in ("kernel", "memcpy", "memset", "communication")
+        )
+        idle = CoveredIdle(total_ns=100, busy_ns=works, by_cause_ns=(0, 100 - works, 0, 0, 0, 0))
+        self.idle = SimpleNamespace(devices=[SimpleNamespace(covered=idle)])
         self.step_breakdown = StepBreakdown(
             steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
             mean_total_ns=100.0,
@@ -327,11 +331,31 @@ class Says(Rule, frozen=True, kw_only=True):
         return (self.found("It.", "Do.", self.severity, saving_ns=self.saving),)
 
 
-def test_findings_are_ranked_by_time_then_severity_hints_last():
-    """A warning of 5 ms is above a critical one of 3 ms; without a time the critical one is first."""
+def test_findings_are_ranked_by_severity_then_time():
+    """A critical one of 3 ms is above a warning of 5 ms; hints are last, however much is at stake."""
     critical, warning, hint = Severity.CRITICAL, Severity.WARNING, Severity.INFO
-    expected = [(warning, 5 * MS), (critical, 3 * MS), (warning, 3 * MS), (critical, None), (warning, None)]
+    expected = [(critical, 3 * MS), (critical, None), (warning, 5 * MS), (warning, 3 * MS), (warning, None)]
     expected += [(hint, 9 * MS), (hint, None)]
     rules = [Says(severity=severity, saving=saving) for severity, saving in reversed(expected)]
     _, found = diagnose(analysis_of(steps_of(forward=100)), rules)
     assert [(one.severity, one.saving_ns_per_step) for one in found] == expected
+
+
+class SaysOfLoading(Says, frozen=True, kw_only=True):
+    """A finding whose time is that of batches."""
+
+    kind: ClassVar[str] = "of_loading"
+    bound: ClassVar[str | None] = "input_bound"
+
+
+def test_the_first_finding_is_of_what_the_verdict_names():
+    """INPUT-BOUND by a warning of 30 ms: it stands above a critical finding of something else."""
+    rules = [
+        Says(severity=Severity.CRITICAL, saving=20 * MS),
+        SaysOfLoading(severity=Severity.WARNING, saving=2 * MS),
+        SaysOfLoading(severity=Severity.WARNING, saving=30 * MS),
+        SaysOfLoading(severity=Severity.INFO, saving=40 * MS),
+    ]
+    verdict, found = diagnose(analysis_of(steps_of(forward=100)), rules)
+    assert verdict.kind == "input_bound"
+    assert [one.saving_ns_per_step / MS for one in found] == [30, 20, 2, 40]

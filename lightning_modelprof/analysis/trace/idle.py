@@ -41,15 +41,33 @@ _NEVER: Final = np.iinfo(np.int64).max
 class CoveredIdle(Record, frozen=True, kw_only=True):
     """The same in the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`), in nanoseconds.
 
-    ``busy_ns``, ``host_wait_ns``, ``kernel_gap_ns`` and ``other_ns`` sum to ``total_ns``. They are what the
-    pieces of :func:`find_idle` add up to.
+    What is idle of it is *GPU idle* wherever a report says so. ``busy_ns`` and all of ``by_cause_ns`` sum to
+    ``total_ns``.
+
+    Attributes:
+        total_ns: the covered time.
+        busy_ns: time in it in which at least one event of the device runs.
+        by_cause_ns: what the pieces of :func:`find_idle` add up to, in the order of ``CAUSES``.
     """
 
     total_ns: int
     busy_ns: int
-    host_wait_ns: int
-    dataloader_ns: int
-    kernel_gap_ns: int
+    by_cause_ns: tuple[int, ...]
+
+    @property
+    def dataloader_ns(self) -> int:
+        """Waits for the host while it waited for its batch."""
+        return self.by_cause_ns[_DATA_LOADING]
+
+    @property
+    def host_wait_ns(self) -> int:
+        """All waits for the host."""
+        return self.dataloader_ns + self.by_cause_ns[_HOST]
+
+    @property
+    def kernel_gap_ns(self) -> int:
+        """Short gaps before work that was queued in time."""
+        return self.by_cause_ns[_GAP]
 
     @property
     def idle_ns(self) -> int:
@@ -204,9 +222,7 @@ def _in_covered_time(timeline: Timeline, device: int, fetches: NDArray[np.int64]
     return CoveredIdle(
         total_ns=length(intervals),
         busy_ns=busy_ns(timeline, device, intervals),
-        host_wait_ns=by_cause[_DATA_LOADING] + by_cause[_HOST],
-        dataloader_ns=by_cause[_DATA_LOADING],
-        kernel_gap_ns=by_cause[_GAP],
+        by_cause_ns=tuple(by_cause),
     )
 
 

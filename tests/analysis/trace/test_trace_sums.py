@@ -16,6 +16,8 @@ from lightning_modelprof import analyze
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.all_rules import RULES
 from tests.support.fuzz_traces import base_traces
 from tests.support.random_traces import random_trace
 from tests.support.trace_sums import COMMUNICATES, LAUNCHES, covered, device_of, kind_of, read, span_of, sums
@@ -63,6 +65,7 @@ def test_traces_of_others(path):
         rows = {row["name"]: row["total_ns"] for row in tables["distributed"]}
         assert rows["Communication"] == total_ns
     check_idle(report, tables)
+    check_first(report)
 
 
 @pytest.mark.parametrize("number", range(len(base_traces())))
@@ -79,7 +82,7 @@ def test_traces_of_our_own(number, tmp_path):
 
 
 def check_idle(report, tables):
-    """One figure on every page for how busy a device is in the steps: the table of devices has it."""
+    """GPU busy and GPU idle are one number wherever a page has them: of the steps, the mean over devices."""
     busy = [row["busy"] for row in tables["device_usage"] if row["name"].startswith("GPU")]
     rows = [row for row in tables["idle"] if row["name"].endswith(("Busy", "Idle"))]
     assert [row["covered_ratio"] for row in rows[::2]] == pytest.approx(busy, abs=1e-12)
@@ -87,9 +90,31 @@ def check_idle(report, tables):
         assert works["covered_ratio"] + rests["covered_ratio"] == pytest.approx(1)
     waits = {row["name"]: row["ratio"] for row in tables.get("host_waits", ())}
     if waits and len(busy) == 1:
-        assert waits.get("Idle in all steps", waits["Idle"]) == pytest.approx(rows[1]["covered_ratio"])
+        assert waits["Idle"] == pytest.approx(rows[1]["covered_ratio"])
+    if report.step_card is not None and report.step_card.device and busy:
+        card = report.step_card
+        figures = {label: value for label, value, _ in card.figures}
+        assert figures["GPU busy"] == pytest.approx(sum(busy) / len(busy))
+        idle_ns = sum(part.ns for part in card.device if part.is_idle)
+        assert idle_ns / card.wall_ns == pytest.approx(1 - sum(busy) / len(busy))
+        assert sum(part.ns for part in card.device) == pytest.approx(card.wall_ns)
     if "The device is busy in" in report.verdict.summary and len(busy) == 1:
         assert f"busy in {100 * busy[0]:.1f} %" in report.verdict.summary
+
+
+BOUNDS = {rule.kind: rule.bound for rule in RULES}
+
+
+def check_first(report):
+    """The first finding is one of those that the verdict is about, where there is one that is no hint."""
+    found = [one for one in report.findings if one.status is Status.FOUND]
+    of_verdict = [
+        one for one in found if BOUNDS[one.kind] == report.verdict.kind and one.severity is not Severity.INFO
+    ]
+    if of_verdict:
+        assert found[0] == max(of_verdict, key=lambda one: one.saving_ns_per_step)
+    ranks = [(Severity.CRITICAL, Severity.WARNING, Severity.INFO).index(one.severity) for one in found[1:]]
+    assert ranks == sorted(ranks)
 
 
 # Random traces, with their steps

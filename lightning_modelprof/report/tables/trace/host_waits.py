@@ -42,7 +42,9 @@ HOST_WAITS: Final = TableKind(
     columns=_COLUMNS,
     rows={
         "Idle": "all time without an event of that device.",
-        "Idle in all steps": "the same with the first of several steps in a row.",
+        "Idle without the first step": (
+            "the same without the first of several steps in a row; its causes are below it."
+        ),
         "Dataloader": "nothing was queued and the launching thread waited for its batch.",
         "After waits": (
             "what would be saved if no call waited for the device; below it each place that waits."
@@ -66,12 +68,11 @@ _WAITS_FOR: Final = {
     "device_to_host": "copy to host",
     "host_to_device": "copy to device",
 }
-IN_ALL_STEPS: Final = "Idle in all steps"
-"""The first one too."""
+WITHOUT_FIRST: Final = "Idle without the first step"
 
 _NOTES: Final = (
     "Device idle is the mean time per step without any event of the busiest device, Ratio its share of the"
-    " step. Of several steps in a row the first does not count; Idle in all steps has it, as Device Summary.",
+    " step. Of several steps in a row the first does not count; Idle has it, as Device Summary.",
     "After waits: what would be saved if no call waited for the device. The device would be done earlier by"
     " the idle time after a wait in which nothing was queued, but by no more than the host waited.",
     "Host late is what is left of the time in which nothing was queued. Other: work was queued and yet"
@@ -87,17 +88,17 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOp
     if ranks.found:
         fact = pool_host_waits(list(ranks.found.values()))
         known_ns = fact.fetch_ns + fact.stake_ns + fact.late_ns
-        rows.append(_cause("Idle", fact.idle_ns, fact))
+        is_without = fact.covered_ns != fact.steps_ns
+        if is_without:
+            ratio = share(fact.covered_idle_ns, fact.covered_ns)
+            rows.append(("Idle", None, None, None, None, None, ratio))
+        rows.append(_cause(WITHOUT_FIRST if is_without else "Idle", fact.idle_ns, fact))
         rows.append(_cause("Dataloader", fact.fetch_ns, fact))
         rows.append(_cause("After waits", fact.stake_ns, fact))
         rows += [_wait(wait, fact) for wait in fact.waits]
         rows.append(_cause("Host late", fact.late_ns, fact))
         rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
-        depths = [0, 1, 1, *[2] * len(fact.waits), 1, 1]
-        if fact.covered_ns != fact.steps_ns:
-            ratio = share(fact.covered_idle_ns, fact.covered_ns)
-            rows.append((IN_ALL_STEPS, None, None, None, None, None, ratio))
-            depths.append(0)
+        depths = [*[0] * is_without, 0, 1, 1, *[2] * len(fact.waits), 1, 1]
     return HOST_WAITS.table(
         rows=tuple(rows),
         depths=tuple(depths),

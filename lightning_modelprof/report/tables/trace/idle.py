@@ -15,11 +15,6 @@ from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("gaps", "Gaps", Unit.COUNT, help="how many."),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Time", help="of all gaps."),
-    Column("avg_ns", "Avg", Unit.DURATION_NS, "Time", help="of one gap."),
-    Column("max_ns", "Max", Unit.DURATION_NS, "Time", help="of one gap."),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "Time", help="the share of the span."),
     Column(
         "covered_ns",
         "Total",
@@ -36,6 +31,17 @@ _COLUMNS: Final = (
         Unit.RATIO,
         "In the steps",
         help="the share of the time of Device Summary.",
+    ),
+    Column("gaps", "Gaps", Unit.COUNT, "Whole trace", help="how many."),
+    Column("total_ns", "Total", Unit.DURATION_NS, "Whole trace", help="of all gaps."),
+    Column("avg_ns", "Avg", Unit.DURATION_NS, "Whole trace", help="of one gap."),
+    Column("max_ns", "Max", Unit.DURATION_NS, "Whole trace", help="of one gap."),
+    Column(
+        "ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "Whole trace",
+        help="the share of that span. GPU idle is of the steps.",
     ),
 )
 IDLE: Final = TableKind(
@@ -116,15 +122,15 @@ def _rows(device: DeviceIdle, prefix: str) -> list[tuple[Cell, ...]]:
     busy_ns = device.busy_ns
     ratio = share(busy_ns, device.span_ns)
     in_steps = (covered.busy_ns, share(covered.busy_ns, whole_ns))
-    rows: list[tuple[Cell, ...]] = [(f"{prefix}Busy", None, busy_ns, None, None, ratio, *in_steps)]
+    rows: list[tuple[Cell, ...]] = [(f"{prefix}Busy", *in_steps, None, busy_ns, None, None, ratio)]
     for _, label, key in _CAUSES:
         gaps = getattr(device, key)
         covered_ns = getattr(covered, f"{key}_ns")
         rows.append(
             (
                 prefix + label,
-                *(gaps.calls, gaps.total_ns, gaps.avg_ns, gaps.max_ns, share(gaps.total_ns, device.span_ns)),
                 *(covered_ns, share(covered_ns, whole_ns)),
+                *(gaps.calls, gaps.total_ns, gaps.avg_ns, gaps.max_ns, share(gaps.total_ns, device.span_ns)),
             )
         )
     return rows
