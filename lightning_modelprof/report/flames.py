@@ -85,6 +85,7 @@ def _add(
                 total=node.total_ns,
                 own=node.own_ns,
                 is_users=node.is_users,
+                place=_place(node),
             )
         )
         _add(frames, node.children, place, begin=begin, depth=depth + 1, least=least)
@@ -116,6 +117,11 @@ def _detail(node: CallNode) -> str:
         return ""
     parts = PurePath(node.file).parts
     return f"{'/'.join(parts[-1:] if node.is_users else parts[-2:])}:{node.line}"
+
+
+def _place(node: CallNode) -> str:
+    """The user's own files with their folders; of libraries what the detail has."""
+    return f"{node.file}:{node.line}" if node.is_users and node.file else _detail(node)
 
 
 def _notes(analysis: Analysis, tree: CallTree) -> tuple[str, ...]:

@@ -290,6 +290,7 @@ class FlameFrame(Record, frozen=True, kw_only=True):
         total: width: its own share and that of all boxes on it.
         own: its own share.
         is_users: whether it is the user's code; ``None`` where that means nothing.
+        place: file and line of the function, for an editor; ``""`` if it has none.
     """
 
     name: str
@@ -300,6 +301,7 @@ class FlameFrame(Record, frozen=True, kw_only=True):
     total: float
     own: float
     is_users: bool | None = None
+    place: str = ""
 
 
 class FlameGraph(Record, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ def flame_of(tree: Sequence[tuple], *, detail: str = "", **fields: str) -> Flame
             total=end - begin,
             own=own,
             is_users=is_users,
+            place="" if is_users is None else detail,
         )
         return end
 

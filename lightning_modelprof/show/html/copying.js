@@ -104,7 +104,7 @@ function csvText(text) {
  */
 function wholeText(cell) {
   /** @type {HTMLElement | null} */
-  const cut = cell.querySelector(":scope > [title]");
+  const cut = cell.querySelector(":scope > span[title]");
   return cut?.title || cell.textContent.trim();
 }
 

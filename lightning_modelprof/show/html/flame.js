@@ -1,6 +1,8 @@
 // Flame graphs. A click or Enter makes a box as wide as the graph; Escape, the button, or the box around all
 // of them shows the whole again. Only what the reader looks at changes: the graph is complete without this.
 
+import { copyPlace, openStack, placeButton } from "./places.js";
+
 /**
  * @typedef {Object} Box
  * @property {HTMLElement} element
@@ -22,6 +24,8 @@ export class FlameGraph {
     this.line = /** @type {HTMLElement} */ (figure.querySelector(".about"));
     this.found = /** @type {HTMLElement} */ (figure.querySelector("output"));
     this.reset = /** @type {HTMLButtonElement} */ (figure.querySelector("[data-do=reset]"));
+    /** @type {HTMLButtonElement | null} */
+    this.stack = figure.querySelector("[data-do=stack]");
     this.search = figure.querySelector("input");
     const elements = /** @type {HTMLElement[]} */ (Array.from(this.frame.children));
     /** @type {Box[]} */
@@ -59,7 +63,12 @@ export class FlameGraph {
     this.frame.addEventListener("pointerover", look);
     this.frame.addEventListener("focusin", look);
     this.frame.addEventListener("pointerleave", () => this.tell(this.boxOf.get(document.activeElement)));
-    this.frame.addEventListener("focusout", () => this.tell(undefined));
+    this.frame.addEventListener("focusout", (event) => {
+      const to = /** @type {Node | null} */ (event.relatedTarget);
+      if (!this.line.contains(to) && to !== this.stack) this.tell(undefined);
+    });
+    this.line.addEventListener("mousedown", (event) => event.preventDefault()); // a focus would change the line
+    this.stack?.addEventListener("click", () => this.showStack(this.current));
     this.frame.addEventListener("keydown", (event) => this.press(event));
     this.reset.addEventListener("click", () => this.zoom(null));
     this.search?.addEventListener("input", () => this.find());
@@ -79,8 +88,32 @@ export class FlameGraph {
     /** @param {Box} one */
     const about = (one) => one.element.title.replace("\n", ": ");
     const hint = "Point at a box for its time; click it, or press Enter, to look into it.";
+    const one = box ?? this.zoomed;
     this.line.textContent = box ? about(box) : this.zoomed ? `Zoomed: ${about(this.zoomed)}` : hint;
-    this.line.classList.toggle("hint", !box && !this.zoomed);
+    this.line.classList.toggle("hint", !one);
+    if (one) this.offerPlace(one);
+  }
+
+  /**
+   * The place in the line copies itself.
+   * @param {Box} box
+   */
+  offerPlace({ element }) {
+    const { at } = element.dataset;
+    const text = this.line.textContent ?? "";
+    const seen = [at ?? "", at?.split("/").pop() ?? ""].find((one) => one && text.includes(`, ${one}`));
+    if (!at || !seen) return;
+    const start = text.indexOf(`, ${seen}`) + 2;
+    this.line.replaceChildren(text.slice(0, start), placeButton(at, seen), text.slice(start + seen.length));
+  }
+
+  /** @param {Box} box */
+  showStack(box) {
+    const calls = [];
+    for (let one = /** @type {Box | undefined} */ (box); one; one = this.around(one)) {
+      calls.push({ name: one.element.textContent ?? "", at: one.element.dataset.at ?? "" });
+    }
+    openStack(box.isShown ? box.element : this.frame, calls);
   }
 
   /** @param {Box | null} box null shows all */
@@ -142,6 +175,7 @@ export class FlameGraph {
   choose(box) {
     this.current.element.tabIndex = -1;
     this.current = box;
+    if (this.stack) this.stack.disabled = false;
     box.element.tabIndex = 0;
     box.element.focus({ preventScroll: true });
     box.element.scrollIntoView({ block: "nearest" });
@@ -156,15 +190,21 @@ export class FlameGraph {
       Enter: () => this.zoom(box),
       " ": () => this.zoom(box),
       Escape: () => this.zoom(null),
+      ...(this.stack && { s: () => this.showStack(box), c: () => this.copy(box) }),
       Home: () => this.move(this.boxes[0]),
       ArrowUp: () => this.move(this.around(box)),
       ArrowDown: () => this.move(this.widestIn(box)),
       ArrowLeft: () => this.move(this.beside(box, -1)),
       ArrowRight: () => this.move(this.beside(box, 1)),
     };
-    if (!(event.key in actions)) return;
+    if (!Object.hasOwn(actions, event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     actions[event.key]();
+  }
+
+  /** @param {Box} box */
+  copy({ element }) {
+    if (element.dataset.at) copyPlace(element, element.dataset.at);
   }
 
   /** @param {Box | undefined} box */

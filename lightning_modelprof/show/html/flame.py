@@ -43,6 +43,7 @@ class Box(Record, frozen=True):
         row: 0 at the top.
         kind: one of ``_KINDS``.
         text: the name, short enough for a box.
+        at: its file and line; ``""`` if it has none.
         about: the whole name, where it is; in a second line how long it takes and what share that is.
         is_narrow: whether there is no room for the text.
     """
@@ -52,6 +53,7 @@ class Box(Record, frozen=True):
     row: int
     kind: str
     text: str
+    at: str
     about: str
     is_narrow: bool
 
@@ -64,6 +66,7 @@ class FlameView(Record, frozen=True, kw_only=True):
         rows: how deep it is.
         kinds: class and word of the kinds of boxes, for a legend; empty where no box is anybody's code.
         whole: what the full width is.
+        has_places: whether any box is at a line of code.
     """
 
     id: str
@@ -72,6 +75,7 @@ class FlameView(Record, frozen=True, kw_only=True):
     boxes: tuple[Box, ...]
     rows: int
     kinds: tuple[tuple[str, str], ...]
+    has_places: bool
     notes: tuple[str, ...]
 
 
@@ -93,6 +97,7 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
         ),
         rows=1 + max(frame.depth for frame in shown),
         kinds=tuple(kind for kind in _KINDS.items() if kind[0] in present) if has_kinds else (),
+        has_places=any(frame.place for frame in shown),
         notes=tuple(text for one in (*flame.notes, note) if (text := one_line(" ".join(one.split())))),
     )
 
@@ -129,6 +134,7 @@ def _box(frame: FlameFrame, whole: float, unit: Unit, kind: str) -> Box:
         row=frame.depth,
         kind=kind,
         text=shorten(one_line(frame.name), _MAX_NAME),
+        at=one_line(frame.place),
         about=_about(frame, share, unit),
         is_narrow=share < _NARROW,
     )

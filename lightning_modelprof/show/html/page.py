@@ -34,7 +34,15 @@ from lightning_modelprof.show.step_card import card_svg
 
 SHARED_FOLDER: Final = Path(__file__).parent
 
-_MODULES: Final = ("tables.js", "copying.js", "charts.js", "flame.js", "step_card.js", "parts.js")
+_MODULES: Final = (
+    "tables.js",
+    "copying.js",
+    "places.js",
+    "charts.js",
+    "flame.js",
+    "step_card.js",
+    "parts.js",
+)
 
 SHARED_FILES: Final = ("parts.css", *_MODULES)
 """What a page that shows parts needs: styles, and modules of which ``parts.js`` calls the others."""

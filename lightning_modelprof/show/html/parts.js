@@ -3,6 +3,7 @@
 import { connectChart } from "./charts.js";
 import { connectCopying } from "./copying.js";
 import { FlameGraph } from "./flame.js";
+import { connectPlaces } from "./places.js";
 import { connectStepCard } from "./step_card.js";
 import { SortableTable } from "./tables.js";
 
@@ -17,6 +18,7 @@ export function connectParts(root) {
     new SortableTable(table);
     connectCopying(table);
   }
+  connectPlaces(root);
   /** @type {NodeListOf<HTMLElement>} */
   const charts = root.querySelectorAll("figure.chart");
   charts.forEach(connectChart);
