@@ -25,12 +25,7 @@ async function loadSteps() {
 
 /** All ranks have one time axis. */
 async function loadTimeline() {
-  const [{ mountTimeline }, { mergeRanks }] = await Promise.all([
-    import("./timeline/view.js"),
-    import("./timeline/ranks.js"),
-  ]);
-  return (/** @type {HTMLElement} */ place, /** @type {Ranked[]} */ ranks, /** @type {any} */ options) =>
-    mountTimeline(place, mergeRanks(ranks), options);
+  return (await import("./timeline/view.js")).mountRanks;
 }
 
 /**
@@ -63,12 +58,14 @@ export async function draw(container, columns, words, choice, remember, isWanted
   if (!ranks.length) throw lost[0];
   if (!isWanted()) return null;
   container.replaceChildren(...lost.map((error) => make("p", { class: "problem", role: "alert" }, String(error.message))));
-  return mount(container, ranks, {
+  /** @type {any} of all drawings; each takes what it knows */
+  const options = {
     initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
     onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
     title: `${choice.run} ${columns[0].tag}`,
     words,
-  });
+  };
+  return mount(container, ranks, options);
 }
 
 /**

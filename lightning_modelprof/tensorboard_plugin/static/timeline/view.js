@@ -1,6 +1,7 @@
 // The timeline of a trace: what it shows is in timeline.css and the modules beside this one.
 
 import { TimelineView } from "./timeline_view.js";
+import { mergeRanks } from "./ranks.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the clock of the columns */
@@ -22,6 +23,16 @@ export function mountTimeline(container, unpacked, options = {}) {
     zoomTo: (begin, end) => view.zoomTo(begin, end),
     state: () => view.state(),
   };
+}
+
+/**
+ * Show the timelines of some ranks on one time axis.
+ * @param {HTMLElement} container
+ * @param {{rank: number | null, unpacked: import("../columns.js").Unpacked}[]} ranks
+ * @param {import("./timeline_view.js").Options} options
+ */
+export function mountRanks(container, ranks, options) {
+  return mountTimeline(container, mergeRanks(ranks), options);
 }
 
 /**
