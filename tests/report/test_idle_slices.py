@@ -150,23 +150,6 @@ def test_what_the_host_did_meanwhile():
     assert other[4][1:] == ["meanwhile on thread 2: aten::mm, in mine"]
 
 
-def test_the_line_outside_torch_is_named():
-    trace = make_trace(
-        [
-            work(0, 10, 1),
-            event("python_function", "train.py(3): main", 0, 205),
-            event("python_function", "torch/_tensor.py(9): item", 12, 99),
-            launch(95, 2),
-            work(100, 110, 2),
-        ]
-    )
-    ((*_, lines),) = idle_of(trace)
-    assert lines[1:3] == [
-        "meanwhile on main thread 1: torch/_tensor.py(9): item",
-        "called from: train.py(3): main",
-    ]
-
-
 def sums_in(found, covered):
     """Nanoseconds of each cause by lane, clipped to the covered time, by looking at every slice."""
     sums = {}

@@ -17,6 +17,8 @@ from tests.support.traces import event, load, make_trace
 
 pytestmark = pytest.mark.slow
 
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
+
 US = 1000
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -286,7 +288,7 @@ def test_idle_time_says_why_and_whose_line(page):
     shown = panel(page)
     assert "nothing was queued" in shown["Why"]
     assert shown["Meanwhile"] == f"main thread 1: data.py(7): __getitem__, in {FETCH}"
-    assert shown["Line"] == "data.py(7): __getitem__Copy"
+    assert shown["Line"] == "data.py:7 __getitem__ Call stack"
     assert (shown["Begin"], shown["Duration"], shown["Step"]) == ("201.0 us", "50.0 us", "6")
     assert (shown["Ended by"], shown["Its launch"]) == ("gemm", "cudaLaunchKernel")  # the host was late, too
     place = place_of("idle: host", 251)
@@ -305,14 +307,17 @@ def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
         " { value: { writeText: async (text) => (window.copied = text) } })"
     )
     page.execute_script("view.select(arguments[0])", place_of("gemm", 120))
-    assert panel(page)["Line"] == "train.py(3): mainCopy"  # not Lightning's
-    assert texts(page, ".tl-stack summary") == ["Call stack: 2 frames, innermost first"]
-    assert texts(page, ".tl-stack li bdi") == ["lightning/pytorch/loop.py(9): advance", "train.py(3): main"]
-    page.execute_script("document.querySelector('.tl-selection .tl-copy').click()")
+    assert panel(page)["Line"] == "train.py:3 main Call stack"  # not Lightning's
+    page.execute_script("document.querySelector('.tl-selection .at').click()")
     wait(page, "return window.copied !== undefined")
     assert page.execute_script("return window.copied") == "train.py:3"
-    assert texts(page, ".tl-live") == ["Copied train.py:3"]
-    assert page.execute_script("return document.querySelector('.tl-stack').open") is False
+    wait(page, "return document.querySelector('output.copied').textContent === 'Copied'")
+    page.execute_script("document.querySelector('.to-stack').click()")
+    assert texts(page, ".stack li .at") == ["lightning/pytorch/loop.py:9", "train.py:3"]
+    assert texts(page, ".stack li bdi") == ["advance", "main"]
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait(page, "return document.querySelector('.stack') === null")
+    assert state(page)["selected"] == place_of("gemm", 120)
 
 
 @pytest.mark.parametrize(

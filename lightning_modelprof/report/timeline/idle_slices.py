@@ -13,7 +13,6 @@ from lightning_modelprof.analysis.timeline.intervals import Intervals, different
 from lightning_modelprof.analysis.timeline.tally import sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.idle import CAUSES, find_fetches, find_idle
-from lightning_modelprof.analysis.trace.operator_costs import is_user_frame
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.profile import Lane
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
@@ -205,7 +204,7 @@ def _mostly_open(
 
 
 def _host_lines(shared: Timeline, row: int, thread: str) -> list[str]:
-    """What the host did, its line, and the frames around it."""
+    """What the host did, and the frames around it."""
     trace = shared.trace
     around: list[int] = []
     while row >= 0:
@@ -225,7 +224,4 @@ def _host_lines(shared: Timeline, row: int, thread: str) -> list[str]:
         for name, one in zip(named, around, strict=True)
         if trace.category[one] == Category.PYTHON_FUNCTION
     ]
-    line = next(filter(is_user_frame, frames), None)
-    if line is not None and line != named[0]:
-        lines.append(f"called from: {line}")
     return [*lines, STACK_HEADING, *frames] if frames else lines

@@ -3,7 +3,7 @@
 import { firstFrom } from "../sorted.js";
 import { make } from "../dom.js";
 import { formatBegin, formatCount, formatDuration } from "../units.js";
-import { detailOf, frameWithCopy, framesOf, lineOf, stackFlyout } from "./stack.js";
+import { detailOf, framesOf, lineOf, lineWithStack } from "./stack.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
@@ -17,7 +17,9 @@ const TABLES = {
   operator: ["operators", "In Operators"], module: ["modules", "In Modules"],
 };
 /** What the lines of a detail of idle time begin with, and what they are called here. */
-const OF_IDLE = /** @type {[RegExp, string][]} */ ([
+const OF_IDLE = [["idle: ", "Why"], ["meanwhile on ", "Meanwhile"]];
+
+/** @type {[RegExp, string][]} */ ([
   [/^idle: /, "Why"], [/^meanwhile on /, "Meanwhile"], [/^called from: /, "Line"],
 ]);
 
@@ -40,29 +42,23 @@ export function showSelection(view, place) {
   const add = (label, ...values) => {
     list.append(make("div", {}, make("dt", {}, label), make("dd", {}, ...values)));
   };
-  const say = (/** @type {string} */ text) => (view.parts.live.textContent = text);
   const { lines, frames } = detailOf(all, selected);
   const isIdle = all.isIdle[all.category[selected]];
-  if (isIdle) addIdle(view, lines, frames, add, say);
+  if (isIdle) addIdle(view, lines, frames, add);
   addTimes(view, add, isIdle);
-  const stack = isIdle ? frames : framesOf(all, selected);
-  const line = isIdle ? "" : lineOf(stack);
-  if (line) add("Line", frameWithCopy(line, say));
+  const stack = isIdle ? [] : framesOf(all, selected);
+  if (stack.length) add("Line", lineWithStack(lineOf(stack) || stack[0], stack));
   addLaunches(view, add);
   const table = tableOf(view);
   place.replaceChildren(
     make("h3", {}, make("bdi", { title: all.nameOf(selected) }, all.nameOf(selected))),
     ...(table ? [table] : []),
     list,
-    ...(stack.length ? [stackFlyout(stack, say)] : []),
     ...(lines.length && !isIdle ? [make("pre", { class: "tl-detail", tabindex: "0" }, lines.join("\n"))] : [])
   );
 }
 
-/**
- * @typedef {(label: string, ...values: (Node | string)[]) => void} Add
- * @typedef {(text: string) => void} Say
- */
+/** @typedef {(label: string, ...values: (Node | string)[]) => void} Add */
 
 /**
  * Where it is, and how long it takes.
@@ -86,17 +82,13 @@ function addTimes({ all, selected }, add, isIdle) {
  * @param {string[]} lines
  * @param {string[]} frames
  * @param {Add} add
- * @param {Say} say
  */
-function addIdle(view, lines, frames, add, say) {
+function addIdle(view, lines, frames, add) {
   for (const text of lines) {
-    const [begin, label] = OF_IDLE.find(([pattern]) => pattern.test(text)) ?? [/^/, "Known"];
-    const rest = make("span", { class: "tl-wide" }, text.replace(begin, ""));
-    add(label, label === "Line" ? frameWithCopy(text.replace(begin, ""), say) : rest);
+    const known = OF_IDLE.find(([begin]) => text.startsWith(begin));
+    if (known) add(known[1], make("span", { class: "tl-wide" }, text.slice(known[0].length)));
   }
-  if (frames.length && !lines.some((text) => text.startsWith("called from: "))) {
-    add("Line", frameWithCopy(lineOf(frames), say));
-  }
+  if (frames.length) add("Line", lineWithStack(lineOf(frames) || frames[0], frames));
   const ended = endingOf(view.all, view.selected);
   if (ended >= 0) add("Ended by", link(view, ended));
   const launcher = ended < 0 ? -1 : view.all.launch[ended] ?? -1;

@@ -1,14 +1,12 @@
 // The call stack of a slice, as far as it was recorded: its own, that of the call that launched it, or the Python
 // functions around it.
 
-import { copyText } from "../html/copying.js";
 import { make } from "../dom.js";
+import { openStack, placeButton } from "../html/places.js";
 
 /** @typedef {import("./slices.js").Slices} Slices */
 
 const HEADING = "call stack, innermost first:"; // in a detail, before its frames
-const COPY = "Copy";
-const SEEN_MS = 2000;
 const PYTHON = "python function";
 const FRAME = /^(.*)\((\d+)\): (.*)$/s;
 /** Whose frames are on the way to everything, as Python's operator_costs.py has them. */
@@ -52,12 +50,12 @@ export function framesOf(slices, index) {
 }
 
 /**
- * File and line of a frame, as editors take them; "" of what is no line of Python.
+ * What is called, and its file and line as editors take them; "" of what is no line of Python.
  * @param {string} frame
  */
-export function placeOf(frame) {
-  const [, file, line] = frame.match(FRAME) ?? [];
-  return file === undefined ? "" : `${file}:${line}`;
+function callOf(frame) {
+  const [, file, line, name] = frame.match(FRAME) ?? [];
+  return file === undefined ? { name: frame, at: "" } : { name, at: `${file}:${line}` };
 }
 
 /**
@@ -65,36 +63,19 @@ export function placeOf(frame) {
  * @param {string[]} frames
  */
 export function lineOf(frames) {
-  return frames.find((frame) => placeOf(frame) && !LIBRARY.test(frame.replaceAll("\\", "/"))) ?? frames.find(placeOf) ?? "";
+  const lines = frames.filter((frame) => callOf(frame).at);
+  return lines.find((frame) => !LIBRARY.test(frame.replaceAll("\\", "/"))) ?? lines[0] ?? "";
 }
 
 /**
- * A frame with a button that copies its file and line.
+ * A frame, whose file and line a click copies, and a button that opens the call stack it is from.
  * @param {string} frame
- * @param {(text: string) => void} say
- */
-export function frameWithCopy(frame, say) {
-  const place = placeOf(frame);
-  const text = make("bdi", {}, frame);
-  if (!place) return make("span", { class: "tl-frame" }, text);
-  const attributes = { type: "button", class: "tl-copy", title: `Copy ${place}`, "aria-label": `Copy ${place}` };
-  const button = make("button", { ...attributes, onclick: () => copy() }, COPY);
-  const copy = async () => {
-    const isDone = await copyText(place);
-    button.textContent = isDone ? "Copied" : "The browser does not let this page copy";
-    say(isDone ? `Copied ${place}` : button.textContent);
-    setTimeout(() => (button.textContent = COPY), SEEN_MS);
-  };
-  return make("span", { class: "tl-frame" }, text, button);
-}
-
-/**
- * All frames, behind a line that opens them.
  * @param {string[]} frames
- * @param {(text: string) => void} say
  */
-export function stackFlyout(frames, say) {
-  const items = frames.map((frame) => make("li", {}, frameWithCopy(frame, say)));
-  const count = `Call stack: ${frames.length} ${frames.length === 1 ? "frame" : "frames"}, innermost first`;
-  return make("details", { class: "tl-stack" }, make("summary", {}, count), make("ol", {}, ...items));
+export function lineWithStack(frame, frames) {
+  const { name, at } = callOf(frame);
+  const button = make("button", { type: "button", class: "to-stack", "aria-haspopup": "dialog" }, "Call stack");
+  button.addEventListener("click", () => openStack(button, frames.map(callOf)));
+  const place = at ? [placeButton(at), " "] : [];
+  return make("span", { class: "tl-frame" }, ...place, make("bdi", {}, name), " ", ...(frames.length ? [button] : []));
 }
