@@ -28,6 +28,7 @@ from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, L
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
 from lightning_modelprof.report.rules.input import InputBound
 from lightning_modelprof.report.rules.ranks import CommunicationExposed
+from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_host_traces, verdict_of_traces
@@ -189,6 +190,7 @@ _DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
     HostToDeviceCopy(),
     LaunchBound(),
     CommunicationExposed(),
+    TensorCoresEligible(),
 )
 
 

@@ -57,6 +57,7 @@ from lightning_modelprof.report.rules.phases import (
 from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
 from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerRank
 from lightning_modelprof.report.rules.steps import GrowingSteps, SlowStepsCost
+from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
 from lightning_modelprof.report.rules.validation import LongSanityCheck, SlowEpochTurns, ValidationShare
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
@@ -121,6 +122,7 @@ RULES: Final[tuple[Rule, ...]] = (
     SingleCpuThread(),
     TensorCoresUnused(),
     AmpOff(),
+    TensorCoresEligible(),
     MatmulTile(),
     MemoryNearCapacity(),
     MemoryCreep(),

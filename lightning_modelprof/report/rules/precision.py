@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.model import Finding, Location, Severity, Status
 from lightning_modelprof.report.rules.base import (
     NO_CUDA,
     NO_SETUP,
@@ -23,27 +24,26 @@ from lightning_modelprof.report.rules.base import (
     text,
     usual_step,
 )
+from lightning_modelprof.report.rules.tensor_cores import (
+    AMPERE,
+    VOLTA,
+    eligible_evidence,
+    eligible_words,
+    is_half,
+    use_of,
+)
 from lightning_modelprof.run.setup import DeviceSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds, percent
-
-_VOLTA: Final = (7, 0)
-"""First compute capability with tensor cores (16-bit); NVIDIA Volta white paper, 2017."""
-
-
-_AMPERE: Final = (8, 0)
-"""First with TF32 and bfloat16; NVIDIA A100 white paper, 2020."""
-
-
-def _is_half(precision: str) -> bool:
-    return "16" in precision or "8" in precision or "transformer-engine" in precision
 
 
 class _TensorCoreHint(Rule, frozen=True, kw_only=True):
     """A hint about a CUDA device with tensor cores that can do what it is about."""
 
     takes_time_there: ClassVar[bool] = False
-    least_capability: ClassVar[tuple[int, int]] = _VOLTA
+    least_capability: ClassVar[tuple[int, int]] = VOLTA
     too_old: ClassVar[str] = "the device has no tensor cores"
+    is_of_all_products: ClassVar[bool] = True
+    """Whether it is about all operators that tensor cores could do, so that windows say how much they are."""
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without such a device."""
@@ -54,7 +54,21 @@ class _TensorCoreHint(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(NO_CUDA)
         if setup.cuda.capability < self.least_capability:
             return self.not_evaluated(self.too_old)
-        return self.judge(analysis.info.precision, setup, setup.cuda)
+        found = self.judge(analysis.info.precision, setup, setup.cuda)
+        facts = [window.facts for window in analysis.windows if window.facts is not None]
+        use = use_of(facts) if facts else Absent("no window")
+        if isinstance(use, Absent) or not use.eligible_ns or not self.is_of_all_products:
+            return found
+        return tuple(
+            replace(
+                one,
+                summary=f"{one.summary} {eligible_words(use)}",
+                evidence=(*one.evidence, *eligible_evidence(use)),
+            )
+            if one.status is Status.FOUND
+            else one
+            for one in found
+        )
 
     @abstractmethod
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:
@@ -67,12 +81,12 @@ class TensorCoresUnused(_TensorCoreHint, frozen=True, kw_only=True):
     kind: ClassVar[str] = "tensor_cores_unused"
     title: ClassVar[str] = "Matrix products leave the tensor cores alone"
     help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
-    least_capability: ClassVar[tuple[int, int]] = _AMPERE
+    least_capability: ClassVar[tuple[int, int]] = AMPERE
     too_old: ClassVar[str] = "the device has no TF32"
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, or clean."""
-        if _is_half(precision) or setup.matmul_precision != "highest":
+        if is_half(precision) or setup.matmul_precision != "highest":
             return self.clean(f"Precision is {precision}, of matmul {setup.matmul_precision}.")
         return (
             self.found(
@@ -94,9 +108,9 @@ class AmpOff(_TensorCoreHint, frozen=True, kw_only=True):
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, or clean."""
-        if _is_half(precision):
+        if is_half(precision):
             return self.clean(f"Precision is {precision}.")
-        wanted = "bf16-mixed" if cuda.capability >= _AMPERE else "16-mixed"
+        wanted = "bf16-mixed" if cuda.capability >= AMPERE else "16-mixed"
         return (
             self.found(
                 f"Precision is {precision}.",
@@ -121,11 +135,13 @@ class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
     title: ClassVar[str] = "Sizes of linear layers do not fit the tensor cores"
     help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
 
+    is_of_all_products: ClassVar[bool] = False
+
     multiple: int = 8
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, clean, or not evaluated without 16-bit numbers."""
-        if not _is_half(precision):
+        if not is_half(precision):
             return self.not_evaluated("the training is not in 16 bits")
         odd = [
             layer

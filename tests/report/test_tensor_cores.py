@@ -1,0 +1,201 @@
+"""Which kernels tensor cores could do: against the numbers of the removed TensorBoard plugin, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.trace.tensor_cores import tensor_core_use
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build_trace import diagnose_traces
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.precision import AmpOff
+from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
+from lightning_modelprof.run.records import Window
+from lightning_modelprof.run.setup import DeviceSetup
+from tests.support.diagnosed import SETUP, analysis_of, only, steps_of
+from tests.support.trace_sums import read, span_of
+from tests.support.traces import FOLDER, event, load, make_trace, real_file, reference
+
+real = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
+)
+
+FAST, SLOW, OWN = "volta_fp16_s884gemm_128x64", "volta_sgemm_128x64_nn", "my_kernel"
+
+
+def finding_of(facts):
+    _, findings = diagnose_traces([facts])
+    return next(one for one in findings if one.kind == "tensor_cores_eligible")
+
+
+def evidence(finding):
+    return {one.label: one.value for one in finding.evidence}
+
+
+def facts_of(*work, capability=(7, 0), name="Tesla V100"):
+    """Two steps with kernels, each (operator, kernel's name, microseconds)."""
+    events = [
+        event("user_annotation", f"ProfilerStep#{number}", 1000 * number, 1000 * number + 900)
+        for number in (1, 2)
+    ]
+    begin = 1000
+    for number, (operator, kernel, lasts) in enumerate(work, 1):
+        events += [
+            event("cpu_op", operator, begin, begin + 5),
+            event("cuda_runtime", "cudaLaunchKernel", begin + 1, begin + 3, correlation=number),
+            event("kernel", kernel, begin + 6, begin + 6 + lasts, tid=7, pid=0, correlation=number, device=0),
+        ]
+        begin += 10 + lasts
+    device = {"id": 0, "name": name, "computeMajor": capability[0], "computeMinor": capability[1]}
+    return analyze_trace(make_trace(events, deviceProperties=[device]))
+
+
+@real
+@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
+def test_the_share_of_the_plugin(name):
+    """68 % of the kernels' time, as it said; none of it is on tensor cores, as it said."""
+    expected = reference(name, "tb_plugin")
+    facts = analyze_trace(load(name))
+    use = tensor_core_use([facts.kernels])
+    assert use.eligible_ns / use.kernels_ns == pytest.approx(
+        expected["tc_eligible_ops_kernel_ratio"], rel=1e-12
+    )
+    assert use.used_ns == expected["tc_used_ratio"] == 0
+    finding = finding_of(facts)
+    assert (finding.status, finding.severity) == (Status.FOUND, Severity.INFO)
+    assert finding.summary.startswith(("67.6 %", "67.8 %"))
+    assert "16-mixed" in finding.action
+    assert "neither TF32 nor bfloat16" in finding.action
+
+
+@real
+def test_what_the_plugin_does_not_know():
+    """It has no ``aten::convolution_backward``, of torch 1.11 and later, and says so in its log."""
+    name = "v100_ns_resolution"
+    use = tensor_core_use([analyze_trace(load(name)).kernels])
+    kernels = analyze_trace(load(name)).kernels.by_name
+    newer_ns = sum(one.operators.time_ns.get("aten::convolution_backward", 0) for one in kernels)
+    expected = reference(name, "tb_plugin")["tc_eligible_ops_kernel_ratio"]
+    # Its durations are rounded to microseconds.
+    assert (use.eligible_ns - newer_ns) / use.kernels_ns == pytest.approx(expected, rel=1e-4)
+    assert use.eligible_ns / use.kernels_ns == pytest.approx(0.6435, abs=1e-4)
+
+
+@real
+def test_an_a100_that_uses_them_for_most():
+    """TF32 in convolutions is cuDNN's default. Summed over the file by the ids that join both sides."""
+    events = read(real_file("a100_nccl"))
+    operators = {one["args"]["External id"]: one["name"] for one in events if one.get("cat") == "cpu_op"}
+    sums_ns = {"all": 0, "eligible": 0}
+    for one in events:
+        if one.get("cat") == "kernel":
+            begin_ns, end_ns = span_of(one)
+            operator = operators.get(one["args"]["External id"], "")
+            is_eligible = operator in {
+                "aten::mm",
+                "aten::addmm",
+                "aten::cudnn_convolution",
+                "aten::convolution_backward",
+            }
+            sums_ns["all"] += end_ns - begin_ns
+            sums_ns["eligible"] += (end_ns - begin_ns) * is_eligible
+    facts = analyze_trace(load("a100_nccl"))
+    use = tensor_core_use([facts.kernels])
+    assert (use.kernels_ns, use.eligible_ns) == tuple(sums_ns.values())
+    finding = finding_of(facts)
+    assert finding.status is Status.FOUND
+    assert finding.action.startswith("Some do use them.")
+
+
+@real
+def test_nothing_is_said_of_other_makers():
+    finding = finding_of(analyze_trace(load("mi250_toy")))
+    assert finding.status is Status.NOT_EVALUATED
+    assert "NVIDIA" in finding.summary
+
+
+def test_by_hand():
+    """100 us: 20 on tensor cores, 30 that are not, 10 untold, and 40 of what no tensor core does."""
+    facts = facts_of(
+        ("aten::mm", FAST, 20),
+        ("aten::mm", SLOW, 10),
+        ("aten::convolution_backward", SLOW, 20),
+        ("aten::bmm", OWN, 10),
+        ("aten::mv", SLOW, 15),
+        ("aten::add", SLOW, 25),
+    )
+    finding = finding_of(facts)
+    assert evidence(finding) == {
+        "eligible, of the kernels' time": 0.6,
+        "of that on tensor cores": pytest.approx(1 / 3),
+        "of that not on tensor cores": 0.5,
+        "most time without": "aten::convolution_backward",
+    }
+    assert "Most of what is not: aten::convolution_backward, aten::mm." in finding.summary
+    assert finding.action.startswith("Some do use them.")
+    assert "channels_last" in finding.action
+    assert finding.saving_ns_per_step is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "says", "says_not"),
+    [
+        ((7, 0), "Tesla V100", "torch.float16", "set_float32_matmul_precision"),
+        ((7, 5), "Tesla T4", "neither TF32 nor bfloat16", "bf16-mixed"),
+        ((8, 0), "NVIDIA A100", "set_float32_matmul_precision('high')", "float16) with a GradScaler"),
+        ((None, None), "NVIDIA", "on Ampere and newer", "This device has neither"),
+    ],
+)
+def test_what_a_device_can_do(capability, name, says, says_not):
+    finding = finding_of(facts_of(("aten::addmm", SLOW, 50), capability=capability, name=name))
+    assert finding.status is Status.FOUND
+    assert says in finding.action
+    assert says_not not in finding.action
+    assert "channels_last" not in finding.action  # no convolution
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((6, 1), "GTX 1080"), ((7, 5), "GTX 1660"), ((9, 0), "AMD MI250")]
+)
+def test_a_device_without_tensor_cores(capability, name):
+    finding = finding_of(facts_of(("aten::addmm", SLOW, 50), capability=capability, name=name))
+    assert finding.status is Status.NOT_EVALUATED
+
+
+def test_less_than_a_tenth_is_clean():
+    used = facts_of(("aten::mm", FAST, 91), ("aten::mm", SLOW, 9))
+    assert finding_of(used).status is Status.CLEAN
+    assert finding_of(facts_of(("aten::mm", FAST, 90), ("aten::mm", SLOW, 10))).status is Status.FOUND
+    assert finding_of(facts_of(("aten::add", SLOW, 9))).status is Status.NOT_EVALUATED
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "matmul", "amp", "eligible"),
+    [
+        ((8, 0), "32-true", "highest", Status.FOUND, Status.NOT_EVALUATED),
+        ((7, 0), "32-true", "high", Status.FOUND, Status.NOT_EVALUATED),  # it has no TF32
+        ((8, 0), "32-true", "high", Status.FOUND, Status.FOUND),
+        ((7, 0), "16-mixed", "highest", Status.CLEAN, Status.FOUND),
+    ],
+)
+def test_of_a_run(capability, precision, matmul, amp, eligible):
+    """Where the settings rule tensor cores out, their hints have the share that windows saw; no third one."""
+    facts = facts_of(("aten::mm", SLOW, 75), ("aten::add", SLOW, 25))
+    cuda = DeviceSetup(capability=capability, total_bytes=100, reserved_bytes=50)
+    analysis = analysis_of(
+        steps_of(forward=100),
+        setup=replace(SETUP, cuda=cuda, matmul_precision=matmul),
+        precision=precision,
+        device_type="cuda",
+    )
+    window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=facts)
+    analysis = replace(analysis, windows=(window,))
+    of_amp = only(AmpOff().evaluate(analysis))
+    assert of_amp.status is amp
+    if amp is Status.FOUND:
+        assert "75.0 % of the kernels' time" in of_amp.summary
+        assert evidence(of_amp)["eligible, of the kernels' time"] == 0.75
+    assert only(TensorCoresEligible().evaluate(analysis)).status is eligible
