@@ -10,7 +10,7 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, StepCard, StepPart
 from lightning_modelprof.show.findings import place_of
 from lightning_modelprof.show.grid import display_width, shorten
-from lightning_modelprof.show.html.chart import layer_colors
+from lightning_modelprof.show.html.colors import color_class, color_classes, color_of
 from lightning_modelprof.units import format_amount, format_duration
 
 REST: Final = "rest"
@@ -23,13 +23,8 @@ _NOTHING: Final = 0.005
 _LEAST_GAIN: Final = 0.02
 """Share of the step that has to be at stake, so that what is left is drawn."""
 
-COLORS: Final = ("#999", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442")
-"""Of the charts, --c0 to --c7 of parts.css: Okabe and Ito (2008)."""
-
-_OF_DEVICE: Final = {"computing": "#55627a", "communication": "#d55e00"}
-
-_DARK: Final = frozenset((COLORS[2], COLORS[4], COLORS[5], *_OF_DEVICE.values()))
-"""Those on which text is white."""
+_SAME_CONTRAST: Final = 0.19
+"""Luminance on which white and our black can be read equally well."""
 
 _WIDTH: Final = 760
 _NARROW: Final = 350
@@ -94,8 +89,8 @@ class _Drawing:
         self._scale = (width - self._left - 12) / card.wall_ns
         self._host = merge_small(card.host)
         keys = [part.key for part in self._host]
-        numbers = layer_colors(keys)
-        self._colors = {key: COLORS[number] for key, number in zip(keys, numbers, strict=True)} | _OF_DEVICE
+        self._colors = dict(zip(keys, map(color_of, color_classes(keys)), strict=True))
+        self._hatches: dict[str, str] = {}
         self._pieces: list[str] = []
         self._y = 0.0
 
@@ -122,10 +117,10 @@ class _Drawing:
             self._lane("at best", [*better, StepPart(key=REST, label="other", ns=rest_ns)])
         self._axis()
         self._legend()
-        for line in self._idle_lines():
+        for part, line in self._idle_lines():
             self._pieces.append(
                 f'<rect x="{self._left}" y="{self._y + 3:.0f}" width="11" height="11"'
-                f' fill="url(#{self._idle})"/>'
+                f' fill="{self._hatched(self._color_of(part))}"/>'
             )
             self._text(self._left + 16, self._y + 13, line)
             self._y += _LINE
@@ -146,11 +141,24 @@ class _Drawing:
             f'<svg{named} class="step-card{" narrow" * self._is_narrow}" viewBox="0 0 {self._width} {height}"'
             f'{size}{color} role="img"'
             f' aria-label="{_escape(title)}" font-family="{_FONT}" font-size="12">'
-            f'<defs><pattern id="{self._idle}" width="6" height="6" patternUnits="userSpaceOnUse"'
-            ' patternTransform="rotate(45)"><rect width="6" height="6" fill="#d55e00" fill-opacity=".12"/>'
-            '<path d="M0 0V6" stroke="#d55e00" stroke-width="2.4" stroke-opacity=".7"/></pattern></defs>'
-            f"{behind}{''.join(self._pieces)}</svg>\n"
+            f"{self._defs()}{behind}{''.join(self._pieces)}</svg>\n"
         )
+
+    def _color_of(self, part: StepPart) -> str:
+        return self._colors.get(part.key) or color_of(color_class(part.key) or "m-rest")
+
+    def _hatched(self, color: str) -> str:
+        """What idle time is filled with whose cause has this colour."""
+        return f"url(#{self._hatches.setdefault(color, f'{self._idle}-{len(self._hatches)}')})"
+
+    def _defs(self) -> str:
+        patterns = "".join(
+            f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse"'
+            f' patternTransform="rotate(45)"><rect width="6" height="6" fill="{color}" fill-opacity=".16"/>'
+            f'<path d="M0 0V6" stroke="{color}" stroke-width="2.4" stroke-opacity=".8"/></pattern>'
+            for color, name in self._hatches.items()
+        )
+        return f"<defs>{patterns}</defs>" if patterns else ""
 
     def _lane(self, label: str, parts: Sequence[StepPart]) -> None:
         self._text(self._left - 8, self._y + 17, label, 'text-anchor="end" opacity=".7"')
@@ -159,9 +167,9 @@ class _Drawing:
             width = part.ns * self._scale
             if width <= 0:
                 continue
-            color = self._colors.get(part.key, COLORS[0])
-            fill = f"url(#{self._idle})" if part.is_idle else color
-            edge = ' stroke="#d55e00" stroke-opacity=".6" stroke-width=".8"' if part.is_idle else ""
+            color = self._color_of(part)
+            fill = self._hatched(color) if part.is_idle else color
+            edge = f' stroke="{color}" stroke-opacity=".6" stroke-width=".8"' if part.is_idle else ""
             hint = f"{part.label} {format_duration(part.ns)}"
             if part.location is not None:
                 hint += f", {place_of(part.location)}"
@@ -171,7 +179,7 @@ class _Drawing:
             )
             for text in (f"{part.label} {format_duration(part.ns)}", format_duration(part.ns)):
                 if display_width(text) * _CHAR + 10 <= width:
-                    ink = "currentColor" if part.is_idle else "#fff" if color in _DARK else "#1b1f24"
+                    ink = "currentColor" if part.is_idle else _ink_on(color)
                     self._text(x + 5, self._y + 17, text, f'fill="{ink}"')
                     break
             x += width
@@ -208,7 +216,7 @@ class _Drawing:
             if x + width > self._width and x > self._left:
                 x = float(self._left)
                 self._y += _LINE
-            color = self._colors.get(part.key, COLORS[0])
+            color = self._color_of(part)
             self._pieces.append(
                 f'<rect x="{x:.1f}" y="{self._y + 3:.0f}" width="11" height="11" fill="{color}"/>'
             )
@@ -216,14 +224,14 @@ class _Drawing:
             x += width
         self._y += _LINE
 
-    def _idle_lines(self) -> Iterator[str]:
+    def _idle_lines(self) -> Iterator[tuple[StepPart, str]]:
         """Why the device idles, longest first, with the line that it waits for."""
         least_ns = _NOTHING * self._card.wall_ns
         idle = [part for part in self._card.device if part.is_idle and part.ns >= least_ns]
         for part in sorted(idle, key=lambda part: -part.ns):
             place = "" if part.location is None else f": {place_of(part.location)}"
             text = f"{part.label} {format_duration(part.ns)}{place}"
-            yield shorten(one_line(text), int((self._width - self._left - 16) / _CHAR))
+            yield part, shorten(one_line(text), int((self._width - self._left - 16) / _CHAR))
 
     def _text(self, x: float, y: float, text: str, more: str = "", *, is_clipped: bool = False) -> None:
         if is_clipped and x > self._width - 20:
@@ -239,6 +247,16 @@ def _round_step(wall_ns: float, most: int) -> float:
     return next(
         power * factor for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wall_ns / (power * factor) <= most
     )
+
+
+def _ink_on(color: str) -> str:
+    """Black or white, whichever has more contrast (WCAG 2)."""
+    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)
+    ]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#1b1f24" if luminance > _SAME_CONTRAST else "#fff"
 
 
 def _escape(text: str) -> str:

@@ -8,6 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from lightning_modelprof.show.html.colors import color_of
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
 from lightning_modelprof.show.html.parts import chart_html, flame_html, table_html
 from tests.show.test_html_browser import about, box, names, press
@@ -77,7 +78,7 @@ def test_everything_works_that_can_be_pressed(served):
 
 
 def test_styles_come_without_the_page_of_the_report(served):
-    colour = "return getComputedStyle(document.documentElement).getPropertyValue('--c1')"
-    assert served.execute_script(colour) == "#e69f00"
+    colour = "return getComputedStyle(document.documentElement).getPropertyValue('--m-forward')"
+    assert served.execute_script(colour) == color_of("m-forward")
     folded = "return getComputedStyle(document.querySelector('.tools')).display"
     assert served.execute_script(folded) == "flex"

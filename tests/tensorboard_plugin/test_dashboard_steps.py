@@ -18,6 +18,7 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
+from lightning_modelprof.show.html.colors import color_of
 from lightning_modelprof.show.tensorboard.profile_blob import pack_steps
 from lightning_modelprof.units import format_amount, format_cell, format_duration
 from tests.support.dashboard_page import serve, wait, watched
@@ -136,7 +137,7 @@ def has_color(browser, color, canvas=0, tolerance=0):
     )
 
 
-BACKWARD, FORWARD = [0x56, 0xB4, 0xE9], [0x00, 0x72, 0xB2]
+BACKWARD, FORWARD = (list(bytes.fromhex(color_of(f"m-{key}")[1:])) for key in ("backward", "forward"))
 STEPS = sample_steps(600)
 PROFILER = PHASE_INDEX["profiler"]
 IN_REST, IN_LAYER = 400_000, 5_000_000

@@ -15,6 +15,7 @@ from typing import Any, Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Chart, Unit
+from lightning_modelprof.show.html.colors import color_classes, nameless_class
 from lightning_modelprof.units import (
     DASH,
     NS_PER,
@@ -49,44 +50,15 @@ _LEAST_FOR_OUTLIERS: Final = 10
 """Of fewer points each one matters, and nothing is usual."""
 
 
-_COLORS: Final = {
-    "dataloader": 1,
-    "forward": 2,
-    "backward": 3,
-    "optimizer": 4,
-    "rest": 0,
-    "kernel": 2,
-    "memcpy": 6,
-    "memset": 7,
-    "communication": 5,
-    "runtime": 3,
-    "cpu_exec": 4,
-    "tensor_cores": 4,
-}
-"""Numbers of the colours that mean the same in every chart; 0 is gray."""
-
-
-_WISHES: Final = {
-    "other": 7,
-    "validation": 7,
-    "callbacks": 6,
-    "checkpoint": 6,
-    "transfer": 5,
-    "logging": 5,
-}
-"""Colours of what comes often beside these, as long as no other series of the chart has them: what is the
-same in two runs then looks the same."""
-
-
-_LINES: Final = (2, 5, 4, 6, 1)
-"""Those that a thin line can have: yellow is not seen on white."""
+_NUM_LINES: Final = 5
+"""How many of the colours without a meaning a thin line can have."""
 
 
 class Layer(Record, frozen=True):
-    """One series: its name, colour number, path, and where it is one value, that value and its share."""
+    """One series: its name, class of its colour, path, and, of one value, that value and its share."""
 
     label: str
-    color: int
+    color: str
     path: str
     value: str
     percent: float | None
@@ -173,25 +145,13 @@ def _known(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _colors(chart: Chart) -> list[int]:
-    """Numbers of the colours of all series: different ones, as far as there are."""
+def _colors(chart: Chart) -> list[str]:
+    """Classes of the colours of all series: different ones, as far as there are."""
     if len(chart.series) == 1:
-        return [2]
+        return [nameless_class(0)]
     if chart.kind == "line":
-        return [_LINES[place % len(_LINES)] for place in range(len(chart.series))]
-    return layer_colors([series.key for series in chart.series])
-
-
-def layer_colors(keys: Sequence[str]) -> list[int]:
-    """Numbers of the colours of layers or parts: those of the same key look the same everywhere."""
-    chosen = {key: _COLORS[key] for key in keys if key in _COLORS}
-    for key, wish in _WISHES.items():
-        if key in keys and wish not in chosen.values():
-            chosen[key] = wish
-    free = [number for number in (5, 6, 7, 4, 1, 3, 2) if number not in chosen.values()] or [5, 6, 7]
-    others = (key for key in keys if key not in chosen)
-    chosen |= {key: free[place % len(free)] for place, key in enumerate(others)}
-    return [chosen[key] for key in keys]
+        return [nameless_class(place % _NUM_LINES) for place in range(len(chart.series))]
+    return color_classes([series.key for series in chart.series])
 
 
 def _floors(chart: Chart, known: Sequence[list[float]]) -> list[list[float]]:

@@ -294,8 +294,8 @@ def pack_steps(columns: StepColumns) -> bytes:
 
     The description holds ``phases`` ([key, label] of each), ``exclusions``, ``tags`` (``TAG_WORDS``),
     ``layers`` ({label, color, phases}: which phases a layer of the stacked chart is made of, by position, and
-    its colour number, as in report.html), ``unmeasured`` (positions of the phases that some step has no time
-    of) and ``notes``, which say which steps are not among them.
+    the class of its colour, as in report.html), ``unmeasured`` (positions of the phases that some step has no
+    time of) and ``notes``, which say which steps are not among them.
     """
     left_out = max(len(columns.step) - MAX_STEPS, 0)
     newest = slice(left_out, None)

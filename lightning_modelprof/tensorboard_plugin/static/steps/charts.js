@@ -14,7 +14,6 @@ import { paintStack, stackHeights } from "./stack.js";
 
 const STACK_HEIGHT = 300;
 const RATE_HEIGHT = 150;
-const RATE_COLOR = 2;
 
 /**
  * @typedef {Object} Listeners
@@ -75,7 +74,7 @@ export class StepCharts {
     this.rate = new Plot(this.rateHost, {
       ...shared,
       height: RATE_HEIGHT,
-      curves: [{ color: (palette) => palette.layers[RATE_COLOR], width: 1.5 }],
+      curves: [{ color: (palette) => palette.single, width: 1.5 }],
       yLabels: (values) => tickLabels(values),
       onCursor: follow,
     });
@@ -144,7 +143,7 @@ export class StepCharts {
       points: this.points,
       center: this.points.count.map((_, point) => this.center(point)),
       layers: this.shown.map((layer) => this.points.layers[layer]),
-      colors: this.shown.map((layer) => palette.layers[this.steps.layers[layer].color]),
+      colors: this.shown.map((layer) => palette.layers[layer]),
       page: palette.page,
       shade: palette.dim,
     });

@@ -1,5 +1,6 @@
 // The steps of a run as typed arrays, and questions about one of them.
 
+import { NAMELESS, meaningOf } from "../page_colors.js";
 import { firstFrom } from "../sorted.js";
 
 /** @typedef {import("../columns.js").Unpacked} Unpacked */
@@ -10,9 +11,18 @@ const NOT_MEASURED = -1;
  * @typedef {Object} Layer what one layer of the stacked chart is made of
  * @property {string} key key of its phase, or "rest"
  * @property {string} label
- * @property {number} color number of its colour
+ * @property {string} color name of its colour
  * @property {number[]} phases positions of its phases
  */
+
+/**
+ * The name of a layer's colour, also where an older version of the package numbered the colours.
+ * @param {string} key
+ * @param {string | number} color
+ */
+function colorOf(key, color) {
+  return typeof color === "string" ? color : meaningOf(key) || NAMELESS[color % NAMELESS.length];
+}
 
 /** Every step of a run; a step is its place in the columns, from 0. */
 export class Steps {
@@ -44,10 +54,10 @@ export class Steps {
       isMeasured: !meta.unmeasured.includes(place),
     }));
     /** @type {Layer[]} */
-    this.layers = meta.layers.map((/** @type {Layer} */ layer) => ({
-      ...layer,
-      key: layer.phases.length === 1 ? this.phases[layer.phases[0]].key : "rest",
-    }));
+    this.layers = meta.layers.map((/** @type {Layer} */ layer) => {
+      const key = layer.phases.length === 1 ? this.phases[layer.phases[0]].key : "rest";
+      return { ...layer, key, color: colorOf(key, layer.color) };
+    });
     this.hasSamples = !this.samples.includes(NOT_MEASURED);
     this.hasConsecutiveNumbers = this.count > 0 && this.number[this.count - 1] - this.number[0] === this.count - 1;
     const net = withoutProfiler(unpacked);

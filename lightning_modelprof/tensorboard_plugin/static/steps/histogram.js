@@ -10,7 +10,6 @@ import { histogram } from "./statistics.js";
 /** @typedef {import("./readout.js").Words} Words */
 
 const HEIGHT = 210;
-const BAR_COLOR = 2;
 const LINE_HEIGHT = 14;
 
 /** The histogram with its caption and a line that says what is under the pointer. */
@@ -74,7 +73,7 @@ export class Histogram {
     const colors = this.palette();
     const x = (/** @type {number} */ value) => Math.round(chart.valToPos(value, "x", true));
     ctx.save();
-    ctx.fillStyle = colors.layers[BAR_COLOR];
+    ctx.fillStyle = colors.single;
     bars.counts.forEach((count, bar) => {
       const [left, right] = [bar, bar + 1].map((edge) => x(bars.low + edge * bars.width));
       const top = Math.round(chart.valToPos(count, "y", true));

@@ -30,7 +30,7 @@ export class Legend {
    */
   button(layer, value) {
     const title = "Click: show or hide. Alt or Shift and click: this one alone.";
-    const button = make("button", { type: "button", class: `c${layer.color}`, title }, make("i"), layer.label, " ", value);
+    const button = make("button", { type: "button", class: layer.color, title }, make("i"), layer.label, " ", value);
     button.addEventListener("click", (event) => {
       if (event.altKey || event.shiftKey) this.showAlone(layer.key);
       else if (!this.hidden.delete(layer.key)) this.hidden.add(layer.key);

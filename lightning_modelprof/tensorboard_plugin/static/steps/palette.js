@@ -1,6 +1,6 @@
 // The colours of the charts.
 
-import { LAYER_COLORS, pageColors } from "../page_colors.js";
+import { pageColors } from "../page_colors.js";
 
 /**
  * @typedef {Object} Palette
@@ -8,15 +8,18 @@ import { LAYER_COLORS, pageColors } from "../page_colors.js";
  * @property {string} line
  * @property {string} text
  * @property {string} dim
- * @property {string[]} layers the colours --c0 to --c7
+ * @property {string} single of what stands alone
+ * @property {string[]} layers of the layers
  */
 
 /**
  * Read the colours that an element has in the theme of this moment.
  * @param {HTMLElement} element
+ * @param {string[]} names of the colours of layers
  * @returns {Palette}
  */
-export function readPalette(element) {
-  const { page, line, text, dim, ...layers } = pageColors(element, ["page", "line", "text", "dim", ...LAYER_COLORS]);
-  return { page, line, text, dim, layers: LAYER_COLORS.map((name) => layers[name]) };
+export function readPalette(element, names) {
+  const colors = pageColors(element, ["page", "line", "text", "dim", "c1", ...names]);
+  const { page, line, text, dim, c1: single } = colors;
+  return { page, line, text, dim, single, layers: names.map((name) => colors[name]) };
 }

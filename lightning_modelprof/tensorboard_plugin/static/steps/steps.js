@@ -96,11 +96,16 @@ class StepsView {
     this.readout = make("p", { class: "steps-readout", "aria-live": "polite" });
     this.root = this.build();
     container.append(this.root);
-    this.palette = readPalette(this.root);
+    this.palette = this.readPalette();
     this.charts.mount();
     this.panel.histogram.mount();
     this.listen();
     this.draw();
+  }
+
+  /** @returns {import("./palette.js").Palette} */
+  readPalette() {
+    return readPalette(this.root, this.steps.layers.map(({ color }) => color));
   }
 
   build() {
@@ -149,7 +154,7 @@ class StepsView {
     this.all.addEventListener("click", () => this.reset());
     this.field?.addEventListener("keydown", (event) => this.press(event));
     this.repaint = () => {
-      this.palette = readPalette(this.root);
+      this.palette = this.readPalette();
       this.charts.repaint();
       this.panel.histogram.plot?.repaint();
     };

@@ -1,19 +1,13 @@
 // Colours of slices: the category's, in a shade that the name decides.
 
-import { LAYER_COLORS, pageColors } from "../page_colors.js";
+import { NAMELESS, meaningOf, pageColors } from "../page_colors.js";
 
 const PLAIN = ["page", "raised", "line", "text", "dim", "link", "bar"];
 const SHADES = [-0.18, 0.18, 0, 0.34, -0.3, 0.1, 0.26, -0.09]; // towards black or white
 const LEVELS = 16; // of paleness, by how much of a pixel is busy
 const PALEST = 0.3;
 const DIMMED = 0.16;
-
-/** @type {Record<string, number>} which --c of the page; any other category gets one by its name */
-const BASES = {
-  operator: 3, "runtime call": 1, kernel: 4, communication: 5, memcpy: 7, memset: 7, synchronization: 6,
-  module: 2, "python function": 2, phase: 6, "data loading": 5,
-  step: 0, "user range": 0, "device range": 0, "profiler overhead": 0, other: 0,
-};
+const COUNTER = "c1"; // of curves
 
 /** @typedef {[number, number, number]} Rgb 0 to 255 */
 
@@ -41,14 +35,14 @@ export class Palette {
    * @param {HTMLElement} element
    */
   read(element) {
-    const colors = pageColors(element, [...PLAIN, ...LAYER_COLORS, ...this.variables]);
+    const colors = pageColors(element, [...PLAIN, COUNTER, ...this.variables]);
     /** @param {string} name */
     const rgb = (name) => numbers(colors[name]);
     const page = rgb("page");
     this.page = packed(page);
     this.raised = packed(rgb("raised"));
-    this.counterLine = packed(rgb("c2"));
-    this.counterArea = packed(mixed(page, rgb("c2"), 0.35));
+    this.counterLine = packed(rgb(COUNTER));
+    this.counterArea = packed(mixed(page, rgb(COUNTER), 0.35));
     this.css = Object.fromEntries(PLAIN.map((name) => [name, text(rgb(name))]));
     this.texts = [];
     this.variables.forEach((variable, category) => {
@@ -85,9 +79,12 @@ export class Palette {
   }
 }
 
-/** @param {string} category */
+/**
+ * The colour that its meaning has in all views; of what has none, one by its name.
+ * @param {string} category
+ */
 function variableOf(category) {
-  return `c${Object.hasOwn(BASES, category) ? BASES[category] : 1 + (hash(category) % 7)}`;
+  return meaningOf(category) || NAMELESS[hash(category) % NAMELESS.length];
 }
 
 /**

@@ -1,0 +1,113 @@
+"""One colour for one meaning, in all views: what is shown in which colour, and the CSS that says so.
+
+A colour is the same on a light and on a dark page. Those that stand beside each other are told apart also by
+readers who see no red, no green or no blue; ``tests/show/test_colors.py`` measures it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Final
+
+from lightning_modelprof.record import Record
+
+
+class Meaning(Record, frozen=True):
+    """What a colour stands for.
+
+    Attributes:
+        name: in CSS, behind ``--m-``.
+        color: of it.
+        words: keys of series and of parts of the step card, and kinds of slices of the timeline.
+    """
+
+    name: str
+    color: str
+    words: tuple[str, ...]
+
+
+MEANINGS: Final = (
+    Meaning("data-loading", "#e59206", ("dataloader", "idle_input", "data loading", "idle: data loading")),
+    Meaning("transfer", "#845f80", ("memcpy",)),
+    Meaning("forward", "#3d6caa", ()),
+    Meaning("backward", "#8de3fe", ()),
+    Meaning("optimizer", "#92c390", ()),
+    Meaning("communication", "#db193c", ("idle: communication",)),
+    Meaning("kernel", "#8db65b", ("computing",)),
+    Meaning("tensor-cores", "#03aa89", ("tensor_cores",)),
+    Meaning("memory", "#e3dc40", ("memset",)),
+    Meaning("validation", "#a38fde", ()),
+    Meaning("callbacks", "#9d3952", ("module_hooks",)),
+    Meaning("logging", "#4b5b09", ()),
+    Meaning("host", "#b77962", ("other", "idle_host", "idle: host")),
+    Meaning(
+        "waiting",
+        "#989bfb",
+        ("idle_sync", "synchronization", "idle: kernel gap", "idle: other stream"),
+    ),
+    Meaning("operator", "#72abcd", ("cpu_exec",)),
+    Meaning("runtime", "#b36409", ("runtime call",)),
+    Meaning("module", "#285699", ()),
+    Meaning("python", "#348396", ("python function",)),
+    Meaning("phase", "#7f4de1", ()),
+    Meaning("profiler", "#dc9aa0", ("profiler overhead",)),
+    Meaning("rest", "#d0d0d0", ("idle", "idle: unknown", "step", "user range", "device range")),
+)
+
+NAMELESS: Final = ("#1086e0", "#ce6177", "#36803b", "#977ebe", "#c0943f", "#3ecce9", "#adde78")
+"""Of what has no meaning of its own, such as operators by name; thin lines are seen in the first five."""
+
+_MEANING_OF: Final = {word: one for one in MEANINGS for word in (one.name, *one.words)}
+
+
+def color_class(word: str) -> str | None:
+    """Class of the colour that ``word`` has everywhere, such as ``m-forward``; ``None`` if it has none."""
+    meaning = _MEANING_OF.get(word)
+    return None if meaning is None else f"m-{meaning.name}"
+
+
+def nameless_class(place: int) -> str:
+    """Class of the colour of the series at ``place`` among those that have no meaning."""
+    return f"c{1 + place % len(NAMELESS)}"
+
+
+def color_classes(words: Sequence[str]) -> list[str]:
+    """Classes of the colours of series in one picture: of two with one meaning, the second has another."""
+    found: list[str] = []
+    for word in words:
+        own = color_class(word)
+        free = (one for place in range(len(NAMELESS)) if (one := nameless_class(place)) not in found)
+        found.append(own if own is not None and own not in found else next(free, nameless_class(0)))
+    return found
+
+
+def color_of(color_class: str) -> str:
+    """The colour of a class."""
+    return _COLOR_OF[color_class]
+
+
+_COLOR_OF: Final = {
+    **{f"m-{one.name}": one.color for one in MEANINGS},
+    **{f"c{place}": color for place, color in enumerate(NAMELESS, 1)},
+}
+
+
+def colors_css() -> str:
+    """What ``parts.css`` has of it: a variable and a class of each colour, a variable of each other word."""
+    words = {re.sub(r"[^a-z]+", "-", word): one.name for one in MEANINGS for word in one.words}
+    variables = [
+        *(f"--{name}: {color};" for name, color in _COLOR_OF.items()),
+        *(f"--m-{word}: var(--m-{name});" for word, name in words.items() if word != name),
+    ]
+    return _lines([":root {", *variables, "}"]) + _lines(
+        [f".{name} {{ --c: var(--{name}); }}" for name in _COLOR_OF]
+    )
+
+
+def _lines(rules: Sequence[str]) -> str:
+    """Rules side by side in lines that can be read."""
+    spaces = str.maketrans(" ", "\0")  # within a rule no line ends
+    text = " ".join(rule.translate(spaces) for rule in rules)
+    return fill(text, 150, break_long_words=False, break_on_hyphens=False).translate({0: " "}) + "\n"
