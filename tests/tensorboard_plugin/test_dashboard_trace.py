@@ -185,6 +185,17 @@ def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
     assert (state(page)["hidden"], kinds(page)["operator"]) == (["operator"], False)
 
 
+def test_a_search_says_what_is_hidden(page):
+    field = page.find_element("css selector", ".tl-search input")
+    field.send_keys("data")
+    field.send_keys(Keys.ENTER)
+    assert texts(page, ".tl-message") == ["2 more in what is hidden."]  # data.py
+    assert texts(page, ".tl-count") == ["1 of 4"]  # idle: data loading, enumerate(DataLoader)
+    field.send_keys("x")
+    field.send_keys(Keys.ENTER)
+    assert texts(page, ".tl-message") == [""]
+
+
 def test_folded_lanes_are_in_the_state(page):
     page.execute_script("document.querySelector('.tl-group .tl-toggle').click()")
     wait(page, "return window.changes.length && window.changes.at(-1).folded.length")

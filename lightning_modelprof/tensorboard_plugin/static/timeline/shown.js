@@ -79,14 +79,17 @@ function without({ meta, columns }, isHidden) {
     places.set(part, next);
     next += part.length;
   }
+  const index = new Int32Array(begin.length).fill(-1);
+  for (let at = 0; at < places.length; at += 1) index[places[at]] = at;
   const found = new Map(columns);
   for (const name of ["begin", "duration", "name", "category", "detail", "launch"]) {
     const whole = column(name);
-    found.set(name, Float64Array.from(places, (place) => whole[place]));
+    const kept = new Float64Array(places.length);
+    for (let at = 0; at < places.length; at += 1) kept[at] = whole[places[at]];
+    found.set(name, kept);
   }
-  const index = new Int32Array(begin.length).fill(-1);
-  places.forEach((place, at) => (index[place] = at));
-  found.set("launch", /** @type {Float64Array} */ (found.get("launch")).map((host) => (host < 0 ? -1 : index[host])));
+  const launch = /** @type {Float64Array} */ (found.get("launch"));
+  for (let at = 0; at < launch.length; at += 1) if (launch[at] >= 0) launch[at] = index[launch[at]];
   return { left: { meta: { ...meta, rows }, columns: found }, places };
 }
 
@@ -119,16 +122,17 @@ function laid(order, begin, duration) {
   const until = [];
   const depths = new Int32Array(order.length);
   let last = -1; // the deepest that is open
-  order.forEach((place, at) => {
+  for (let at = 0; at < order.length; at += 1) {
+    const place = order[at];
     while (last >= 0 && until[last] <= begin[place]) last -= 1;
     last += 1;
     until[last] = begin[place] + Math.max(1, duration[place]);
     depths[at] = last;
-  });
+  }
   const counts = new Int32Array(until.length);
   for (const depth of depths) counts[depth] += 1;
   const rows = Array.from(counts, (count) => new Int32Array(count));
   counts.fill(0);
-  order.forEach((place, at) => (rows[depths[at]][counts[depths[at]]++] = place));
+  for (let at = 0; at < order.length; at += 1) rows[depths[at]][counts[depths[at]]++] = order[at];
   return rows;
 }
