@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import urllib.parse
 from dataclasses import replace
@@ -19,6 +20,7 @@ from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_pr
 from tests.support.chromium import requested, said
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard
+from tests.support.traces import real_file
 from tests.tensorboard_plugin.test_dashboard_damage import HOSTILE, newer, profile_of, report_of, write_raw
 from tests.tensorboard_plugin.test_dashboard_plugin import fit
 
@@ -149,6 +151,11 @@ def logdir(tmp_path_factory):
     write_raw(root / "damaged steps", "modelprof/run", pack_head(run), [document, steps[:60]])
     head = pack_head(hostile).replace(b'version":1', b'version":99')
     write_raw(root / "newer head", "modelprof/window_0", head, blobs)
+    ranks = root.parent / "two_ranks"
+    ranks.mkdir()
+    for number in (0, 1):
+        shutil.copy(real_file(f"sampled_2rank_rank{number}"), ranks)
+    assert main(["tensorboard", str(ranks), "--logdir", str(root)]) == 0
     for name in ("v100_resnet50_workers0", "a100_nccl"):
         trace = TRACES / f"{name}.pt.trace.json.gz"
         if trace.is_file():
@@ -220,6 +227,44 @@ def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
     filled = {table for table, value in report["tables"].items() if value["rows"]}
     assert seen == filled
     assert {"operators", "kernels", "step_breakdown", "device_usage"} <= seen
+
+
+def test_ranks_share_one_timeline(page):
+    page.server.wait_for("two_ranks")
+    page.open(run="two_ranks", view="trace", find=json.dumps({"kind": "idle: host", "rank": 1}))
+    page.wait("return document.querySelectorAll('.tl-canvas').length === 1")
+    groups = page.run("return [...document.querySelectorAll('.tl-group .tl-name')].map(g => g.textContent)")
+    hosts = [f"rank {rank} {group}" for rank in (0, 1) for group in ("host", "other")]
+    assert groups == ["rank 0 GPU 0", "rank 1 GPU 1", *hosts]
+    lane = page.run(
+        "return [...document.querySelectorAll('.tl-selection dt')].find(d => d.textContent === 'Lane')"
+        ".nextSibling.textContent"
+    )
+    assert lane == "GPU 1 stream 7"
+    page.open(run="two_ranks", view="trace", rank="1")
+    assert "rank 0" not in page.text()
+
+
+def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
+    """A link to the idle time; what ended it; its row in Kernels; and back."""
+    name = "v100_resnet50_workers0"
+    if not (TRACES / f"{name}.pt.trace.json.gz").is_file():
+        pytest.skip("the real traces are not here; set MODELPROF_TRACES to their folder")
+    page.server.wait_for(name)
+    page.open(run=name, view="trace", find=json.dumps({"kind": "idle: data loading"}))
+    page.wait("return document.querySelector('.tl-selection h3') !== null")
+    assert page.run("return document.querySelector('.tl-count').value") == "1 of 6"
+    assert "waited for its next batch" in page.text()
+    assert "_SingleProcessDataLoaderIter.__next__" in page.text()
+    page.run("document.querySelector('.tl-selection .tl-link').click()")
+    kernel = page.run("return document.querySelector('.tl-selection h3').textContent")
+    assert kernel == "Memcpy HtoD (Pageable -> Device)"
+    page.press("In Kernels", ".tl-selection a")
+    assert page.title() == "Kernels"
+    assert json.loads(page.link()["row"]) == {"name": kernel}
+    page.run("history.back()")
+    page.wait("return document.querySelector('.tl-selection h3') !== null")
+    assert page.run("return document.querySelector('.tl-selection h3').textContent") == kernel
 
 
 def test_a_run_can_be_chosen_and_its_window_stays_if_it_has_such_a_one(page):

@@ -128,6 +128,7 @@ export class TimelineView {
     document.addEventListener("themechange", repaint);
     dark.addEventListener("change", repaint);
     const sharpness = watchSharpness(() => this.resize());
+    this.parts.root.addEventListener("click", () => this.tell(), true); // a link may leave the view
     this.ends.push(() => {
       resize.disconnect();
       sharpness.abort();
@@ -200,7 +201,15 @@ export class TimelineView {
   changed() {
     this.draw();
     clearTimeout(this.timer);
-    this.timer = window.setTimeout(() => this.onChange(this.state()), QUIET_MS);
+    this.timer = window.setTimeout(() => this.tell(), QUIET_MS);
+  }
+
+  /** Tell of changes that nobody was told of. */
+  tell() {
+    if (!this.timer) return;
+    clearTimeout(this.timer);
+    this.timer = 0;
+    this.onChange(this.state());
   }
 
   /** @param {string} category */
