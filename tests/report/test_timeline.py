@@ -24,6 +24,7 @@ from lightning_modelprof.report.timeline.details import WORDS
 from lightning_modelprof.report.timeline.idle_slices import IDLE_WORDS
 from lightning_modelprof.report.timeline.lanes import find_depths
 from lightning_modelprof.report.timeline.timeline import MOST_POINTS, thin, timeline_of
+from lightning_modelprof.show.html.colors import color_class
 from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import (
     PYTHON_FUNCTION,
@@ -323,16 +324,16 @@ def test_kinds_in_plain_words():
     assert set(found.categories) - set(IDLE_WORDS) == set(WORDS)
 
 
-@pytest.mark.parametrize(
-    ("file", "table", "others"),
-    # A collective has a category of Kineto's by the side that it is on, and what is other keeps its word.
-    [("colors.js", "BASES", set()), ("chrome_trace.js", "KINETO", {"communication", "other"})],
-)
-def test_the_page_knows_every_kind(file, table, others):
-    source = (STATIC / "timeline" / file).read_text(encoding="utf-8")
-    body = re.search(rf"const {table} = {{(.*?)}};", source, re.DOTALL).group(1)
+def test_every_kind_has_a_colour():
+    assert [word for word in (*WORDS, *IDLE_WORDS) if color_class(word) is None] == []
+
+
+def test_the_download_knows_every_kind():
+    """A collective has a category of Kineto's by the side that it is on, and what is other keeps its word."""
+    source = (STATIC / "timeline" / "chrome_trace.js").read_text(encoding="utf-8")
+    body = re.search(r"const KINETO = {(.*?)};", source, re.DOTALL).group(1)
     keys = {quoted or plain for quoted, plain in re.findall(r'(?:"([^"]+)"|(\w+)):', body)}
-    assert keys | others == set(WORDS)
+    assert keys | {"communication", "other"} == set(WORDS)
     assert PYTHON_FUNCTION in keys
 
 

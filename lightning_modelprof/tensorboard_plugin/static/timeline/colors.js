@@ -1,9 +1,11 @@
-// Colours of slices: the category's, in a shade that the name decides.
+// Colours of slices: the category's, in a shade that the name decides; idle time is paler, without shades.
 
 import { NAMELESS, meaningOf, pageColors } from "../page_colors.js";
 
 const PLAIN = ["page", "raised", "line", "text", "dim", "link", "bar"];
 const SHADES = [-0.18, 0.18, 0, 0.34, -0.3, 0.1, 0.26, -0.09]; // towards black or white
+const PURE = SHADES.indexOf(0);
+const IDLE = 0.55; // of the colour of idle time, which is paler than work of that meaning
 const LEVELS = 16; // of paleness, by how much of a pixel is busy
 const PALEST = 0.3;
 const DIMMED = 0.16;
@@ -15,9 +17,11 @@ export class Palette {
   /**
    * @param {HTMLElement} element whose theme counts
    * @param {string[]} categories
+   * @param {boolean[]} isIdle by category
    * @param {string[]} names
    */
-  constructor(element, categories, names) {
+  constructor(element, categories, isIdle, names) {
+    this.isIdle = isIdle;
     this.shades = Uint8Array.from(names, (name) => hash(name) % SHADES.length);
     this.variables = categories.map(variableOf); // of the page, without dashes
     this.page = this.raised = this.counterLine = this.counterArea = 0;
@@ -46,7 +50,7 @@ export class Palette {
     this.css = Object.fromEntries(PLAIN.map((name) => [name, text(rgb(name))]));
     this.texts = [];
     this.variables.forEach((variable, category) => {
-      const color = rgb(variable);
+      const color = this.isIdle[category] ? mixed(page, rgb(variable), IDLE) : rgb(variable);
       SHADES.forEach((shade, place) => {
         const full = mixed(color, shade < 0 ? [0, 0, 0] : [255, 255, 255], Math.abs(shade));
         this.texts.push(textOn(full));
@@ -61,12 +65,21 @@ export class Palette {
   }
 
   /**
+   * The colour of a category, in CSS.
+   * @param {number} category
+   */
+  swatchOf(category) {
+    const color = `var(--${this.variables[category]})`;
+    return this.isIdle[category] ? `color-mix(in srgb, ${color} ${100 * IDLE}%, var(--page))` : color;
+  }
+
+  /**
    * The colour of a slice, as a number of this palette.
    * @param {number} category
    * @param {number} name
    */
   colorOf(category, name) {
-    return category * SHADES.length + this.shades[name];
+    return category * SHADES.length + (this.isIdle[category] ? PURE : this.shades[name]);
   }
 
   /**

@@ -26,7 +26,7 @@ export function fillLegend(view) {
   for (const category of /** @type {Float64Array} */ (unpacked.columns.get("category"))) counts[category] += 1;
   parts.legend.replaceChildren(...unpacked.meta.categories.map((/** @type {string} */ category, /** @type {number} */ place) => {
     const isShown = !hidden.has(category);
-    const swatch = make("i", { style: `background: var(--${palette.variables[place]})` });
+    const swatch = make("i", { style: `background: ${palette.swatchOf(place)}` });
     const title = `${counts[place].toLocaleString("en")} slices; ${isShown ? "click to hide them" : "click to show them"}`;
     const attributes = { type: "button", class: "tl-kind", "aria-pressed": String(isShown), title };
     const button = make("button", { ...attributes, onclick: () => view.toggleKind(category) }, swatch, make("bdi", {}, category));

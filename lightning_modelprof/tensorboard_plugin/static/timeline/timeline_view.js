@@ -65,7 +65,7 @@ export class TimelineView {
     this.isRangeShown = true;
     this.parts = makeParts();
     container.append(this.parts.root);
-    this.palette = new Palette(this.parts.root, this.slices.categories, this.slices.names);
+    this.palette = new Palette(this.parts.root, this.slices.categories, this.slices.isIdle, this.slices.names);
     fillLegend(this);
     this.body = new Body(this);
     this.head = new Head(this);
