@@ -100,7 +100,7 @@ class Outputs:
         self._work_folder = _work_folder()
         self._failed: set[str] = set()
         self._has_files = False
-        self._has_layout = False
+        self._charts: dict[str, list[str]] = {}
         self._untold: tuple[Report, bool] | None = None
 
     def without_loggers(self) -> Outputs:
@@ -244,9 +244,16 @@ class Outputs:
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars to every logger of the run."""
-        if not self._has_layout:
-            self._has_layout = True
-            self._to_tensorboard(lambda writer: write_layout(writer, LAYOUT))
+        charts = {
+            title: tags
+            for title, tags in LAYOUT.items()
+            if title in self._charts or not scalars.keys().isdisjoint(tags)
+        }
+        if (
+            charts != self._charts
+        ):  # a chart comes with its first figure: MFU only where the device has a peak
+            self._charts = charts
+            self._to_tensorboard(partial(write_layout, charts=charts))
         for logger in self._loggers:
             self._try(type(logger).__name__, partial(_log, logger, scalars, step))
 

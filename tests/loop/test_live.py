@@ -6,9 +6,16 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.data.provider import RunTagFilter
+from tensorboard.plugins.custom_scalar import layout_pb2
 
+from lightning_modelprof.config.options import ReportOptions
 from lightning_modelprof.loop import memory as loop_memory
+from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
 from lightning_modelprof.measure.resources.memory import DeviceBytes, ProcessMemory
 from tests.support.fits import run_fit
@@ -62,6 +69,54 @@ def test_memory_is_logged_as_it_was_read_at_that_moment(tmp_path, monkeypatch):
     for number, scalars in enumerate(logged, 1):
         expected = {"modelprof/memory_mib/process": number, "modelprof/memory_mib/allocated": 1.5}
         assert scalars == expected, "reserved is not counted here, and is no zero"
+
+
+class Reader:
+    """What TensorBoard's own plugins see of a log directory, by its own loaders."""
+
+    def __init__(self, folder):
+        self.multiplexer = EventMultiplexer()
+        self.multiplexer.AddRunsFromDirectory(str(folder)).Reload()
+
+    def charts(self):
+        """Titles of the charts of the Custom Scalars tab, of the one run."""
+        provider = MultiplexerDataProvider(self.multiplexer, "")
+        tag = "custom_scalars__config__"
+        found = provider.read_tensors(
+            RequestContext(),
+            experiment_id="",
+            plugin_name="custom_scalars",
+            run_tag_filter=RunTagFilter(tags=[tag]),
+            downsample=1,  # as the plugin does
+        )
+        ((points,),) = ([by_tag[tag]] for by_tag in found.values())
+        layout = layout_pb2.Layout.FromString(points[0].numpy.item())
+        return [chart.title for chart in layout.category[0].chart]
+
+
+def test_tensorboard_has_one_run_one_text_and_the_charts_that_have_a_curve(tmp_path):
+    """On a CPU whose peak nobody knows there is no MFU; there once was a text for each table."""
+    trainer = {"logger": TensorBoardLogger(tmp_path, name="net"), "log_every_n_steps": 5, "max_steps": 21}
+    run_fit(tmp_path, trainer=trainer, active=2, skip_first=1, tensorboard=True)
+    reader = Reader(tmp_path)
+    assert list(reader.multiplexer.Runs()) == ["net/version_0"]
+    tags = reader.multiplexer.Runs()["net/version_0"]["tensors"]
+    assert [tag for tag in tags if tag.endswith("/text_summary")] == ["modelprof/report/text_summary"]
+    assert "Steps per second" in reader.charts()
+    assert "MFU" not in reader.charts()
+
+
+def test_a_chart_comes_with_its_first_figure(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="net")
+    options = ReportOptions(tensorboard=True)
+    shown = Outputs(None, [logger], options, rank=0, created="now", warn=pytest.fail)
+    shown.log_scalars({"modelprof/ips": 1.0}, 5)
+    logger.experiment.flush()
+    assert Reader(tmp_path).charts() == ["Steps per second"]
+    shown.log_scalars({"modelprof/ips": 1.0, "modelprof/flops_per_s": 1.0, "modelprof/mfu": 0.5}, 10)
+    shown.log_scalars({"modelprof/ips": 1.0}, 15)
+    logger.experiment.flush()
+    assert Reader(tmp_path).charts() == ["Steps per second", "FLOP/s", "MFU"]
 
 
 def test_two_runs_never_share_a_folder(tmp_path):

@@ -15,6 +15,7 @@ from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.show.grid import shown_rows
 from lightning_modelprof.show.tensorboard.scalars import (
     escape_markdown,
+    markdown_report,
     markdown_summary,
     markdown_table,
     write_layout,
@@ -165,24 +166,11 @@ def test_a_real_writer_and_back(tmp_path, name):
     with SummaryWriter(tmp_path) as writer:
         write_report(writer, report, 99)
     events = read_back(tmp_path)
-    assert read_text(events, "modelprof/1_summary") == markdown_summary(report)
-    for number, table in enumerate(report.tables, 2):
-        assert read_text(events, f"modelprof/{number}_{table.id}") == markdown_table(table)
-
-
-def test_tags_in_the_order_of_the_dashboard_are_the_reading_order(tmp_path):
-    report = gpu_report()
-    with SummaryWriter(tmp_path) as writer:
-        write_report(writer, report, 99)
-    tags = [tag.removesuffix("/text_summary") for tag in read_back(tmp_path).Tags()["tensors"]]
-    assert sorted(tags) == [
-        "modelprof/1_summary",
-        "modelprof/2_perf_summary",
-        "modelprof/3_phases",
-        "modelprof/4_model_summary",
-        "modelprof/5_memory",
-        "modelprof/6_kernel_summary",
-    ]
+    text = read_text(events, "modelprof/report")
+    assert events.Tags()["tensors"] == ["modelprof/report/text_summary"]
+    assert text.startswith(markdown_summary(report))
+    places = [text.index(markdown_table(table, max_rows=table.row_limit or 50)) for table in report.tables]
+    assert places == sorted(places)  # the reading order
 
 
 def test_layout(tmp_path):
@@ -198,17 +186,13 @@ def test_layout(tmp_path):
     assert re.match(pattern, "modelprof/ips (steps/s)")
 
 
-def test_tables_absent_for_one_reason_are_lines_of_the_summary(tmp_path):
+def test_tables_absent_for_one_reason_are_lines_of_the_summary():
     def absent(name, reason):
         return Table(id=name, title=name, columns=(Column("name", "Name"),), rows=(), absent_reason=reason)
 
     tables = (absent("kernels", "no device"), absent("memory", "not recorded"), absent("idle", "no device"))
     report = Report(title="t", facts=(), tables=tables, notes=("a note",), sections={})
     assert "- kernels, idle: no device.\n" in markdown_summary(report)
-    with SummaryWriter(tmp_path) as writer:
-        write_report(writer, report, 3)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["tensors"] == [
-        "modelprof/1_summary/text_summary",
-        "modelprof/2_memory/text_summary",
-    ]
+    text = markdown_report(report)
+    assert "### memory\n\nnot recorded" in text
+    assert "### kernels" not in text

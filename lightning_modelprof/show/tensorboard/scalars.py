@@ -41,26 +41,22 @@ class Writer(Protocol):
 
 
 def write_report(writer: Writer, report: Report, step: int, prefix: str = TAG_PREFIX) -> None:
-    """Write the summary as ``modelprof/1_summary`` and each table as ``modelprof/<number>_<table id>``.
+    """Write the whole report as one text, ``modelprof/report``: one card of the Text dashboard.
 
-    The Text dashboard sorts by tag, numbers by their value, so the numbers keep the reading order.
+    A card for each table would be thirty, with names that change with what was measured.
 
     Args:
         writer: a SummaryWriter or something like it.
         report: what to write.
         step: the x-coordinate.
-        prefix: of the tags, so that reports of several loops can stand in one TensorBoard.
+        prefix: of the tag, so that reports of several loops can stand in one TensorBoard.
     """
-    texts = [("summary", markdown_summary(report))]
-    tables, _ = part_absent(report.tables)
-    texts += [(table.id, markdown_table(table)) for table in tables]
-    for number, (name, text) in enumerate(texts, 1):
-        writer.add_text(f"{prefix}/{number}_{name}", text, step)
+    writer.add_text(f"{prefix}/report", markdown_report(report), step)
     writer.flush()
 
 
 def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
-    """Lay out the custom scalars dashboard; TensorBoard takes one layout per run.
+    """Lay out the custom scalars dashboard; of several layouts of a run TensorBoard takes the last.
 
     Args:
         writer: a SummaryWriter or something like it.
