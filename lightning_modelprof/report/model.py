@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from lightning_modelprof.errors import nearest, quoted
 from lightning_modelprof.record import Record
@@ -34,6 +34,8 @@ class Column(Record, frozen=True):
             is counted in two of them. Not so for means, extremes, rates, numbers of different things, and
             times that hold the time of other rows. Rows that are put together show sums of these columns.
         help: its definition, on the column of a ``TableKind`` alone.
+        change: ``bar`` if its numbers are changes, after less before, and ``bound`` if they are bounds of
+            changes: both are written with their signs.
     """
 
     key: str
@@ -42,6 +44,7 @@ class Column(Record, frozen=True):
     group: str | None = None
     adds_up: bool = False
     help: str = ""
+    change: Literal["", "bar", "bound"] = ""
 
 
 class Table(Record, frozen=True, kw_only=True):
@@ -291,6 +294,8 @@ class FlameFrame(Record, frozen=True, kw_only=True):
         own: its own share.
         is_users: whether it is the user's code; ``None`` where that means nothing.
         place: file and line of the function, for an editor; ``""`` if it has none.
+        change: after less before, where two graphs are compared.
+        is_new: whether it is in the graph of after alone.
     """
 
     name: str
@@ -302,6 +307,8 @@ class FlameFrame(Record, frozen=True, kw_only=True):
     own: float
     is_users: bool | None = None
     place: str = ""
+    change: float | None = None
+    is_new: bool = False
 
 
 class FlameGraph(Record, frozen=True, kw_only=True):
@@ -311,6 +318,7 @@ class FlameGraph(Record, frozen=True, kw_only=True):
         id: stable key, ``snake_case``.
         title: heading.
         unit: of begin, total and own.
+        change_unit: of the changes of its frames; ``None`` where nothing is compared.
         frames: each after the box that it stands on; neighbours from left to right.
         notes: as under a table.
     """
@@ -319,6 +327,7 @@ class FlameGraph(Record, frozen=True, kw_only=True):
     title: str
     unit: Unit
     frames: tuple[FlameFrame, ...]
+    change_unit: Unit | None = None
     notes: tuple[str, ...] = ()
 
 

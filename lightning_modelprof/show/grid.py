@@ -15,7 +15,7 @@ from itertools import groupby
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
-from lightning_modelprof.units import DASH, choose_time_unit, format_cell, heading
+from lightning_modelprof.units import DASH, choose_time_unit, format_cell, heading, signed
 
 NAME_LIMIT = 64
 """Characters of a text cell; a templated CUDA kernel has hundreds."""
@@ -31,7 +31,7 @@ _NAMESPACE = re.compile(r"(?:\w+|\(anonymous namespace\))::")
 
 _TEMPLATE = re.compile(r"\w<")
 
-_WHOLE_PART = re.compile(r"-?[0-9,]+")
+_WHOLE_PART = re.compile(r"[-+]?[0-9,]+")
 
 
 class Strip(Record, frozen=True):
@@ -153,6 +153,7 @@ def build_grid(table: Table, *, max_rows: int) -> Grid:
                 [table.rows[row][position] for row in shown],
                 [_unit(table, row, column) for row in shown],
                 time_unit,
+                is_change=column.change != "",
             ),
         )
         for position, column in enumerate(table.columns)
@@ -252,7 +253,9 @@ def _unit(table: Table, row: int, column: Column) -> Unit:
     return column.unit
 
 
-def _texts(values: Sequence[Cell], units: Sequence[Unit], time_unit: TimeUnit) -> tuple[str, ...]:
+def _texts(
+    values: Sequence[Cell], units: Sequence[Unit], time_unit: TimeUnit, *, is_change: bool
+) -> tuple[str, ...]:
     """The cells of one column; C++ functions lose their arguments unless these tell two of them apart."""
     names = {value: without_signature(value) for value in values if isinstance(value, str)}
     uses = Counter(names.values())
@@ -260,6 +263,8 @@ def _texts(values: Sequence[Cell], units: Sequence[Unit], time_unit: TimeUnit) -
     return tuple(
         shorten(format_cell(plain[value], unit), NAME_LIMIT)
         if isinstance(value, str)
+        else signed(format_cell(value, unit, time_unit=time_unit))
+        if is_change and value
         else format_cell(value, unit, time_unit=time_unit)
         for value, unit in zip(values, units, strict=True)
     )

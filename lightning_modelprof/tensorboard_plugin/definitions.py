@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
+from lightning_modelprof.report.compare.flame_changes import FLAMES_HELP
 from lightning_modelprof.report.compare.row_changes import CHANGES
 from lightning_modelprof.report.compare.stages import STAGES
 from lightning_modelprof.report.compare.tables import (
@@ -121,7 +122,10 @@ def sections() -> Iterator[Section]:
         "flames",
         "Flame graphs (report.html)",
         "",
-        tuple(Term(f"flame:{one.id}", one.title, one.help) for one in FLAMES),
+        (
+            *(Term(f"flame:{one.id}", one.title, one.help) for one in FLAMES),
+            Term("flame:changes", "Flame graphs of what changed (Compare)", FLAMES_HELP),
+        ),
     )
     yield from (Section(f"view:{one.key}", f"{one.title} (dashboard)", one.help) for one in VIEWS if one.help)
 

@@ -69,9 +69,11 @@ def render(view: View, selection: Selection) -> str:
 
 
 def render_comparison(report: Report) -> str:
-    """A comparison as HTML: what it says, and every table."""
+    """A comparison as HTML: what it says, its flame graphs and every table."""
     title = escape(one_line(report.title))
-    parts = (f"<h2>{title}</h2>", facts_html(report), _tables_html(list(report.tables)), notes_html(report))
+    flames = "".join(flame_html(flame) for flame in report.flames)
+    tables = _tables_html(list(report.tables))
+    parts = (f"<h2>{title}</h2>", facts_html(report), flames, tables, notes_html(report))
     return f'<section class="comparison">{"".join(parts)}</section>'
 
 

@@ -136,8 +136,13 @@ CHANGES: Final = TableKind(
     columns=(
         Column("before", "before", help="of the first side."),
         Column("after", "after", help="of the second side."),
-        Column("difference", "difference", help="after less before, of percentages in percentage points."),
-        Column("ratio", "change", Unit.RATIO, help="the difference, of before."),
+        Column(
+            "difference",
+            "difference",
+            help="after less before, of percentages in percentage points.",
+            change="bar",
+        ),
+        Column("ratio", "change", Unit.RATIO, help="the difference, of before.", change="bar"),
         Column(
             "state", "state", help="new or gone, of a row that is on one side alone and so has no difference."
         ),

@@ -6,6 +6,7 @@ import re
 from typing import Any, Final
 
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.compare.flame_changes import flame_changes
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.kinds import TableKind
@@ -39,6 +40,7 @@ def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Re
             findings_table(before, after),
             *rest,
         ),
+        flames=flame_changes(before, after),
         notes=_notes(before, after, known),
         sections={"comparison": _section(names, known)},
     )
@@ -203,8 +205,8 @@ STEP_CHANGES: Final = TableKind(
         Column("name", "Part of the step"),
         Column("before", "before", Unit.DURATION_NS, help="of the first side."),
         Column("after", "after", Unit.DURATION_NS, help="of the second side."),
-        Column("difference", "difference", Unit.DURATION_NS, help="after less before."),
-        Column("ratio", "change", Unit.RATIO, help="that, of before."),
+        Column("difference", "difference", Unit.DURATION_NS, help="after less before.", change="bar"),
+        Column("ratio", "change", Unit.RATIO, help="that, of before.", change="bar"),
         Column(
             "before_low",
             "from",

@@ -13,6 +13,7 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.grid import Block, Strip, build_grid, shown_rows
+from lightning_modelprof.show.html.changes import TONES, ChangeBar, change_bars, cut_note
 from lightning_modelprof.units import DASH, format_cell
 
 MAX_ROWS: Final = 10_000
@@ -46,7 +47,8 @@ class RowView:
 class TableView(Record, frozen=True, kw_only=True):
     """What the template needs of a table; ``groups`` are headings above them and how many they span.
 
-    ``groupings`` are the ways to put rows together that a reader can choose from.
+    ``groupings`` are the ways to put rows together that a reader can choose from, ``tones`` the classes and
+    words of the bars of changes.
     """
 
     id: str
@@ -58,6 +60,7 @@ class TableView(Record, frozen=True, kw_only=True):
     limit: int
     is_tree: bool
     groupings: tuple[Grouping, ...]
+    tones: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
 
@@ -78,10 +81,18 @@ def table_view(table: Table) -> TableView:
         write_cell(text, row[0], grid.names.unit, has_bar=False)
         for text, row in zip(grid.names.cells, values, strict=True)
     ]
-    columns = [cells for block in blocks for cells in block.cells(values)]
+    shown: list[int | None] = [0, *(column.place for block in blocks for column in block.columns())]
+    bars = change_bars(table)
+    cells = [cells for block in blocks for cells in block.cells(values)]
+    columns = [
+        [_with_bar(cell, bars.get((row, place))) for row, cell in zip(places, one, strict=True)]
+        if place is not None
+        else one
+        for place, one in zip(shown[1:], cells, strict=True)
+    ]
     rows = [
-        RowView(name, raw_name, list(cells), depth, False, True, False)
-        for name, raw_name, depth, *cells in zip(
+        RowView(name, raw_name, list(written), depth, False, True, False)
+        for name, raw_name, depth, *written in zip(
             names, _raw_names(table, places), grid.depths, *columns, strict=True
         )
     ]
@@ -90,7 +101,6 @@ def table_view(table: Table) -> TableView:
     headers = [write_header(grid.names, "", "", grid.time_unit, has_order=has_order)]
     for block in blocks:
         headers += block.headers(headers[-1].label, grid.time_unit, has_order=has_order)
-    shown: list[int | None] = [0, *(column.place for block in blocks for column in block.columns())]
     keys = ("" if place is None else table.columns[place].key for place in shown)
     groups = [("", 1), *((block.group, len(block.columns())) for block in blocks)]
     return TableView(
@@ -105,8 +115,15 @@ def table_view(table: Table) -> TableView:
         groupings=groupings(
             table, values, [column for block in blocks for column in block.columns()], grid.time_unit
         ),
-        notes=tuple(text for note in grid.notes if (text := one_line(" ".join(note.split())))),
+        tones=tuple(tone for tone in TONES.items() if tone[0] in {bar.tone for bar in bars.values()}),
+        notes=tuple(
+            text for note in (*grid.notes, cut_note(bars)) if (text := one_line(" ".join(note.split())))
+        ),
     )
+
+
+def _with_bar(cell: CellView, bar: ChangeBar | None) -> CellView:
+    return cell if bar is None else replace(cell, change=bar)
 
 
 def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
@@ -226,6 +243,7 @@ class CellView(Record, frozen=True):
         is_number: whether it belongs to the right.
         is_missing: whether it is the dash of what was not measured.
         full: the whole name where ``text`` is cut; ``""`` otherwise.
+        change: the bar of a change.
     """
 
     text: str
@@ -234,6 +252,7 @@ class CellView(Record, frozen=True):
     is_number: bool
     is_missing: bool
     full: str
+    change: ChangeBar | None = None
 
 
 def write_header(

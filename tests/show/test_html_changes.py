@@ -1,0 +1,147 @@
+"""Bars of changes, signs, and flame graphs of what changed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lightning_modelprof.report.compare.flame_changes import flame_change
+from lightning_modelprof.report.compare.tables import SPEED
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.show.html.changes import change_bars
+from lightning_modelprof.show.html.flame import flame_view
+from lightning_modelprof.show.html.table import table_view
+from lightning_modelprof.show.text import render_text
+from tests.report.test_flame_changes import AFTER, BEFORE, graph
+from tests.show.test_html_browser import report_of, show
+
+CHANGE = (
+    Column("name", "Name"),
+    Column("before", "before", Unit.DURATION_NS),
+    Column("difference", "difference", Unit.DURATION_NS, change="bar"),
+    Column("ratio", "change", Unit.RATIO, change="bar"),
+)
+
+
+def table(*rows, columns=CHANGE):
+    return Table(id="a_changes", title="A", columns=columns, rows=rows)
+
+
+SLOWER_AND_FASTER = table(
+    ("slower", 1e6, 4e6, 4.0),
+    ("faster", 4e6, -2e6, -0.5),
+    ("same", 1e6, 0, 0.0),
+    ("new", None, None, None),
+)
+
+
+def bars_of(one):
+    return {key: (bar.left, bar.width, bar.tone, bar.is_cut) for key, bar in change_bars(one).items()}
+
+
+def test_bars_by_hand():
+    assert bars_of(SLOWER_AND_FASTER) == {
+        (0, 2): (0.5, 0.5, "worse", False),
+        (1, 2): (0.25, 0.25, "better", False),
+        (2, 2): (0.5, 0.0, "neutral", False),
+        (0, 3): (0.5, 0.5, "worse", True),  # +400 %, and the bars end at 100 %
+        (1, 3): (0.25, 0.25, "better", False),
+        (2, 3): (0.5, 0.0, "neutral", False),
+    }
+    view = table_view(SLOWER_AND_FASTER)
+    assert [word for _, word in view.tones] == ["better", "worse", "neither, or not known which"]
+    assert view.notes == ("1 bar with an arrow would go beyond 100 %.",)
+
+
+def test_every_change_has_its_sign():
+    texts = [[cell.text.strip() for cell in row.cells] for row in table_view(SLOWER_AND_FASTER).rows]
+    assert texts == [
+        ["1.00", "+4.00", "+400.00"],
+        ["4.00", "-2.00", "-50.00"],
+        ["1.00", "0", "0"],
+        ["–", "–", "–"],
+    ]
+    assert "+400.00" in render_text(report_of(SLOWER_AND_FASTER))
+
+
+def test_a_higher_rate_is_better_and_a_longer_time_is_worse():
+    rows = (
+        ("batch_cost", 20e6, 30e6, 0.5, 0.4, 0.6),
+        ("ips (steps/s)", 50.0, 33.3, -0.334, -0.4, -0.3),
+        ("Reader Ratio", 0.1, 0.2, 0.1, 0.0, 0.2),
+    )
+    one = SPEED.table(rows=rows, row_units=(Unit.DURATION_NS, Unit.RATE, Unit.RATIO))
+    tones = {key: bar.tone for key, bar in change_bars(one).items()}
+    assert tones == {(0, 3): "worse", (1, 3): "worse", (2, 3): "neutral"}
+    low = [row.cells[3].text.strip() for row in table_view(one).rows]
+    assert low == ["+40.00", "-40.00", "0"]
+
+
+def test_units_that_differ_by_row_have_bars_of_their_own():
+    columns = (
+        CHANGE[0],
+        Column("before", "before", Unit.BY_ROW),
+        Column("d", "d", Unit.BY_ROW, change="bar"),
+    )
+    one = Table(
+        id="x",
+        title="X",
+        columns=columns,
+        rows=(("a", 1.0, 5e9), ("b", 1.0, -3.0)),
+        row_units=(Unit.BYTES, Unit.RATE),
+    )
+    assert bars_of(one) == {(0, 2): (0.5, 0.5, "worse", False), (1, 2): (0.0, 0.5, "worse", False)}
+
+
+def test_a_table_without_changes_has_no_legend():
+    view = table_view(table(("a", 1e6), columns=CHANGE[:2]))
+    assert view.tones == ()
+
+
+def test_a_flame_graph_says_what_changed():
+    view = flame_view(flame_change(graph(BEFORE), graph(AFTER)))
+    about = {box.text: box.about.split("\n")[1] for box in view.boxes[:3]}
+    assert about["Data"].endswith("; -10.00 percentage points against before")
+    assert about["open"].endswith("; +16.00 percentage points against before, new")
+    assert [box.kind for box in view.boxes] == ["less", "less", "more new", "more", "less", "more new"]
+    assert [float(box.heat) for box in view.boxes] == [0.5, 0.5, 0.8, 0.5, 1.0, 1.0]
+    assert [word for _, word in view.kinds] == ["less than before", "more", "new"]
+
+
+@pytest.mark.slow
+def test_bars_begin_in_the_middle(browser, tmp_path):
+    show(browser, tmp_path, report_of(SLOWER_AND_FASTER))
+    places = browser.execute_script(
+        "return [...document.querySelectorAll('td.change')].map(cell => {"
+        "  const bar = getComputedStyle(cell, '::before');"
+        "  const width = cell.clientWidth;"
+        "  return [bar.left, bar.width].map(v => Math.round(100 * parseFloat(v) / width));"
+        "})"
+    )
+    assert places[:4] == [[50, 50], [50, 50], [25, 25], [25, 25]]
+    words = browser.execute_script(
+        "return [...document.querySelectorAll('td.change')]"
+        ".map(cell => getComputedStyle(cell, '::after').content)"
+    )
+    assert words[:4] == ['" worse"', '" worse"', '" better"', '" better"']
+
+
+@pytest.mark.slow
+def test_better_and_worse_differ_for_the_colour_blind(browser, tmp_path):
+    """Blue and orange in both themes, and worse has stripes."""
+    show(browser, tmp_path, report_of(SLOWER_AND_FASTER))
+    for theme in ("light", "dark"):
+        better, worse = browser.execute_script(
+            "document.documentElement.dataset.theme = arguments[0];"
+            "return ['better', 'worse'].map(kind => {"
+            "  const style = getComputedStyle(document.querySelector(`.tones i.${kind}`));"
+            "  return style.backgroundImage + style.backgroundColor})",
+            theme,
+        )
+        assert "repeating-linear-gradient" in worse
+        assert "gradient" not in better
+        blue = [int(one) for one in re.findall(r"\d+", better)[-3:]]
+        orange = [int(one) for one in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", worse)[0]]
+        assert blue[2] > blue[0]
+        assert orange[0] > orange[2]
