@@ -307,7 +307,7 @@ def test_kinds_in_plain_words():
         "device range": ("gpu_user_annotation", "mine on the device"),
         "synchronization": ("cuda_sync", "Stream Synchronize"),
         "profiler overhead": ("overhead", "Buffer Flush"),
-        "other": ("unheard of", "?"),
+        "other event": ("unheard of", "?"),
     }
     talks = [
         ("kernel", "ncclDevKernel_AllReduce"),
@@ -329,11 +329,11 @@ def test_every_kind_has_a_colour():
 
 
 def test_the_download_knows_every_kind():
-    """A collective has a category of Kineto's by the side that it is on, and what is other keeps its word."""
+    """A collective has a category of Kineto's by the side that it is on, and what is another event keeps its word."""
     source = (STATIC / "timeline" / "chrome_trace.js").read_text(encoding="utf-8")
     body = re.search(r"const KINETO = {(.*?)};", source, re.DOTALL).group(1)
     keys = {quoted or plain for quoted, plain in re.findall(r'(?:"([^"]+)"|(\w+)):', body)}
-    assert keys | {"communication", "other"} == set(WORDS)
+    assert keys | {"communication", "other event"} == set(WORDS)
     assert PYTHON_FUNCTION in keys
 
 

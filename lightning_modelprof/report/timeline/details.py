@@ -107,7 +107,7 @@ def _collective_text(collective: Collective) -> str:
 
 
 _OF_CATEGORY: Final = {
-    Category.OTHER: "other",
+    Category.OTHER: "other event",
     Category.CPU_OP: "operator",
     Category.USER_ANNOTATION: "user range",
     Category.RUNTIME: "runtime call",

@@ -53,7 +53,9 @@ MEANINGS: Final = (
     Meaning("python", "#348396", ("python function",)),
     Meaning("phase", "#7f4de1", ()),
     Meaning("profiler", "#dc9aa0", ("profiler overhead",)),
-    Meaning("rest", "#d0d0d0", ("idle", "idle: unknown", "step", "user range", "device range")),
+    Meaning(
+        "rest", "#d0d0d0", ("idle", "idle: unknown", "step", "user range", "device range", "other event")
+    ),
 )
 
 NAMELESS: Final = ("#1086e0", "#ce6177", "#36803b", "#977ebe", "#c0943f", "#3ecce9", "#adde78")
