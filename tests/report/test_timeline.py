@@ -329,7 +329,7 @@ def test_every_kind_has_a_colour():
 
 
 def test_the_download_knows_every_kind():
-    """A collective has a category of Kineto's by the side that it is on, and what is another event keeps its word."""
+    """A collective has a category of Kineto's by the side that it is on; other events keep their word."""
     source = (STATIC / "timeline" / "chrome_trace.js").read_text(encoding="utf-8")
     body = re.search(r"const KINETO = {(.*?)};", source, re.DOTALL).group(1)
     keys = {quoted or plain for quoted, plain in re.findall(r'(?:"([^"]+)"|(\w+)):', body)}
