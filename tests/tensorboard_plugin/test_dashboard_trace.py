@@ -331,6 +331,27 @@ def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
     assert state(page)["selected"] == place_of("gemm", 120)
 
 
+def test_what_crosses_does_not_cut_the_call_stack(browser):
+    """A range begins in a function and ends after it: the functions around both are still known."""
+    columns = pack_timeline(
+        timeline_of(
+            make_trace(
+                [
+                    event("python_function", "train.py(3): main", 0, 100),
+                    event("python_function", "loop.py(4): fetch", 10, 30),
+                    event("user_annotation", "mine", 20, 90),
+                    event("python_function", "net.py(5): forward", 40, 80),
+                    event("cpu_op", "aten::mm", 50, 60),
+                ]
+            )
+        )
+    )
+    with opened(browser, columns):
+        browser.execute_script("view.select(arguments[0])", place_of("aten::mm", columns=columns))
+        browser.execute_script("document.querySelector('.to-stack').click()")
+        assert texts(browser, ".stack li .at") == ["net.py:5", "train.py:3"]
+
+
 @pytest.mark.parametrize(
     ("name", "view"), [("gemm", "kernels"), ("aten::add", "operators"), ("nn.Module: Linear_0", "modules")]
 )

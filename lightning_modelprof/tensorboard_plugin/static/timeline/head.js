@@ -86,6 +86,7 @@ export class Head {
       context.fillStyle = palette.css.line;
       context.fillRect(x, MAP + 3, 1, AXIS - 3);
       context.fillStyle = palette.css.dim;
+      if (x + 4 + context.measureText(label).width > viewport.width) continue; // it would be cut
       context.fillText(label, x + 4, MAP + AXIS / 2 + 1);
     }
   }

@@ -170,6 +170,21 @@ export class Slices {
   }
 
   /**
+   * A slice and all that hold it, innermost first; what begins in it and ends after it is passed over.
+   * @param {number} index
+   */
+  around(index) {
+    const { lane, depth } = this.rowOf(index);
+    const found = [index];
+    for (let above = depth - 1; above >= 0; above -= 1) {
+      const row = this.lanes[lane].rows[above];
+      const at = row ? firstFrom(this.begin, row.first, row.last, this.begin[index] + 0.5) - 1 : -1;
+      if (row && at >= row.first && this.end[at] >= this.end[index]) found.push(at);
+    }
+    return found;
+  }
+
+  /**
    * The slices one level down, [first, last).
    * @param {number} index
    * @returns {[number, number]}

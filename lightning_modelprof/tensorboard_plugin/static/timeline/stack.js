@@ -38,8 +38,7 @@ export function framesOf(slices, index) {
   const launcher = slices.launch[index] ?? -1;
   const from = launcher >= 0 ? launcher : index;
   if (slices.lanes[slices.rowOf(from).lane].isDevice) return [];
-  const around = [];
-  for (let at = from; at >= 0; at = slices.parentOf(at)) around.push(at);
+  const around = slices.around(from);
   const frames = around.filter((at) => slices.categoryOf(at) === PYTHON).map((at) => slices.nameOf(at));
   if (frames.length) return frames;
   for (const at of around) {
