@@ -98,6 +98,7 @@ class TableKind(Record, frozen=True, kw_only=True):
         help: its definition, in Markdown.
         columns: all that such a table may have, each with its definition.
         rows: label of a row → its definition, where rows are figures with names of ours.
+        names_slices: whether rows, but for those in ``rows``, have the names of slices of the timeline.
         has_phases: whether rows are phases as well.
         views: keys of the dashboard's views that it is in, beside the one of all tables.
         place: in these views, where not in reading order: less is further up.
@@ -110,6 +111,7 @@ class TableKind(Record, frozen=True, kw_only=True):
     help: str
     columns: tuple[Column, ...]
     rows: Mapping[str, str] = field(default_factory=dict)
+    names_slices: bool = False
     has_phases: bool = False
     views: tuple[str, ...] = ()
     place: int = 0

@@ -177,6 +177,18 @@ class Location(Record, frozen=True, kw_only=True):
     call: Location | None = None
 
 
+class Slices(Record, frozen=True, kw_only=True):
+    """Slices of the timeline: those of exactly this name, of this kind, or of both.
+
+    Attributes:
+        name: of the event; ``""`` for any.
+        kind: such as ``idle: data loading``; ``""`` for any.
+    """
+
+    name: str = ""
+    kind: str = ""
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """What one rule says of one thing.
 
@@ -191,6 +203,7 @@ class Finding(Record, frozen=True, kw_only=True):
         phases: keys of the phases that the time at stake is in; empty if it may be in any of them.
         locations: most expensive first.
         evidence: the numbers behind it.
+        slices: where it is seen in a timeline; the first that there are.
     """
 
     kind: str
@@ -203,6 +216,7 @@ class Finding(Record, frozen=True, kw_only=True):
     phases: tuple[str, ...] = ()
     locations: tuple[Location, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    slices: tuple[Slices, ...] = ()
 
     def as_plain(self) -> dict[str, Any]:
         """It as plain JSON values."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
-from lightning_modelprof.show.tensorboard.profile_blob import ColumnsBlob, StoredProfile
+from lightning_modelprof.report.model import Chart, FlameGraph, Report, Slices, Table
+from lightning_modelprof.report.timeline.idle_slices import IDLE_PREFIX
+from lightning_modelprof.run.phases import RANGE_PREFIX
+from lightning_modelprof.show.tensorboard.profile_blob import TIMELINE, ColumnsBlob, StoredProfile
 
 
 class Selection(Record, frozen=True, kw_only=True):
@@ -66,6 +68,20 @@ class Selection(Record, frozen=True, kw_only=True):
         """The flame graph of this id."""
         flames = (flame for report in self._reports() for flame in report.flames)
         return next((flame for flame in flames if flame.id == id), None)
+
+    @property
+    def has_timeline(self) -> bool:
+        """Whether there is a timeline to link into."""
+        return bool(self.columns(TIMELINE))
+
+    def has_slices(self, slices: Slices) -> bool:
+        """Whether the timeline is likely to have these: idle time and phases where they were recorded."""
+        if not self.has_timeline:
+            return False
+        if slices.kind.startswith(IDLE_PREFIX):
+            idle = self.table("idle")
+            return idle is not None and bool(idle.rows)
+        return self.run is not None or not slices.name.startswith(RANGE_PREFIX)
 
     def columns(self, kind: str) -> list[tuple[str, ColumnsBlob]]:
         """Tag and description of the packed columns of a kind, of the chosen rank if there are several."""

@@ -14,7 +14,7 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.model import Report, Table
-from lightning_modelprof.report.tables.run.all_tables import KINDS
+from lightning_modelprof.report.tables.run.all_tables import KINDS, kind_of
 from lightning_modelprof.show.html.parts import (
     absent_html,
     chart_html,
@@ -79,8 +79,10 @@ def render_comparison(report: Report) -> str:
 
 def _head(selection: Selection) -> str:
     """Verdict, key figures, findings and what ran."""
-    parts = (verdict_html, step_card_html, figures_html, findings_html, facts_html, settings_html)
-    return "".join(part(selection.main_report) for part in parts)
+    report = selection.main_report
+    above, below = (verdict_html, step_card_html, figures_html), (facts_html, settings_html)
+    found = findings_html(report, has_slices=selection.has_slices)
+    return "".join((*(part(report) for part in above), found, *(part(report) for part in below)))
 
 
 def _notes(selection: Selection) -> str:
@@ -106,7 +108,7 @@ def _placed(selection: Selection, view: str) -> str:
         (
             f'<section class="charts">{drawn}</section>' if drawn else "",
             *(flame_html(flame) for flame in flames if flame is not None),
-            _tables_html(selection.tables(kind.id for kind in kinds)),
+            _tables_html(selection.tables(kind.id for kind in kinds), has_timeline=selection.has_timeline),
         )
     )
 
@@ -119,12 +121,23 @@ def _every_table(selection: Selection) -> str:
         if report is not None
         for table in report.tables
     ]
-    return _tables_html(selection.tables(dict.fromkeys(ids)), is_open=False)
+    tables = selection.tables(dict.fromkeys(ids))
+    return _tables_html(tables, is_open=False, has_timeline=selection.has_timeline)
 
 
-def _tables_html(tables: list[Table], *, is_open: bool = True) -> str:
-    shown = "".join(table_html(table, is_open=is_open) for table in tables if table.rows)
+def _tables_html(tables: list[Table], *, is_open: bool = True, has_timeline: bool = False) -> str:
+    shown = "".join(
+        table_html(table, is_open=is_open, no_slices=_no_slices(table) if has_timeline else None)
+        for table in tables
+        if table.rows
+    )
     return shown + absent_html([table for table in tables if not table.rows])
+
+
+def _no_slices(table: Table) -> tuple[str, ...] | None:
+    """The rows without slices of a table whose rows are named as slices; ``None`` for any other table."""
+    kind = kind_of(table.id)
+    return tuple(kind.rows) if kind is not None and kind.names_slices else None
 
 
 VIEWS: Final = (

@@ -14,7 +14,8 @@ from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import location_at
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Status, Unit
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
+from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
 from lightning_modelprof.units import milliseconds, percent
 
@@ -92,6 +93,9 @@ class Rule(Record, frozen=True, kw_only=True):
     """Phases that the time of its findings is in, also where it is not all of theirs; by default the sampled
     ones. Empty where it may be in any phase."""
 
+    slices: ClassVar[tuple[Slices, ...]] = ()
+    """Where the time of its findings is seen in a timeline, besides the ranges of its phases."""
+
     into_libraries: ClassVar[bool] = False
     """Whether its places are followed into what libraries run for them, such as the transform that costs."""
 
@@ -144,8 +148,10 @@ class Rule(Record, frozen=True, kw_only=True):
         saving_ns: float | None = None,
         places: Iterable[Location | CodePlace | None] = (),
         evidence: Iterable[Evidence] = (),
+        slices: Iterable[Slices] = (),
     ) -> Finding:
-        """One thing that costs time."""
+        """One thing that costs time; ``slices`` are its own, before those of the rule."""
+        phases = self.phases or self.sampled_phases
         return Finding(
             kind=self.kind,
             status=Status.FOUND,
@@ -154,11 +160,12 @@ class Rule(Record, frozen=True, kw_only=True):
             summary=summary,
             action=action,
             saving_ns_per_step=saving_ns,
-            phases=self.phases or self.sampled_phases,
+            phases=phases,
             locations=tuple(
                 location_of(place) if isinstance(place, CodePlace) else place for place in places if place
             ),
             evidence=tuple(evidence),
+            slices=(*slices, *self.slices, *(Slices(name=RANGE_PREFIX + phase) for phase in phases)),
         )
 
 

@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.device_shares import lost_work
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NO_SETUP,
@@ -134,6 +134,7 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         where="the lines with most operators",
     )
     bound: ClassVar[str | None] = "host_bound"
+    slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: host"),)
 
     warning: float = 0.10
     critical: float = 0.30

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, W
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.owners import owner_of_loader
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
 from lightning_modelprof.report.rules.base import RuleHelp, count, duration, ratio
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
 from lightning_modelprof.run.sites import (
@@ -86,6 +86,7 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
     """
 
     bound: ClassVar[str | None] = "sync_bound"
+    slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: host"),)
     site_kinds: ClassVar[tuple[str, ...]]
     """Of source lines that such waits come from."""
     verb: ClassVar[str]
@@ -192,6 +193,11 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
             saving_ns=cost_ns,
             places=tuple(places)[:_MOST_LOCATIONS],
             evidence=_evidence(cost_ns, share, calls, host_ns),
+            slices=[
+                Slices(name=name, kind="operator")
+                for wait in spots[0].waits[:1]
+                for name in wait.place.operators[:1]
+            ],
         )
 
     def _severity(self, share: float, cost_ns: float) -> Severity:

@@ -16,7 +16,7 @@ from lightning_modelprof.report.advice.loader import (
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
@@ -68,6 +68,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
     )
     bound: ClassVar[str | None] = "input_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
+    slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: data loading"),)
     into_libraries: ClassVar[bool] = True
 
     warning: float = 0.05
@@ -147,6 +148,7 @@ class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
         where="data set",
     )
 
+    slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: data loading"),)
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
     into_libraries: ClassVar[bool] = True
 

@@ -15,7 +15,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
-from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
 from lightning_modelprof.report.rules.base import RuleHelp, ShareRule, Whole, count, duration, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -199,6 +199,7 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
     title: ClassVar[str] = "No computation hides the communication"
     help: ClassVar[RuleHelp] = RuleHelp("communication that no kernel hides")
     bound: ClassVar[str | None] = "communication_bound"
+    slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="communication"),)
 
     warning: float = 0.10
     critical: float = 0.30

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.device_usage import OneDevice
 from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse, tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
 from lightning_modelprof.report.rules.base import RuleHelp, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
 from lightning_modelprof.units import percent
@@ -79,6 +79,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
                 _advice(_capability(traces), use, any("conv" in name for name in operators)),
                 Severity.INFO,
                 evidence=[*eligible_evidence(use), text("most time without", operators[0])],
+                slices=[Slices(name=operators[0], kind="operator")],
             ),
         )
 

@@ -102,7 +102,7 @@ function csvText(text) {
  * The name, where the cell shows a part of it.
  * @param {HTMLElement} cell
  */
-function wholeText(cell) {
+export function wholeText(cell) {
   /** @type {HTMLElement | null} */
   const cut = cell.querySelector(":scope > span[title]");
   return cut?.title || cell.textContent.trim();

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
@@ -12,6 +13,7 @@ from lightning_modelprof.report.model import (
     Location,
     Report,
     Severity,
+    Slices,
     Status,
     Table,
     Unit,
@@ -75,12 +77,19 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
     }
 
 
-def found_views(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """What was found, all texts written."""
-    return [_finding(finding) for finding in findings if finding.status is Status.FOUND]
+def found_views(
+    findings: Sequence[Finding], has_slices: Callable[[Slices], bool] = lambda _: False
+) -> list[dict[str, Any]]:
+    """What was found, all texts written.
+
+    Args:
+        findings: of the report.
+        has_slices: whether a timeline beside it has such slices; by default there is none.
+    """
+    return [_finding(finding, has_slices) for finding in findings if finding.status is Status.FOUND]
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str, Any]:
     severity, symbol, word = _SEVERITIES[finding.severity]
     saving = finding.saving_ns_per_step
     return {
@@ -92,11 +101,18 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "summary": one_line(finding.summary),
         "action": one_line(finding.action),
         "saving": "" if saving is None else format_duration(saving),
+        "goto": next((_goto(slices) for slices in finding.slices if has_slices(slices)), None),
         "locations": [_location(location) for location in finding.locations],
         "evidence": [
             (one_line(item.label), format_amount(item.value, item.unit)) for item in finding.evidence
         ],
     }
+
+
+def _goto(slices: Slices) -> dict[str, str]:
+    """A link into the view of the timeline, as the dashboard follows it."""
+    find = {key: value for key, value in (("name", slices.name), ("kind", slices.kind)) if value}
+    return {"to": json.dumps({"view": "trace", "find": find}), "name": one_line(slices.name or slices.kind)}
 
 
 def _location(location: Location) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _MODULES: Final = (
     "tables.js",
     "copying.js",
     "places.js",
+    "rows.js",
     "charts.js",
     "flame.js",
     "step_card.js",

@@ -4,6 +4,7 @@ import { connectChart } from "./charts.js";
 import { connectCopying } from "./copying.js";
 import { FlameGraph } from "./flame.js";
 import { connectPlaces } from "./places.js";
+import { connectRowLinks } from "./rows.js";
 import { connectStepCard } from "./step_card.js";
 import { SortableTable } from "./tables.js";
 
@@ -17,6 +18,7 @@ export function connectParts(root) {
   for (const table of tables) {
     new SortableTable(table);
     connectCopying(table);
+    connectRowLinks(table);
   }
   connectPlaces(root);
   /** @type {NodeListOf<HTMLElement>} */

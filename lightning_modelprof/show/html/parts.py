@@ -6,10 +6,10 @@ Every text is escaped, and each function gives ``""`` where there is nothing to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lightning_modelprof.errors import one_line
-from lightning_modelprof.report.model import Chart, FlameGraph, Report, Table
+from lightning_modelprof.report.model import Chart, FlameGraph, Report, Slices, Table
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.html.flame import flame_view
 from lightning_modelprof.show.html.head import (
@@ -38,15 +38,18 @@ def step_card_html(report: Report) -> str:
     return str(part_macros().step_card(card_svg(report)))
 
 
-def findings_html(report: Report, *, id_prefix: str = "") -> str:
+def findings_html(
+    report: Report, *, id_prefix: str = "", has_slices: Callable[[Slices], bool] = lambda _: False
+) -> str:
     """What was found and, folded, the rules that found nothing or could not say.
 
     Args:
         report: whose findings.
         id_prefix: put before the ids of elements, so that a page can show two reports.
+        has_slices: whether the page has a timeline with such slices, so that a finding links to them.
     """
     macros = part_macros()
-    found = macros.findings(found_views(report.findings), id_prefix)
+    found = macros.findings(found_views(report.findings, has_slices), id_prefix)
     return str(found + macros.other_rules(other_rules(report.findings)))
 
 
@@ -87,18 +90,21 @@ def flame_html(flame: FlameGraph, *, id_prefix: str = "") -> str:
     return "" if view is None else str(part_macros().flame(view, id_prefix))
 
 
-def table_html(table: Table, *, is_open: bool = True, id_prefix: str = "") -> str:
+def table_html(
+    table: Table, *, is_open: bool = True, id_prefix: str = "", no_slices: Iterable[str] | None = None
+) -> str:
     """A table with what searches, groups and copies it; its heading and its reason when it has no rows.
 
     Args:
         table: what to show.
         is_open: whether it is seen at once; otherwise it is folded below its heading.
         id_prefix: as in ``findings_html``.
+        no_slices: where rows have the names of slices of a timeline that the page has: those that have none.
     """
     macros = part_macros()
     if not table.rows:
         return str(macros.empty_table(table.id, one_line(table.title), absent_sentence(table), id_prefix))
-    return str(macros.table(table_view(table), is_open, id_prefix))
+    return str(macros.table(table_view(table), is_open, id_prefix, no_slices))
 
 
 def absent_html(tables: Sequence[Table], *, id_prefix: str = "") -> str:

@@ -25,12 +25,25 @@
 
 /** @typedef {{row: Row, key: string | number | null}} Keyed */
 
+/** @type {WeakMap<HTMLTableElement, SortableTable>} */
+const sortable = new WeakMap();
+
+/**
+ * What sorts and folds the table that an element is in.
+ * @param {Element} element
+ */
+export function tableOf(element) {
+  const table = element.closest("table");
+  return table ? sortable.get(table) : undefined;
+}
+
 // A row is shown when its ancestors are open and it is among the first of its siblings, or, while there is a
 // search, when it or a row below it has every word. The headings of groups are rows above those of the group.
 export class SortableTable {
   /** @param {HTMLTableElement} table */
   constructor(table) {
     this.table = table;
+    sortable.set(table, this);
     this.body = table.tBodies[0];
     this.limit = Number(table.dataset.limit);
     /** @type {string[]} */
@@ -57,9 +70,9 @@ export class SortableTable {
     this.headers.forEach((header, column) => {
       header.querySelector("button")?.addEventListener("click", () => this.sort(column));
     });
-    const section = /** @type {HTMLElement} */ (table.closest(".table"));
-    this.data = section.querySelector("script.groupings");
-    this.connect(/** @type {HTMLElement} */ (section.querySelector(".tools")));
+    this.section = /** @type {HTMLElement} */ (table.closest(".table"));
+    this.data = this.section.querySelector("script.groupings");
+    this.connect(/** @type {HTMLElement} */ (this.section.querySelector(".tools")));
   }
 
   /**
@@ -85,28 +98,53 @@ export class SortableTable {
   connect(tools) {
     const search = tools.querySelector("input");
     this.count = search && tools.querySelector("output");
-    search?.addEventListener("input", () => {
-      this.words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-      this.show();
-    });
+    this.searched = search;
+    search?.addEventListener("input", () => this.search(search.value));
     /** @type {NodeListOf<HTMLElement>} */
     this.folding = tools.querySelectorAll("[data-do=open], [data-do=close]");
     const choice = tools.querySelector("select");
     choice?.addEventListener("change", () => this.group(choice.value === "" ? null : Number(choice.value)));
     /** @type {(name: string, act: () => void) => void} */
     const on = (name, act) => {
-      tools.querySelector(`[data-do=${name}]`)?.addEventListener("click", (event) => {
+      tools.querySelector(`[data-do=${name}]`)?.addEventListener("click", () => {
         act();
-        if (name === "all") /** @type {HTMLElement} */ (event.currentTarget).remove();
         this.show();
       });
     };
     on("open", () => this.openAll(true));
     on("close", () => this.openAll(false));
-    on("all", () => {
-      this.limit = Infinity;
-    });
+    on("all", () => this.showAll());
     if (this.count) this.show();
+  }
+
+  /**
+   * Show a row, whatever hides it now.
+   * @param {HTMLTableRowElement} element
+   */
+  reveal(element) {
+    /** @type {(siblings: Row[]) => boolean} */
+    const open = (siblings) =>
+      siblings.some((row, rank) => {
+        if (row.element !== element && !open(row.below)) return false;
+        if (row.element !== element) row.isOpen = true;
+        if (rank >= this.limit && row.group === null) this.showAll();
+        return true;
+      });
+    open(this.roots);
+    if (element.hidden && this.words.length) this.search("");
+    this.show();
+  }
+
+  showAll() {
+    this.limit = Infinity;
+    this.section.querySelector(".tools [data-do=all]")?.remove();
+  }
+
+  /** @param {string} text */
+  search(text) {
+    if (this.searched && this.searched.value !== text) this.searched.value = text;
+    this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    this.show();
   }
 
   /** @param {boolean} isOpen */

@@ -1,7 +1,9 @@
 // Brings the parts of a view to life: what report.html does on its page, and the help beside each figure.
 
+import { make } from "./dom.js";
 import { attachHelp } from "./help.js";
 import { connectParts } from "./html/parts.js";
+import { showRow } from "./html/rows.js";
 import { parseLink } from "./link.js";
 import { askJson } from "./server.js";
 
@@ -23,6 +25,10 @@ export function showParts(root, html, choice, remember) {
     onState: (/** @type {{tables?: object, flames?: object}} */ { tables, flames }) =>
       remember({ ...stated("at_tables", tables), ...stated("at_flames", flames) }),
   });
+  const name = parseLink(choice.row)?.name;
+  if (typeof name === "string" && !showRow(root, name)) {
+    root.prepend(make("p", { class: "note", role: "status" }, `No row here is named ${name}.`));
+  }
   definitions ??= askJson("definitions");
   definitions.then((known) => root.isConnected && attachHelp(root, known)).catch(() => {
     definitions = undefined; // the figures are there without their help

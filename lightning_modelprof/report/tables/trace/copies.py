@@ -86,6 +86,7 @@ COPIES: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("kernels",),
+    names_slices=True,
     compared=Figure(keys=("device_total_ns",), sum_over="window"),
 )
 

@@ -72,6 +72,7 @@ KERNELS: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("kernels",),
+    names_slices=True,
     compared=Figure(keys=("device_total_ns",), sum_over="window"),
 )
 

@@ -152,6 +152,7 @@ OPERATORS: Final = TableKind(
         ),
     },
     views=("operators",),
+    names_slices=True,
     compared=Figure(keys=_COMPARED, sum_over="window"),
 )
 OPERATORS_BY_SHAPE: Final = TableKind(
@@ -163,6 +164,7 @@ OPERATORS_BY_SHAPE: Final = TableKind(
     ),
     columns=(_NAME, _SHAPE, *OPERATORS.columns[1:]),
     views=("operators",),
+    names_slices=True,
     compared=Figure(keys=_COMPARED, sum_over="window", names=("name", "input_shapes")),
 )
 

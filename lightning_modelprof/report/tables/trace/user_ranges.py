@@ -74,6 +74,7 @@ USER_RANGES: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("operators",),
+    names_slices=True,
     compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
 

@@ -1,0 +1,120 @@
+"""From a finding or a row of a table to the slices of a real trace, and from a slice to its row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.report.model import Slices
+from lightning_modelprof.tensorboard_plugin.selection import Selection
+from tests.support.tensorboard_server import tensorboard
+from tests.support.traces import real_file
+from tests.tensorboard_plugin.test_dashboard_browser import page
+
+__all__ = ["page"]  # a fixture
+
+pytestmark = pytest.mark.slow
+
+NAME = "v100_resnet50_workers0"
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("logs")
+    assert main(["tensorboard", str(real_file(NAME)), "--logdir", str(root)]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(logdir):
+    with tensorboard(logdir) as running:
+        yield running.wait_for(NAME)
+
+
+def shows(page, title):
+    page.wait(f"return document.querySelector('main > h1')?.textContent === {json.dumps(title)}")
+    page.settle()
+
+
+def selected(page):
+    """What the panel of the timeline says, once a slice is selected."""
+    page.wait("return document.querySelector('.tl-panel h3, .drawing h3') !== null")
+    return page.run("return document.querySelector('.drawing').innerText")
+
+
+def test_two_clicks_lead_from_the_idle_device_to_the_cause_and_the_line(page):
+    """The overview says that the loop waits; one click shows the longest wait, its cause and its line."""
+    page.open(run=NAME, view="overview")
+    finding = page.run("return document.querySelector('.finding h2').firstChild.textContent")
+    assert finding == "The loop waits for its batches"
+    page.run("document.querySelector('.finding .goto').click()")
+    shows(page, "Trace")
+    assert json.loads(page.link()["find"]) == {"kind": "idle: data loading"}
+    text = selected(page)
+    assert "idle: data loading" in text
+    assert "waited for its next batch" in text
+    assert "enumerate(DataLoader)" in text
+
+
+@pytest.mark.parametrize("view", ["operators", "kernels"])
+def test_a_row_leads_to_its_slices_with_the_pointer(page, view):
+    page.open(run=NAME, view=view)
+    row = page.run("return document.querySelectorAll(`#table-${arguments[0]} tbody tr`)[2]", view)
+    name = "return arguments[0].querySelector('th > span')?.title || arguments[0].cells[0].textContent"
+    full, text = page.run(name, row), page.run("return arguments[0].cells[0].textContent", row)
+    page.run("arguments[0].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))", row)
+    link = page.run("return arguments[0].querySelector('a.row-goto')", row)
+    assert page.run("return arguments[0].cells[0].textContent", row) == text, "copies and searches have it"
+    page.run("arguments[0].click()", link)
+    shows(page, "Trace")
+    assert json.loads(page.link()["find"]) == {"name": full}
+    assert full in selected(page)
+
+
+def test_a_row_leads_to_its_slices_with_the_keyboard(page):
+    page.open(run=NAME, view="operators")
+    link = page.run("return document.querySelector('#table-operators a.row-goto')")
+    name = "return document.activeElement.closest('tr').rowIndex"
+    page.run("arguments[0].focus()", link)
+    first = page.run(name)
+    link.send_keys("\ue015")  # arrow down
+    assert page.run(name) == first + 1
+    assert page.run("return getComputedStyle(document.activeElement).opacity") == "1"
+    page.run("return document.activeElement").send_keys("\ue007")  # enter
+    shows(page, "Trace")
+
+
+def test_a_name_that_no_slice_has_is_no_link(page):
+    page.open(run=NAME, view="operators")
+    assert json.loads(
+        page.run("return document.querySelector('#table-operators table').dataset.noSlices")
+    ) == ["(no operator)"]
+
+
+def test_a_link_leads_to_a_row_that_was_not_shown(page):
+    """A row behind the first hundred, in a table that is searched, or folded."""
+    page.open(run=NAME, view="operators")
+    name = page.run(
+        "return [...document.querySelectorAll('#table-operators tbody tr')].at(-1).cells[0].textContent"
+    )
+    for view in ("operators", "tables"):
+        page.open(run=NAME, view=view, row=json.dumps({"name": name}))
+        row = page.run("return document.querySelector('tr[aria-current]')")
+        assert page.run("return arguments[0].cells[0].textContent", row) == name
+        place = page.run("const r = arguments[0].getBoundingClientRect(); return [r.height, r.top]", row)
+        assert place[0] > 0
+        assert 0 < place[1] < page.run("return innerHeight")
+
+
+def test_a_row_that_is_not_there_is_said(page):
+    page.open(run=NAME, view="operators", row=json.dumps({"name": "<b>none"}))
+    assert (
+        page.run("return document.querySelector('.parts > .note').textContent")
+        == "No row here is named <b>none."
+    )
+
+
+def test_nothing_links_into_a_timeline_that_is_not_there():
+    assert not Selection().has_slices(Slices(kind="operator"))
