@@ -273,6 +273,7 @@ class Chart(Record, frozen=True, kw_only=True):
         unit: of the values.
         series: one or more.
         notes: as under a table.
+        level, level_label: a value that is drawn as a line across the chart, such as a peak, and its name.
 
     Raises:
         ValueError: when a series has not one value for each point.
@@ -286,6 +287,8 @@ class Chart(Record, frozen=True, kw_only=True):
     unit: Unit
     series: tuple[Series, ...]
     notes: tuple[str, ...] = ()
+    level: float | None = None
+    level_label: str = ""
 
     def __post_init__(self) -> None:
         for one in self.series:

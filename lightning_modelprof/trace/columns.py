@@ -317,6 +317,7 @@ class TraceBuilder:
                 "device": integers([args.device_id for args in all_args]),
                 "allocated_bytes": sizes([args.allocated_bytes for args in all_args]),
                 "reserved_bytes": sizes([args.reserved_bytes for args in all_args]),
+                "address": integers([args.address for args in all_args]),
             }
         )
 
@@ -436,6 +437,7 @@ EMPTY_ALLOCATIONS: Final[Columns] = {
     "device": np.empty(0, np.int64),
     "allocated_bytes": np.empty(0, np.int64),
     "reserved_bytes": np.empty(0, np.int64),
+    "address": np.empty(0, np.int64),
 }
 
 

@@ -88,6 +88,7 @@ class MemoryArgs(msgspec.Struct, gc=False):
     allocation_bytes: Any = msgspec.field(name="Bytes", default=0)
     device_id: Any = msgspec.field(name="Device Id", default=NOT_RECORDED)
     device_type: Any = msgspec.field(name="Device Type", default=NOT_RECORDED)
+    address: Any = msgspec.field(name="Addr", default=NOT_RECORDED)
 
 
 class Args(msgspec.Struct, gc=False):
@@ -201,6 +202,7 @@ class AllArgs(Args, gc=False):
     allocation_bytes: Any = msgspec.field(name="Bytes", default=0)
     device_id: Any = msgspec.field(name="Device Id", default=NOT_RECORDED)
     device_type: Any = msgspec.field(name="Device Type", default=NOT_RECORDED)
+    address: Any = msgspec.field(name="Addr", default=NOT_RECORDED)
     name: Any = None
 
 

@@ -77,6 +77,7 @@ class Allocations(Record, frozen=True, kw_only=True, eq=False):
         device: int64, shape (k,): number of the device, -1 for the CPU.
         allocated_bytes: int64, shape (k,): allocated on that device after the event, -1 if not recorded.
         reserved_bytes: int64, shape (k,): reserved by the allocator, -1 if not recorded.
+        address: int64, shape (k,): of the block, -1 if not recorded (torch before 2.0).
     """
 
     time_ns: NDArray[np.int64]
@@ -86,6 +87,7 @@ class Allocations(Record, frozen=True, kw_only=True, eq=False):
     device: NDArray[np.int64]
     allocated_bytes: NDArray[np.int64]
     reserved_bytes: NDArray[np.int64]
+    address: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.time_ns)

@@ -69,7 +69,8 @@ ON_THE_HOST = (
     "step",
 )
 ON_A_DEVICE = ("kernel", "memcpy", "memset", "communication", *(f"idle: {cause}" for cause in CAUSES))
-BESIDE_EACH_OTHER = (PHASES_OF_A_STEP, STEP_CATEGORIES, ON_THE_HOST, ON_A_DEVICE)
+IN_MEMORY = ("before", "optimizer_state", "gradients", "batch", "activations", "other")
+BESIDE_EACH_OTHER = (PHASES_OF_A_STEP, STEP_CATEGORIES, ON_THE_HOST, ON_A_DEVICE, IN_MEMORY)
 
 LEAST = 14
 """Distance in Lab (CIE76). About 2.3 is just noticed by somebody who compares two patches."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import different
+from lightning_modelprof.analysis.timeline.memory_layers import MemoryLayers, memory_curve
 from lightning_modelprof.analysis.timeline.tally import Groups, distinct, rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
@@ -22,8 +23,9 @@ _EMPTY_PREFIX: Final = "aten::empty"
 """Operators that allocate for those who call them."""
 
 CPU: Final = 0
+CPU_NAME: Final = "CPU"
 _DEVICE_WORDS: Final = {
-    CPU: "CPU",
+    CPU: CPU_NAME,
     1: "GPU",
     6: "GPU",
     12: "XPU",
@@ -75,6 +77,7 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
             for the CPU, which has none.
         begin_bytes, end_bytes: allocated before the first event and after the last one. For the CPU 0 and
             the increase, which is negative where more was released than allocated.
+        curve: what was allocated over the window, by what holds it; ``None`` where nothing had a size.
     """
 
     total: MemoryFlow
@@ -83,6 +86,7 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
     peak_reserved_bytes: int | None
     begin_bytes: int | None
     end_bytes: int | None
+    curve: MemoryLayers | None = None
 
 
 class Memory(Record, frozen=True, kw_only=True):
@@ -119,6 +123,7 @@ def summarize_memory(timeline: Timeline) -> Memory | Absent:
                 peak_reserved_bytes=None if device_type == CPU else _peak(events.reserved_bytes[own]),
                 begin_bytes=begin,
                 end_bytes=end,
+                curve=memory_curve(timeline, own, counts_all=device_type != CPU),
             )
         )
     return Memory(devices=tuple(devices))

@@ -8,6 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
+from lightning_modelprof.report.charts.memory import window_memory, window_memory_of_run
 from lightning_modelprof.report.charts.model import flops_by_phase, memory_curve
 from lightning_modelprof.report.charts.ranks import rank_phases, rank_shares
 from lightning_modelprof.report.charts.steps import (
@@ -93,10 +94,36 @@ CHARTS: Final = (
         ),
         views=("memory",),
     ),
+    Drawing(
+        id="window_memory",
+        title="Memory over the window",
+        draw=window_memory_of_run,
+        help=(
+            "What was allocated while a window with `profile_memory=True` ran, in layers that add up to it:"
+            " of the device with the highest peak, the CPU only where there is no other. Each block is in the"
+            " layer of the phase that allocated it, as long as it lives: activations (forward), gradients"
+            " (backward), optimizer state (optimizer), batch (dataloader and transfer). What the same phase"
+            " of the same step releases is temporary. A block that is released without having been allocated"
+            " in the window was there before, and so is what the allocator counts beyond the others; of a"
+            " run its parameters, buffers and optimizer state (table Model size) are taken out of that. Where"
+            " the allocator's count is not recorded (the CPU, torch 1.9), what stays from before to the end"
+            " is in no layer. Traces without addresses (torch 1): a release ends the newest block of its"
+            " size. The window is cut into at most 400 parts, and each shows its highest moment; the line is"
+            " the peak."
+        ),
+        views=("memory",),
+    ),
 )
 """Of a run, in reading order."""
 
 TRACE_CHARTS: Final = (
+    Drawing(
+        id="window_memory",
+        title="Memory over the window",
+        draw=window_memory,
+        help="As the chart of this name of a run; of several ranks the one with the highest peak.",
+        views=("memory",),
+    ),
     Drawing(
         id="step_breakdown",
         title="What each step of the trace waited for",

@@ -36,7 +36,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "tensor_cores_eligible"
-    title: ClassVar[str] = "Operators that tensor cores could do do not use them"
+    title: ClassVar[str] = "Operators that could run on tensor cores do not"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "kernels of convolutions, products of matrices and attention whose names say that they are not on"
@@ -67,7 +67,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         if isinstance(use, Absent):
             return self.not_evaluated(use.reason)
         if not use.eligible_ns:
-            return self.not_evaluated("no operator that tensor cores could do launched a kernel")
+            return self.not_evaluated("no operator that could run on tensor cores launched a kernel")
         share = use.unused_ns / use.kernels_ns
         if share < self.warning:
             return self.clean(eligible_words(use), eligible_evidence(use))
@@ -106,8 +106,8 @@ def eligible_words(use: TensorCoreUse) -> str:
     used, unused = (percent(time_ns / use.eligible_ns) for time_ns in (use.used_ns, use.unused_ns))
     rest = "; the other names do not tell" if use.untold_ns else ""
     return (
-        f"{eligible} of the kernels' time is of operators that tensor cores could do. By the kernels' names"
-        f" {used} of it is on tensor cores and {unused} is not{rest}."
+        f"{eligible} of the kernels' time is of operators that could run on tensor cores. By the kernels'"
+        f" names {used} of it is on tensor cores and {unused} is not{rest}."
     )
 
 

@@ -71,6 +71,7 @@ class ChartView(Record, frozen=True, kw_only=True):
         form: ``bar`` for one stacked bar, ``area`` for bars side by side, ``line`` for curves.
         layers: the lowest first.
         hover: what is shown when a point is looked at: the points, and for each layer its values.
+        level: the line across the chart, and what is written at it.
     """
 
     id: str
@@ -83,6 +84,7 @@ class ChartView(Record, frozen=True, kw_only=True):
     y_ticks: tuple[Tick, ...]
     notes: tuple[str, ...]
     hover: dict[str, Any]
+    level: Tick | None = None
 
 
 def chart_view(chart: Chart) -> ChartView | None:
@@ -123,7 +125,14 @@ def chart_view(chart: Chart) -> ChartView | None:
         y_ticks=() if is_bar else tuple(y_ticks(top, scale)),
         notes=tuple(notes),
         hover={} if is_bar else _hover(chart, sums, write),
+        level=None if is_bar else _level(chart, top, write),
     )
+
+
+def _level(chart: Chart, top: float, write: Callable[[float | None], str]) -> Tick | None:
+    if chart.level is None or not 0 <= chart.level <= top:
+        return None
+    return Tick(100 * chart.level / top, f"{one_line(chart.level_label)} {write(chart.level)}")
 
 
 def _writer(chart: Chart, sums: Sequence[float]) -> tuple[Callable[[float | None], str], str, float]:
@@ -234,7 +243,7 @@ def _hover(chart: Chart, sums: Sequence[float], write: Callable[[float | None], 
         start = _place(x)
         if chart.kind == "histogram":
             start += f" to {format_cell(end, Unit.TEXT)}"
-        elif width > 1:
+        elif width > 1 and width.is_integer():
             start += f" to {_place(end - 1)}"
         points.append(f"{label} {start}")
     hover: dict[str, Any] = {

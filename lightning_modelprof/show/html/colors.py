@@ -29,12 +29,14 @@ class Meaning(Record, frozen=True):
 
 
 MEANINGS: Final = (
-    Meaning("data-loading", "#e59206", ("dataloader", "idle_input", "data loading", "idle: data loading")),
+    Meaning(
+        "data-loading", "#e59206", ("dataloader", "idle_input", "data loading", "idle: data loading", "batch")
+    ),
     Meaning("transfer", "#845f80", ("memcpy",)),
-    Meaning("forward", "#3d6caa", ()),
-    Meaning("backward", "#8de3fe", ()),
-    Meaning("optimizer", "#92c390", ()),
-    Meaning("communication", "#db193c", ("idle: communication",)),
+    Meaning("forward", "#3d6caa", ("activations",)),
+    Meaning("backward", "#8de3fe", ("gradients",)),
+    Meaning("optimizer", "#92c390", ("optimizer_state",)),
+    Meaning("communication", "#db193c", ("idle_communication", "idle: communication")),
     Meaning("kernel", "#8db65b", ("computing",)),
     Meaning("tensor-cores", "#03aa89", ("tensor_cores",)),
     Meaning("memory", "#e3dc40", ("memset",)),
@@ -45,7 +47,7 @@ MEANINGS: Final = (
     Meaning(
         "waiting",
         "#989bfb",
-        ("idle_sync", "synchronization", "idle: kernel gap", "idle: other stream"),
+        ("idle_sync", "synchronization", "idle_gap", "idle_stream", "idle: kernel gap", "idle: other stream"),
     ),
     Meaning("operator", "#72abcd", ("cpu_exec",)),
     Meaning("runtime", "#b36409", ("runtime call",)),
@@ -54,7 +56,9 @@ MEANINGS: Final = (
     Meaning("phase", "#7f4de1", ()),
     Meaning("profiler", "#dc9aa0", ("profiler overhead",)),
     Meaning(
-        "rest", "#d0d0d0", ("idle", "idle: unknown", "step", "user range", "device range", "other event")
+        "rest",
+        "#d0d0d0",
+        ("before", "idle", "idle: unknown", "step", "user range", "device range", "other event"),
     ),
 )
 

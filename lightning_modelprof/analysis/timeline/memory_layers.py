@@ -1,0 +1,200 @@
+"""Memory over a window by what holds it: each block from its allocation to its release, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.record import Record
+
+LAYERS: Final = (
+    "before",
+    "optimizer_state",
+    "gradients",
+    "batch",
+    "activations",
+    "temporary",
+    "other",
+)
+"""What memory is held for, the lowest layer first. ``before`` was there when the window began."""
+
+_BEFORE, _STATE, _GRADIENTS, _BATCH, _ACTIVATIONS, _TEMPORARY, _OTHER = range(len(LAYERS))
+
+_OF_PHASE: Final = {
+    "dataloader": _BATCH,
+    "transfer": _BATCH,
+    "forward": _ACTIVATIONS,
+    "backward": _GRADIENTS,
+    "optimizer": _STATE,
+}
+"""What a block is that its phase leaves behind."""
+
+MOST_POINTS: Final = 400
+
+Joined = Literal["address", "size"]
+"""By what a release is joined to its allocation: exactly, or the newest block of its size."""
+
+
+class MemoryLayers(Record, frozen=True, kw_only=True):
+    """What one device had allocated in a window, by layer, at no more than ``MOST_POINTS`` moments.
+
+    The window is cut into equal parts, and each has the moment at which most was allocated in it.
+
+    Attributes:
+        begin_ns, part_ns: begin of the first part, and the length of each.
+        layers_bytes: of each of ``LAYERS``, a value for each part. Together they are what was allocated.
+        peak_bytes: most of their sum at any moment.
+        is_whole: whether the sum is what the allocator counted; otherwise what is known of it: blocks that
+            the window allocated or released.
+        joined: how releases were joined to allocations.
+        has_phases: whether the trace tells phases; without them all that the window allocated is ``other``.
+    """
+
+    begin_ns: int
+    part_ns: int
+    layers_bytes: tuple[tuple[int, ...], ...]
+    peak_bytes: int
+    is_whole: bool
+    joined: Joined
+    has_phases: bool
+
+
+def memory_curve(timeline: Timeline, rows: NDArray[np.intp], *, counts_all: bool) -> MemoryLayers | None:
+    """The layers of one device; ``None`` where nothing was allocated or released in any time.
+
+    Args:
+        timeline: the trace, with k allocations and releases.
+        rows: those of the device, in order of time.
+        counts_all: whether what torch writes as allocated there is all that is.
+    """
+    events = timeline.trace.allocations
+    time_ns, size = events.time_ns[rows], events.size_bytes[rows]
+    if not len(rows) or not size.any():
+        return None
+    address, allocated = events.address[rows], events.allocated_bytes[rows]
+    is_exact = bool((address[size != 0] >= 0).all())
+    partner = _partners(address if is_exact else _ranked_by_size(size), size)
+    levels = _levels(_layers_of(timeline, time_ns, size, partner), size)
+    is_whole = counts_all and bool((allocated >= 0).all())
+    if is_whole:
+        # As recorded: what the window did not allocate was there before.
+        levels[_BEFORE] = allocated - (levels.sum(axis=0) - levels[_BEFORE])
+        before = allocated[0] - size[0]
+    else:
+        before = -levels[_BEFORE].min(initial=0)
+        levels[_BEFORE] += before
+    at_begin = np.where(np.arange(len(LAYERS)) == _BEFORE, before, 0)
+    levels = np.column_stack((at_begin, levels))
+    total = levels.sum(axis=0)
+    place, begin_ns, part_ns = _highest_of_parts(np.append(time_ns[:1], time_ns), total)
+    return MemoryLayers(
+        begin_ns=begin_ns,
+        part_ns=part_ns,
+        layers_bytes=tuple(tuple(level[place].tolist()) for level in levels),
+        peak_bytes=int(total.max()),
+        is_whole=is_whole,
+        joined="address" if is_exact else "size",
+        has_phases=_has_phases(timeline),
+    )
+
+
+def _ranked_by_size(size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each event that an allocation has in common with the release that ends it.
+
+    A release ends the newest block of its size: where blocks of one size are as many before an allocation as
+    after a release, they belong together. Shape (k,).
+    """
+    magnitude = np.abs(size)
+    order = np.argsort(magnitude, kind="stable")
+    sign = np.sign(size[order])
+    depth = np.cumsum(sign) - (sign > 0)  # before an allocation, after a release
+    pairs = np.stack((magnitude[order], depth))
+    _, number = np.unique(pairs, axis=1, return_inverse=True)
+    result = np.empty(len(size), np.int64)
+    result[order] = number.reshape(-1)
+    return result
+
+
+def _partners(key: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The release of each allocation and the allocation of each release, -1 for none, shape (k,).
+
+    Args:
+        key: what both have in common, such as their address, shape (k,).
+        size: in order of time, negative for releases, shape (k,).
+    """
+    rows = np.flatnonzero(size)
+    order = rows[np.argsort(key[rows], kind="stable")]
+    first, second = order[:-1], order[1:]
+    joined = (key[first] == key[second]) & (size[first] > 0) & (size[second] < 0)
+    partner = np.full(len(size), -1, np.int64)
+    partner[first[joined]], partner[second[joined]] = second[joined], first[joined]
+    return partner
+
+
+def _layers_of(
+    timeline: Timeline, time_ns: NDArray[np.int64], size: NDArray[np.int64], partner: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The layer that each event adds to or takes from, shape (k,)."""
+    layer = np.full(len(size), _OTHER, np.int64)
+    phase, step = _phases_at(timeline, time_ns)
+    allocates = size > 0
+    for key, of_phase in _OF_PHASE.items():
+        layer[allocates & (phase == key)] = of_phase
+    # What its own phase releases in the same step is left to nobody.
+    ends = np.flatnonzero(allocates & (partner >= 0))
+    same = (phase[ends] == phase[partner[ends]]) & (step[ends] == step[partner[ends]]) & (step[ends] >= 0)
+    brief = ends[same & (layer[ends] != _OTHER) & (layer[ends] != _BATCH)]
+    layer[brief] = _TEMPORARY
+    releases = np.flatnonzero(size < 0)
+    known = partner[releases] >= 0
+    layer[releases[known]] = layer[partner[releases[known]]]
+    layer[releases[~known]] = _BEFORE
+    return layer
+
+
+def _phases_at(timeline: Timeline, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+    """Phase of the host and number of the step at each moment, ``""`` and -1 where there is none."""
+    phase, step = np.full(len(time_ns), "", "U32"), np.full(len(time_ns), -1, np.int64)
+    host = timeline.host_time
+    if host is None or timeline.steps is None or not _has_phases(timeline):
+        return phase, step
+    for intervals, column, values in (
+        (host.pieces, phase, host.phase[host.call]),
+        (timeline.steps.intervals, step, np.arange(len(timeline.steps.intervals))),
+    ):
+        if len(intervals):
+            place = locate(time_ns, intervals)
+            column[place >= 0] = values[place[place >= 0]]
+    return phase, step
+
+
+def _has_phases(timeline: Timeline) -> bool:
+    return timeline.host_time is not None and timeline.host_time.source != "none"
+
+
+def _levels(layer: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What each layer holds after each event, from 0 on, shape (layers, k)."""
+    return np.stack([np.cumsum(np.where(layer == number, size, 0)) for number in range(len(LAYERS))])
+
+
+def _highest_of_parts(
+    time_ns: NDArray[np.int64], total: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int, int]:
+    """The event after which most was allocated in each part, the begin of the first, and their length.
+
+    A part without an event has the last one before it.
+    """
+    begin_ns = int(time_ns[0])
+    part_ns = int(time_ns[-1] - begin_ns) // MOST_POINTS + 1
+    part = (time_ns - begin_ns) // part_ns
+    highest = np.lexsort((np.arange(len(total)), total, part))  # of equals the last
+    is_last = np.append(np.diff(part[highest]) > 0, True)
+    place = np.full(int(part[-1]) + 1, -1, np.int64)
+    place[part[highest[is_last]]] = highest[is_last]
+    # What lasts through a part is what was there after the last event before it, not the highest before.
+    ends = np.searchsorted(part, np.arange(len(place)), side="right") - 1
+    return np.where(place >= 0, place, ends), begin_ns, part_ns

@@ -1,0 +1,116 @@
+"""Memory over a window, in layers by what holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MemoryLayers
+from lightning_modelprof.analysis.trace.memory import CPU_NAME, DeviceMemory
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.run.model_cost import ModelSize
+
+_LABELS: Final = {
+    "before": "There before the window",
+    "optimizer_state": "Optimizer state",
+    "gradients": "Gradients",
+    "batch": "Batch",
+    "activations": "Activations",
+    "temporary": "Temporary",
+    "other": "Allocated in other phases",
+}
+_HELD: Final = (
+    ("parameters", "Parameters", ("trainable parameters", "frozen parameters", "packed weights")),
+    ("buffers", "Buffers", ("buffers",)),
+    ("optimizer_state_before", "Optimizer state from before", ("optimizer state",)),
+)
+"""Of what was there before the window, what the model's own tensors are: key, label, and kinds of sizes."""
+
+_NOTES: Final = (
+    "One point is the moment at which most was allocated in its part of the window.",
+    "A block is what its phase leaves behind: activations of forward, gradients of backward, optimizer state"
+    " of the optimizer, a batch of the loader. What the phase releases itself is temporary.",
+)
+_BY_SIZE: Final = (
+    "The trace has no addresses of blocks: a release is taken to end the newest block of its size."
+)
+_NOT_WHOLE: Final = (
+    "Only what the window allocated or released is known here; what was there before and stays is not in it."
+)
+_NO_PHASES: Final = "The trace tells no phases, so what the window allocated is one layer."
+
+
+def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
+    """What holds memory while the window runs; ``None`` where no memory was recorded.
+
+    Definition: the layers add up to what was allocated at each point. Of several devices the one with the
+    highest peak, the CPU only where there is no other.
+    """
+    known = [
+        (rank, device)
+        for rank, facts in by_rank.items()
+        if not isinstance(facts.memory, Absent)
+        for device in facts.memory.devices
+    ]
+    return _chart(known, several=len(by_rank) > 1)
+
+
+def window_memory_of_run(analysis: Analysis) -> Chart | None:
+    """The same of a run's newest window that recorded memory, with its model's own tensors apart."""
+    windows = [
+        window.facts.memory.devices
+        for window in analysis.windows
+        if window.facts is not None and not isinstance(window.facts.memory, Absent)
+    ]
+    size = None if analysis.cost is None else analysis.cost.size
+    return _chart([(0, device) for device in windows[-1]], size=size) if windows else None
+
+
+def _chart(
+    known: Iterable[tuple[int, DeviceMemory]], *, several: bool = False, size: ModelSize | None = None
+) -> Chart | None:
+    found = [(rank, device, device.curve) for rank, device in known if device.curve is not None]
+    if not found:
+        return None
+    rank, device, curve = max(found, key=lambda one: (one[1].total.name != CPU_NAME, one[2].peak_bytes))
+    name = f"rank {rank} {device.total.name}" if several else device.total.name
+    return Chart(
+        id="window_memory",
+        title=f"Memory over the window: {name}",
+        kind="stacked",
+        x_label="ms since the window's first allocation or release",
+        x=tuple(round(place * curve.part_ns / 1e6, 6) for place in range(len(curve.layers_bytes[0]))),
+        unit=Unit.BYTES,
+        series=tuple(_series(curve, size)),
+        notes=(
+            *_NOTES,
+            *((_BY_SIZE,) if curve.joined == "size" else ()),
+            *(() if curve.is_whole else (_NOT_WHOLE,)),
+            *(() if curve.has_phases else (_NO_PHASES,)),
+        ),
+        level=float(curve.peak_bytes),
+        level_label="peak",
+    )
+
+
+def _series(curve: MemoryLayers, size: ModelSize | None) -> Iterable[Series]:
+    """The layers that hold anything, the lowest first."""
+    layers = {key: np.array(values) for key, values in zip(LAYERS, curve.layers_bytes, strict=True)}
+    if size is not None and curve.is_whole:
+        # The model's own tensors were there before, but for state that an optimizer made in the window.
+        for key, label, kinds in _HELD:
+            if key == "optimizer_state_before" and layers["optimizer_state"].any():
+                continue
+            held = sum(one.num_bytes for one in size.sizes if one.kind in kinds)
+            part = np.minimum(layers["before"], held)
+            layers["before"] = layers["before"] - part
+            if part.any():
+                yield Series(key=key, label=label, values=tuple(part.astype(float).tolist()))
+    for key, values in layers.items():
+        if values.any():
+            yield Series(key=key, label=_LABELS[key], values=tuple(values.astype(float).tolist()))

@@ -1,0 +1,230 @@
+"""Memory over a window by what holds it: by hand, and against a replay of every block."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MOST_POINTS
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.memory import summarize_memory
+from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.charts.memory import window_memory
+from tests.support.traces import event, load, make_trace
+
+PHASES = (("dataloader", 0, 100), ("forward", 100, 300), ("backward", 300, 600), ("optimizer", 600, 900))
+
+
+def steps(num_steps):
+    """Steps of 1000 us with four phases each; the last 100 us of each are in none."""
+    for number in range(num_steps):
+        at = 1000 * number
+        yield event("user_annotation", f"ProfilerStep#{number}", at, at + 1000)
+        for phase, begin, end in PHASES:
+            yield event("user_annotation", f"modelprof: {phase}", at + begin, at + end)
+
+
+def block(ts, size, address, allocated=None, device_type=1):
+    args = {"Bytes": size, "Device Type": device_type, "Device Id": 0 if device_type else -1}
+    args |= {} if address is None else {"Addr": address}
+    args |= {} if allocated is None else {"Total Allocated": allocated, "Total Reserved": 1000}
+    return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts, "args": args}
+
+
+def curve_of(*events):
+    (device,) = summarize_memory(build_timeline(make_trace(list(events)))).devices
+    return device
+
+
+def layers_at(curve, ts, begin):
+    """The layers of the part that holds a moment, those with anything."""
+    place = (round(ts * 1000) - begin * 1000) // curve.part_ns
+    return {
+        key: values[place] for key, values in zip(LAYERS, curve.layers_bytes, strict=True) if values[place]
+    }
+
+
+def test_by_hand():
+    """100 bytes are there; what a phase leaves is named after it, what it releases itself is temporary."""
+    device = curve_of(
+        *steps(2),
+        block(50, 8, 1, 108),  # a batch
+        block(150, 20, 2, 128),  # lives until backward
+        block(200, 40, 3, 168),
+        block(250, -40, 3, 128),  # forward's own
+        block(350, 10, 4, 138),  # a gradient, until the next step
+        block(400, 5, 5, 143),
+        block(450, -5, 5, 138),  # backward's own
+        block(500, -20, 2, 118),
+        block(700, 16, 6, 134),  # stays
+        block(950, 3, 7, 137),  # in no phase
+        block(1050, -8, 1, 129),
+        block(1350, -10, 4, 119),  # backward of another step
+        block(1400, -30, 99, 89),  # was there before
+    )
+    curve = device.curve
+    assert (curve.is_whole, curve.joined, curve.has_phases) == (True, "address", True)
+    assert curve.peak_bytes == device.peak_allocated_bytes == 168
+    seen = {ts: layers_at(curve, ts, 50) for ts in (50, 200, 250, 400, 950, 1400)}
+    before = {"before": 100}
+    assert seen == {
+        50: before | {"batch": 8},
+        200: before | {"batch": 8, "activations": 20, "temporary": 40},
+        250: before | {"batch": 8, "activations": 20},
+        400: before | {"batch": 8, "activations": 20, "gradients": 10, "temporary": 5},
+        950: before | {"batch": 8, "gradients": 10, "optimizer_state": 16, "other": 3},
+        1400: {"before": 70, "optimizer_state": 16, "other": 3},
+    }
+
+
+def test_the_peak_may_be_where_the_window_begins():
+    device = curve_of(*steps(1), block(50, -90, 1, 10), block(60, 5, 2, 15))
+    assert device.curve.peak_bytes == device.peak_allocated_bytes == 100
+    assert device.curve.layers_bytes[0][0] == 100
+
+
+def test_an_address_is_used_again():
+    device = curve_of(*steps(1), block(150, 20, 7, 20), block(160, -20, 7, 0), block(350, 30, 7, 30))
+    assert layers_at(device.curve, 350, 150) == {"gradients": 30}
+
+
+def test_without_a_count_only_what_the_window_moves_is_known():
+    """The CPU: 40 bytes from before are released, so they were there until then."""
+    curve = curve_of(
+        *steps(1), block(150, 20, 1, 5, device_type=0), block(350, -40, 9, 7, device_type=0)
+    ).curve
+    assert not curve.is_whole
+    assert layers_at(curve, 150, 150) == {"before": 40, "activations": 20}
+    assert layers_at(curve, 350, 150) == {"activations": 20}
+    assert curve.peak_bytes == 60
+
+
+def test_without_addresses_a_release_ends_the_newest_of_its_size():
+    device = curve_of(
+        *steps(1),
+        block(150, 20, None, 20),
+        block(200, 20, None, 40),
+        block(250, -20, None, 20),  # the one of 200, so the other lives on
+        block(350, -20, None, 0),
+        block(360, -20, None, -20),
+    )
+    curve = device.curve
+    assert curve.joined == "size"
+    assert layers_at(curve, 200, 150)["temporary"] == 20
+    assert layers_at(curve, 250, 150)["activations"] == 20
+
+
+def test_without_phases_there_is_one_layer():
+    curve = curve_of(event("cpu_op", "aten::mm", 0, 900), block(150, 20, 1, 120)).curve
+    assert not curve.has_phases
+    assert layers_at(curve, 150, 150) == {"before": 100, "other": 20}
+
+
+def replay(events, begin_bytes, is_exact):
+    """Layers after each event, block by block, as the definition says it."""
+
+    def where(ts):
+        if not 0 <= ts < 3000:
+            return "", -1
+        at = ts % 1000
+        return next((phase for phase, begin, end in PHASES if begin <= at < end), ""), ts // 1000
+
+    of_phase = {"dataloader": "batch", "forward": "activations", "backward": "gradients"}
+    of_phase["optimizer"] = "optimizer_state"
+    live, layer = {}, {}
+    for place, (_, size, address) in enumerate(events):
+        key = address if is_exact else abs(size)
+        if size > 0:
+            live.setdefault(key, []).append(place)
+        else:
+            opened = live.get(key)
+            begun = opened.pop() if opened else None
+            layer[place] = begun
+    ended = {begun: place for place, begun in layer.items() if begun is not None}
+    named = {}
+    for place, (ts, size, _) in enumerate(events):
+        if size > 0:
+            phase, step = where(ts)
+            name = of_phase.get(phase, "other")
+            end = ended.get(place)
+            if end is not None and name in ("activations", "gradients", "optimizer_state"):
+                name = "temporary" if where(events[end][0]) == (phase, step) else name
+            named[place] = name
+    states, state = [], dict.fromkeys(LAYERS, 0) | {"before": begin_bytes}
+    states.append(dict(state))
+    for place, (_, size, _) in enumerate(events):
+        begun = place if size > 0 else layer[place]
+        state["before" if begun is None else named[begun]] += size
+        states.append(dict(state))
+    return states
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_against_a_replay(number):
+    """Few events, so that each part of the window has one of its own; then many, which share parts."""
+    chance = random.Random(number)
+    is_exact = number % 2 == 0
+    count = 60 if number < 20 else 1500
+    live, events, held = {}, [], 5000
+    times = sorted(chance.sample(range(-100, 3100), count if count < 3000 else 3000))
+    for ts in times:
+        if live and chance.random() < 0.48:
+            address = chance.choice(list(live))
+            events.append((ts, -live.pop(address), address))
+        elif chance.random() < 0.05 and held > 100:
+            held -= 37
+            events.append((ts, -37, 10**6 + ts))  # from before the window
+        else:
+            address = next(one for one in range(10**5) if one not in live)
+            live[address] = chance.choice((8, 16, 37, 64))
+            events.append((ts, live[address], address))
+    if not is_exact:  # sizes of blocks from before are none of the window's
+        events = [(ts, size - 1000 if address >= 10**6 else size, address) for ts, size, address in events]
+    states = replay(events, 1_000_000, is_exact)
+    totals = [sum(state.values()) for state in states]
+    device = curve_of(
+        *steps(3),
+        *(
+            block(ts, size, address if is_exact else None, total)
+            for (ts, size, address), total in zip(events, totals[1:], strict=True)
+        ),
+    )
+    curve = device.curve
+    assert curve.is_whole
+    assert curve.peak_bytes == max(totals) == device.peak_allocated_bytes
+    begin = events[0][0]
+    num_parts = len(curve.layers_bytes[0])
+    assert num_parts <= MOST_POINTS
+    at = [0, *((ts - begin) * 1000 // curve.part_ns for ts, _, _ in events)]
+    for part in range(num_parts):
+        inside = [place for place, one in enumerate(at) if one == part]
+        place = max(inside, key=lambda one: (totals[one], one)) if inside else None
+        if place is None:
+            place = max(one for one, where in enumerate(at) if where < part)
+        shown = {key: values[part] for key, values in zip(LAYERS, curve.layers_bytes, strict=True)}
+        assert shown == states[place]
+
+
+def test_a_real_trace_without_addresses_or_counts():
+    """V100, torch 1.9: the running sum of the sizes on the GPU, which the removed plugin drew as well."""
+    trace = load("v100_resnet50_workers0")
+    facts = analyze_trace(trace)
+    events = trace.allocations
+    gpu = next(one for one in facts.memory.devices if one.total.name == "GPU 0")
+    sizes = events.size_bytes[(events.device_type == 1) & (events.device == 0)]
+    sums, level = [], 0
+    for size in sizes.tolist():
+        level += size
+        sums.append(level)
+    assert (gpu.curve.is_whole, gpu.curve.joined, gpu.curve.has_phases) == (False, "size", True)
+    # What the window releases from before is there until it does so.
+    offset = gpu.curve.layers_bytes[0][0]
+    assert gpu.curve.peak_bytes == max(0, *sums) + offset
+    chart = window_memory({0: facts})
+    assert chart.title.endswith("GPU 0")
+    assert chart.level == gpu.curve.peak_bytes
+    assert (
+        max(sum(column) for column in zip(*(one.values for one in chart.series), strict=True)) == chart.level
+    )
+    assert {"activations", "gradients"} <= {one.key for one in chart.series}
