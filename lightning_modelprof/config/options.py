@@ -78,8 +78,9 @@ class ReportOptions:
         tensorboard: write the report's tables to the run's TensorBoard as text.
         files: write the report, the archive and the traces to a folder; in a fast_dev_run only with dirpath.
         views: which tables of the traces the report has, out of device, overview, model, distributed,
-            operator, kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch and
-            dataloader; None means all. Here and in sorted_by, Paddle's names mean the same: KernelView.
+            operator, kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch,
+            dataloader and critical_path; None means all. Here and in sorted_by, Paddle's names mean the same:
+            KernelView.
         sorted_by: order of operators, kernels and ranges: cpu_ or gpu_ with total, self, avg, max, min,
             memory or self_memory, or calls; None means GPU total where there are device events, else CPU
             total.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lightning_modelprof.errors import nearest, quoted
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # outputs take them from here
 from lightning_modelprof.units import TimeUnit as TimeUnit  # noqa: PLC0414
 from lightning_modelprof.units import Unit as Unit  # noqa: PLC0414
@@ -125,7 +125,9 @@ def _shown(file: str, function: str) -> Callable[..., Any]:
 
 def apply_options(table: Table, options: TableOptions) -> Table:
     """The same table, to be shown in the unit and to the length that were asked for."""
-    return replace(table, time_unit=options.time_unit, row_limit=options.row_limit)
+    is_asked_for = table.row_limit is None or options.row_limit != DEFAULT_OPTIONS.row_limit
+    limit = options.row_limit if is_asked_for else table.row_limit
+    return replace(table, time_unit=options.time_unit, row_limit=limit)
 
 
 class Status(Enum):

@@ -26,6 +26,7 @@ View = Literal[
     "idle",
     "launch",
     "dataloader",
+    "critical_path",
 ]
 SortKey = Literal[
     "cpu_total",

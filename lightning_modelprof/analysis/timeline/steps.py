@@ -68,7 +68,7 @@ def bound_steps(trace: Trace, steps: Steps, launch: LaunchLinks) -> StepBounds:
 
     The first step begins after the device events that are left over from before it.
     """
-    launching = _launching_step(trace, steps.intervals, launch)
+    launching = launching_steps(trace, steps.intervals, launch)
     num_kept = _without_tail(trace, steps.intervals, launch)
     intervals = _bounds(trace, steps.intervals, launching)[:num_kept]
     numbers, dropped = steps.numbers[:num_kept], steps.numbers[num_kept:]
@@ -102,7 +102,7 @@ def long_gaps(steps: Intervals) -> NDArray[np.intp]:
     return np.flatnonzero(steps[1:, 0] - steps[:-1, 1] > limit_ns)
 
 
-def _launching_step(trace: Trace, steps: Intervals, launch: LaunchLinks) -> NDArray[np.intp]:
+def launching_steps(trace: Trace, steps: Intervals, launch: LaunchLinks) -> NDArray[np.intp]:
     """Index of the step in which any thread launched each device event, -1 without one, shape (m,)."""
     runtime = launch.runtime
     launching = np.full(len(runtime), -1, np.intp)

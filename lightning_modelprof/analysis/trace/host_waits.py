@@ -374,7 +374,7 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
         track: thread of the steps.
     """
     trace = timeline.trace
-    copies = _copies(timeline)
+    copies = copies_by_call(timeline)
     named = rows_named(trace, np.flatnonzero(trace.category == Category.RUNTIME), waits_for_device)
     waiting = np.array([row for row, copy in copies.items() if copy.waits], np.int64)
     rows = different(np.concatenate((named, waiting)))
@@ -403,18 +403,25 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
     )
 
 
-class _Copy(Record, frozen=True):
+class HostCopy(Record, frozen=True):
+    """A copy between host and device: its operator's row, direction and memory, and if the host waits."""
+
     operator: int
     direction: int
     memory: str
     waits: bool
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether the host itself makes it ready for the device, after what is queued before it."""
+        return self.direction == _TO_DEVICE and self.memory != "pinned"
 
-def _copies(timeline: Timeline) -> dict[int, _Copy]:
+
+def copies_by_call(timeline: Timeline) -> dict[int, HostCopy]:
     """Copies between host and device by the row of the call that launched them."""
     trace, launch = timeline.trace, timeline.launch
     work = trace.device.event
-    found: dict[int, _Copy] = {}
+    found: dict[int, HostCopy] = {}
     directions: dict[int, int] = {}
     chosen = np.flatnonzero((trace.category[work] == Category.MEMCPY) & (launch.runtime >= 0))
     for member in chosen.tolist():
@@ -426,7 +433,7 @@ def _copies(timeline: Timeline) -> dict[int, _Copy]:
         memory = memory_of(trace.names[name_id])
         is_staged = direction == _TO_DEVICE and memory == "pageable"
         has_ended = memory != "pinned" and trace.end_ns[call] >= trace.end_ns[work[member]]
-        found[call] = _Copy(
+        found[call] = HostCopy(
             operator=int(launch.operator[member]),
             direction=direction,
             memory=memory or "",

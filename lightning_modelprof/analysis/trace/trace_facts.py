@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.trace.communication_calls import (
     list_communication_calls,
 )
 from lightning_modelprof.analysis.trace.copies import Copies, summarize_copies
+from lightning_modelprof.analysis.trace.critical_path import CriticalPath, summarize_critical_path
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, summarize_dataloader
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, summarize_device_usage
 from lightning_modelprof.analysis.trace.distributed import Distributed, summarize_distributed
@@ -83,6 +84,7 @@ class TraceFacts(Record, frozen=True, kw_only=True):
     runtime_calls: RuntimeCalls | Absent
     dataloader: DataloaderTime | Absent
     host_waits: HostWaits | Absent
+    critical_path: CriticalPath | Absent
 
 
 def analyze_trace(trace: Trace, step_range: re.Pattern[str] | None = None) -> TraceFacts:
@@ -120,6 +122,7 @@ def analyze_trace(trace: Trace, step_range: re.Pattern[str] | None = None) -> Tr
         runtime_calls=summarize_runtime_calls(timeline),
         dataloader=summarize_dataloader(timeline),
         host_waits=summarize_host_waits(timeline),
+        critical_path=summarize_critical_path(timeline),
     )
 
 

@@ -12,6 +12,14 @@ from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions, View
 from lightning_modelprof.report.tables.trace.copies import COPIES, copies_table
+from lightning_modelprof.report.tables.trace.critical_path import (
+    PARTS,
+    PATH,
+    WHAT_IF,
+    critical_path_parts_table,
+    critical_path_table,
+    what_if_table,
+)
 from lightning_modelprof.report.tables.trace.dataloader import DATALOADER, dataloader_table
 from lightning_modelprof.report.tables.trace.device_usage import DEVICE_USAGE, device_usage_table
 from lightning_modelprof.report.tables.trace.distributed import (
@@ -84,6 +92,9 @@ TRACE_TABLES: Final[tuple[TraceTable[Any], ...]] = (
     TraceTable(LAUNCHES, "launch", lambda facts: facts.kernel_launches, launches_table),
     TraceTable(RUNTIME_CALLS, "launch", lambda facts: facts.runtime_calls, runtime_calls_table),
     TraceTable(DATALOADER, "dataloader", lambda facts: facts.dataloader, dataloader_table),
+    TraceTable(PATH, "critical_path", lambda facts: facts.critical_path, critical_path_table),
+    TraceTable(PARTS, "critical_path", lambda facts: facts.critical_path, critical_path_parts_table),
+    TraceTable(WHAT_IF, "critical_path", lambda facts: facts.critical_path, what_if_table),
 )
 
 

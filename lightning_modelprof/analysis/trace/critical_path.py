@@ -1,0 +1,489 @@
+"""Critical path: what the steps had to wait for, and how long they would be if some of it were faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.timeline.calls import nearest_around
+from lightning_modelprof.analysis.timeline.intervals import different, locate
+from lightning_modelprof.analysis.timeline.names import asks_device_to_communicate, is_place
+from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.dependencies import Dependencies, DependencyFinder
+from lightning_modelprof.analysis.trace.idle import find_fetches
+from lightning_modelprof.analysis.trace.operator_costs import callers_of
+from lightning_modelprof.record import Record
+from lightning_modelprof.trace.model import DEVICE_WORK, Category
+
+Cause = Literal["data loading", "host", "launch", "copy", "kernel", "communication", "unexplained"]
+
+CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
+
+_DATA, _HOST, _LAUNCH, _COPY, _KERNEL, _COMMUNICATION, _UNEXPLAINED = range(len(CAUSES))
+
+MOST_EVENTS: Final = 100_000
+"""Device events of the steps that are looked at: of more the first steps."""
+
+_MOST_PARTS: Final = 50
+"""Parts of the path that are kept one by one."""
+
+_MOST_NAMED: Final = 3
+"""Operators and kernels that are asked about."""
+
+_NO_STEPS: Final = Absent("the trace holds none of the recorded steps to their end")
+_NO_LAUNCHES: Final = Absent("the trace does not say what launched its device events")
+
+
+class PathPart(Record, frozen=True, kw_only=True):
+    """Time on the critical path of one kind, over all steps.
+
+    Attributes:
+        cause: what kind of work it is.
+        operator: the innermost operator around it, or that launched it; else the innermost range; "" without.
+        kernel: name of the kernel or copy, "" on the host.
+        line: the innermost function outside of torch and Lightning that it was called from, "" if not known.
+        time_ns: on the path.
+    """
+
+    cause: Cause
+    operator: str
+    kernel: str
+    line: str
+    time_ns: int
+
+
+class WhatIf(Record, frozen=True, kw_only=True):
+    """How long all steps together would be if some of their work were faster.
+
+    Attributes:
+        kind: what ``name`` is: a cause of the path, an operator or a kernel.
+        name: what would be faster.
+        work_ns: its time in the steps, on the critical path or not.
+        path_ns: its time on the critical path.
+        half_ns: time of all steps if each piece of it took half its time.
+        none_ns: the same if it took no time.
+    """
+
+    kind: Literal["cause", "operator", "kernel"]
+    name: str
+    work_ns: int
+    path_ns: int
+    half_ns: int
+    none_ns: int
+
+
+class PathStep(Record, frozen=True, kw_only=True):
+    """One step, as recorded and as replayed with nothing changed."""
+
+    number: int
+    recorded_ns: int
+    replayed_ns: int
+
+
+class CriticalPath(Record, frozen=True, kw_only=True):
+    """The critical path of one rank's steps.
+
+    Attributes:
+        steps: those that were looked at.
+        recorded_ns: their time; the times of ``parts`` sum to it.
+        replayed_ns: how long they take when each piece of work begins as soon as what it depends on is done.
+        launch_latency_ns: the least time from the begin of a launch to the begin of its kernel.
+        parts: what is on the path, longest first.
+        what_ifs: in the order of the causes, then operators, then kernels.
+        num_left_out: steps that were not looked at, because there are too many events.
+    """
+
+    steps: tuple[PathStep, ...]
+    recorded_ns: int
+    replayed_ns: int
+    launch_latency_ns: int
+    parts: tuple[PathPart, ...]
+    what_ifs: tuple[WhatIf, ...]
+    num_left_out: int
+
+    @property
+    def unexplained_ns(self) -> int:
+        """Time of the steps that no dependency explains."""
+        return self.recorded_ns - self.replayed_ns
+
+    def cause_ns(self, cause: Cause) -> int:
+        """Time of one cause on the path."""
+        return sum(part.time_ns for part in self.parts if part.cause == cause)
+
+
+class Pieces(Record, frozen=True, kw_only=True, eq=False):
+    """What the work in some steps is, p pieces.
+
+    Attributes:
+        duration_ns: int64, shape (p,).
+        row: int64, shape (p,): the device event, or what is innermost on the host thread; -1 for nothing.
+        cause: int64, shape (p,): position in ``CAUSES``.
+        operator: int64, shape (p,): id of a name of the trace, of the innermost operator around it or its
+            launch, else of the innermost range; -1 without one.
+        kernel: int64, shape (p,): id of a name of the trace, of the kernel or copy; -1 on the host.
+    """
+
+    duration_ns: NDArray[np.int64]
+    row: NDArray[np.int64]
+    cause: NDArray[np.int64]
+    operator: NDArray[np.int64]
+    kernel: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class PathSlices(Record, frozen=True, kw_only=True, eq=False):
+    """The critical path in the order of time, without gaps; q slices.
+
+    Attributes:
+        begin_ns, end_ns: int64, shape (q,): as recorded.
+        piece: int64, shape (q,): which piece of work it is; -1 for the time from a launch to its kernel, and
+            for what nothing explains.
+        cause: int64, shape (q,): position in ``CAUSES``.
+        after: int64, shape (q,): the piece that comes next on the path, -1 at its end.
+    """
+
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    piece: NDArray[np.int64]
+    cause: NDArray[np.int64]
+    after: NDArray[np.int64]
+
+
+class StepReplay:
+    """The steps of a trace, which can be replayed with work that is faster.
+
+    Attributes:
+        numbers: the steps that are looked at.
+        graphs: what depends on what, of each run of steps that follow each other.
+        pieces: all work in them that others may have to wait for.
+        recorded_ns: time of all these steps.
+        replayed_ns: what the replay takes with nothing changed.
+        launch_latency_ns: the least time from the begin of a launch to the begin of its kernel.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        finder = DependencyFinder(timeline)
+        bounds = timeline.bounds
+        assert bounds is not None
+        self._timeline = timeline
+        self.graphs: list[Dependencies] = []
+        chosen: list[int] = []
+        for first, last in _runs(timeline, MOST_EVENTS):
+            self.graphs.append(finder.find(first, last))
+            chosen += range(first, last + 1)
+        self._intervals = bounds.intervals[chosen]
+        self._offsets = np.cumsum([0, *(len(graph.piece_node) for graph in self.graphs)]).tolist()
+        self.numbers = tuple(bounds.numbers[step] for step in chosen)
+        self.launch_latency_ns = finder.launch_latency_ns
+        self.pieces = _describe(timeline, self.graphs)
+        self.recorded_ns = sum(graph.end_ns - graph.begin_ns for graph in self.graphs)
+        self._ends = [_replay(graph, graph.node_end_ns - graph.node_begin_ns) for graph in self.graphs]
+        self.replayed_ns = sum(map(_length, self.graphs, self._ends))
+
+    def select(
+        self, *, cause: Cause | None = None, operator: str | None = None, kernel: str | None = None
+    ) -> NDArray[np.bool_]:
+        """Which pieces are of a cause, an operator and a kernel by their names, of those that are given."""
+        pieces, trace = self.pieces, self._timeline.trace
+        chosen = np.ones(len(pieces), np.bool_)
+        if cause is not None:
+            chosen &= pieces.cause == CAUSES.index(cause)
+        for name, ids in ((operator, pieces.operator), (kernel, pieces.kernel)):
+            if name is not None:
+                chosen &= ids == (trace.names.index(name) if name in trace.names else -2)
+        return chosen
+
+    def if_faster(self, selected: NDArray[np.bool_], times: float) -> int:
+        """How long all steps would take if some pieces were so many times faster.
+
+        What no dependency explains of the recorded steps is taken to stay.
+
+        Args:
+            selected: which pieces, shape (p,).
+            times: at least 1; infinite for work that takes no time at all.
+        """
+        duration_ns = np.where(
+            selected, np.rint(self.pieces.duration_ns / times).astype(np.int64), self.pieces.duration_ns
+        )
+        total_ns = self.recorded_ns - self.replayed_ns
+        for graph, begin, end in zip(self.graphs, self._offsets[:-1], self._offsets[1:], strict=True):
+            of_nodes = sum_by(graph.piece_node, duration_ns[begin:end], len(graph))
+            total_ns += _length(graph, _replay(graph, of_nodes))
+        return total_ns
+
+    def steps(self) -> tuple[PathStep, ...]:
+        """Each step as recorded and as replayed."""
+        found = []
+        number = iter(self.numbers)
+        done = 0
+        for graph, ends in zip(self.graphs, self._ends, strict=True):
+            count = int(graph.end_of_step.max()) + 1
+            step_ends = np.zeros(count, np.int64)
+            is_end = graph.end_of_step >= 0
+            np.maximum.at(step_ends, graph.end_of_step[is_end], ends[is_end])
+            step_ends = np.maximum.accumulate(step_ends)
+            recorded = self._intervals[done : done + count]
+            # A step begins with its bounds, where the host may be ahead, but not before the host begins it.
+            for interval, replayed in zip(
+                recorded.tolist(), np.diff(step_ends, prepend=0).tolist(), strict=True
+            ):
+                found.append(
+                    PathStep(number=next(number), recorded_ns=interval[1] - interval[0], replayed_ns=replayed)
+                )
+            done += count
+        return tuple(found)
+
+    def path(self) -> PathSlices:
+        """The longest chain of dependencies from the begin to the end, and what lies between as recorded."""
+        parts = [
+            _walk_back(graph, ends, offset)
+            for graph, ends, offset in zip(self.graphs, self._ends, self._offsets, strict=False)
+        ]
+        begin_ns, end_ns, piece, kind = (np.concatenate(column) for column in zip(*parts, strict=True))
+        cause = np.where(piece >= 0, self.pieces.cause[piece], kind) if len(self.pieces) else kind
+        places = np.where(piece >= 0, np.arange(len(piece)), len(piece))
+        following = np.minimum.accumulate(places[::-1])[::-1]
+        return PathSlices(
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            piece=piece,
+            cause=cause,
+            after=np.append(piece, -1)[following],
+        )
+
+
+def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
+    """The critical path of the kept steps, and what would become faster with what."""
+    reason = why_no_path(timeline)
+    if reason is not None:
+        return reason
+    replay = StepReplay(timeline)
+    path = replay.path()
+    bounds = timeline.bounds
+    assert bounds is not None
+    parts = _parts(timeline, replay.pieces, path)
+    return CriticalPath(
+        steps=replay.steps(),
+        recorded_ns=replay.recorded_ns,
+        replayed_ns=replay.replayed_ns,
+        launch_latency_ns=replay.launch_latency_ns,
+        parts=_shortened(parts),
+        what_ifs=tuple(_what_ifs(replay, path, parts)),
+        num_left_out=int(np.count_nonzero(np.diff(bounds.intervals))) - len(replay.numbers),
+    )
+
+
+def why_no_path(timeline: Timeline) -> Absent | None:
+    """Why a trace has no critical path; ``None`` where it has one."""
+    if not timeline.has_device:
+        return NO_DEVICE
+    if timeline.span is None:
+        return _NO_STEPS
+    return _NO_LAUNCHES if (timeline.launch.begin_ns < 0).all() else None
+
+
+def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
+    """First and last of the steps that follow each other, as long as there are not too many events."""
+    bounds = timeline.bounds
+    assert bounds is not None
+    filled = np.flatnonzero(bounds.intervals[:, 0] < bounds.intervals[:, 1])
+    stretch = locate(bounds.intervals[filled, 0], bounds.stretches)
+    events_ns = np.sort(timeline.trace.begin_ns[timeline.trace.device.event])
+    num_events = np.cumsum(np.diff(np.searchsorted(events_ns, bounds.intervals[filled])).ravel())
+    kept = filled[(num_events <= most_events) | (np.arange(len(filled)) == 0)]
+    for run in np.split(kept, np.flatnonzero(np.diff(stretch[: len(kept)])) + 1):
+        if len(run):
+            yield int(run[0]), int(run[-1])
+
+
+def _replay(graph: Dependencies, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """End of each node since the begin, when each begins as soon as it can, shape (k,)."""
+    ends = [0]
+    append = ends.append
+    for before, awaited, latency, duration in zip(
+        graph.before[1:].tolist(),
+        graph.awaited[1:].tolist(),
+        graph.latency_ns[1:].tolist(),
+        duration_ns[1:].tolist(),
+        strict=True,
+    ):
+        one, other = ends[before], ends[awaited] + latency
+        append((one if one > other else other) + duration)
+    return np.array(ends, np.int64)
+
+
+def _length(graph: Dependencies, ends: NDArray[np.int64]) -> int:
+    """Until all that ends a step has ended."""
+    return int(ends[graph.end_of_step >= 0].max(initial=0))
+
+
+def _walk_back(
+    graph: Dependencies, ends: NDArray[np.int64], offset: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Begin, end, piece and cause (where there is no piece) of the slices of one graph's path."""
+    before, awaited, latency_ns = graph.before.tolist(), graph.awaited.tolist(), graph.latency_ns.tolist()
+    is_end = np.flatnonzero(graph.end_of_step >= 0)
+    # Of several that end last the one that was recorded last.
+    node = int(is_end[np.lexsort((graph.node_end_ns[is_end], ends[is_end]))[-1]]) if len(is_end) else 0
+    on_path, waits = [], []
+    end_list = ends.tolist()
+    while node:
+        one, other = end_list[before[node]], end_list[awaited[node]] + latency_ns[node]
+        on_path.append(node)
+        waits.append(latency_ns[node] if other > one else 0)
+        node = awaited[node] if other > one else before[node]
+    on_path.reverse()
+    waits.reverse()
+    nodes, wait_ns = np.array(on_path, np.int64), np.array(waits, np.int64)
+    previous_ns = np.append(graph.begin_ns, graph.node_end_ns[nodes])
+    next_ns = np.append(graph.node_begin_ns[nodes], graph.end_ns)
+    launched_ns = previous_ns + np.append(wait_ns, 0)
+    is_on_path = np.zeros(len(graph), np.bool_)
+    is_on_path[nodes] = True
+    pieces = np.flatnonzero(is_on_path[graph.piece_node])
+    none = np.full(len(previous_ns), -1)
+    columns = (
+        np.concatenate((graph.piece_begin_ns[pieces], previous_ns, launched_ns)),
+        np.concatenate((graph.piece_end_ns[pieces], launched_ns, next_ns)),
+        np.concatenate((pieces + offset, none, none)),
+        np.concatenate((np.zeros(len(pieces), np.int64), none * 0 + _LAUNCH, none * 0 + _UNEXPLAINED)),
+    )
+    filled = np.flatnonzero(columns[0] < columns[1])
+    order = filled[np.argsort(columns[0][filled], kind="stable")]
+    begin_ns, end_ns, piece, cause = (column[order] for column in columns)
+    return begin_ns, end_ns, piece, cause
+
+
+def _describe(timeline: Timeline, graphs: list[Dependencies]) -> Pieces:
+    """What the pieces of all graphs are."""
+    trace, launch = timeline.trace, timeline.launch
+    row = np.concatenate([graph.piece_row for graph in graphs])
+    duration_ns = np.concatenate([graph.piece_end_ns - graph.piece_begin_ns for graph in graphs])
+    cause_of, operator_of = np.full(len(trace) + 1, _HOST), np.full(len(trace) + 1, -1)
+    # On the host, of what is innermost: the last entry stands for nothing.
+    used = different(row[row >= 0])
+    work = trace.device.event
+    launching = launch.runtime[launch.runtime >= 0]
+    cause_of[launching] = _LAUNCH
+    is_copy = trace.is_category(Category.MEMCPY, Category.MEMSET)
+    cause_of[launch.runtime[(launch.runtime >= 0) & (trace.category[work] == Category.MEMCPY)]] = _COPY
+    communicates = timeline.is_communication & trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
+    communicates &= ~trace.is_named(asks_device_to_communicate)
+    fetches = np.zeros(len(trace), np.bool_)
+    fetches[find_fetches(timeline)] = True
+    for wanted, cause in ((communicates, _COMMUNICATION), (fetches, _DATA)):
+        if wanted.any():
+            cause_of[used[nearest_around(timeline, used, wanted, or_itself=True) >= 0]] = cause
+    cause_of[work] = np.where(is_copy[work], _COPY, _KERNEL)
+    cause_of[:-1][timeline.is_communication & (trace.category == Category.KERNEL)] = _COMMUNICATION
+    ranges = timeline.is_annotation & ~timeline.is_step_range & ~trace.is_named(is_place)
+    for wanted in (ranges, timeline.is_operator):
+        around = nearest_around(timeline, used, wanted, or_itself=True)
+        operator_of[used[around >= 0]] = trace.name[around[around >= 0]]
+    operator_of[work] = np.where(launch.operator >= 0, trace.name[launch.operator], -1)
+    is_device = trace.is_category(*DEVICE_WORK)
+    kernel_of = np.append(np.where(is_device, trace.name, -1), -1)
+    return Pieces(
+        duration_ns=duration_ns,
+        row=row,
+        cause=cause_of[row],
+        operator=operator_of[row],
+        kernel=kernel_of[row],
+    )
+
+
+def _parts(timeline: Timeline, pieces: Pieces, path: PathSlices) -> list[PathPart]:
+    """The path by cause, operator, kernel and line, longest first."""
+    trace, launch = timeline.trace, timeline.launch
+    # From a launch to its kernel it is that kernel's operator.
+    piece = np.where((path.piece < 0) & (path.cause == _LAUNCH), path.after, path.piece)
+    operator = np.where(piece >= 0, pieces.operator[piece], -1)
+    kernel = np.where(path.piece >= 0, pieces.kernel[path.piece], -1)
+    caller = np.arange(-1, len(trace))[1:]
+    caller[trace.device.event] = np.where(launch.runtime >= 0, launch.runtime, launch.operator)
+    row = np.where(piece >= 0, pieces.row[piece], -1)
+    row = np.where(row >= 0, caller[row], -1)
+    known = np.flatnonzero(row >= 0)
+    line = np.full(len(row), -1)
+    callers = callers_of(timeline, row[known])
+    lines: tuple[str, ...] = ()
+    if callers is not None:
+        lines, line[known] = callers
+    num_names, num_lines = len(trace.names) + 1, len(lines) + 1
+    keys = ((path.cause * num_names + operator + 1) * num_names + kernel + 1) * num_lines + line + 1
+    values, place = np.unique(keys, return_inverse=True)
+    total_ns = sum_by(place.reshape(-1), path.end_ns - path.begin_ns, len(values))
+    found = []
+    for key, time_ns in zip(values.tolist(), total_ns.tolist(), strict=True):
+        rest, of_line = divmod(key, num_lines)
+        rest, of_kernel = divmod(rest, num_names)
+        of_cause, of_operator = divmod(rest, num_names)
+        found.append(
+            PathPart(
+                cause=CAUSES[of_cause],
+                operator=("", *trace.names)[of_operator] if of_operator else "",
+                kernel=trace.names[of_kernel - 1] if of_kernel else "",
+                line=lines[of_line - 1] if of_line else "",
+                time_ns=time_ns,
+            )
+        )
+    return sorted(found, key=lambda part: -part.time_ns)
+
+
+def _shortened(parts: list[PathPart]) -> tuple[PathPart, ...]:
+    """The longest parts one by one, and the others of each cause together."""
+    rest: dict[Cause, int] = {}
+    for part in parts[_MOST_PARTS:]:
+        rest[part.cause] = rest.get(part.cause, 0) + part.time_ns
+    others = (
+        PathPart(cause=cause, operator=OTHERS, kernel="", line="", time_ns=time_ns)
+        for cause, time_ns in rest.items()
+    )
+    return (*parts[:_MOST_PARTS], *others)
+
+
+OTHERS: Final = "all others"
+"""In the place of an operator's name: what is not kept one by one."""
+
+
+def _what_ifs(replay: StepReplay, path: PathSlices, parts: list[PathPart]) -> Iterator[WhatIf]:
+    """Of each cause, and of the operators and kernels that take most of the path."""
+    on_path = np.zeros(len(replay.pieces), np.bool_)
+    on_path[path.piece[path.piece >= 0]] = True
+
+    def ask(kind: Literal["cause", "operator", "kernel"], name: str, selected: NDArray[np.bool_]) -> WhatIf:
+        duration_ns = replay.pieces.duration_ns
+        return WhatIf(
+            kind=kind,
+            name=name,
+            work_ns=int(duration_ns[selected].sum()),
+            path_ns=int(duration_ns[selected & on_path].sum()),
+            half_ns=replay.if_faster(selected, 2),
+            none_ns=replay.if_faster(selected, np.inf),
+        )
+
+    for cause in CAUSES:
+        selected = replay.select(cause=cause)
+        if selected.any():
+            yield ask("cause", cause, selected)
+    for name in _longest(parts, "operator"):
+        yield ask("operator", name, replay.select(operator=name))
+    for name in _longest(parts, "kernel"):
+        yield ask("kernel", name, replay.select(kernel=name))
+
+
+def _longest(parts: list[PathPart], what: Literal["operator", "kernel"]) -> list[str]:
+    """Names that take most of the path."""
+    times: dict[str, int] = {}
+    for part in parts:
+        name = getattr(part, what)
+        if name and part.cause != "data loading":
+            times[name] = times.get(name, 0) + part.time_ns
+    return sorted(times, key=lambda name: -times[name])[:_MOST_NAMED]
