@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -219,6 +220,18 @@ class Outputs:
         if self.directory is not None:
             return _name_of(self.directory)
         return re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self.created}")
+
+    @property
+    def all_ranks_command(self) -> str:
+        """Brings the traces of all ranks into TensorBoard; ``""`` where there is none, or no folder."""
+        folders = [logger.save_dir for logger in self._loggers if _is_tensorboard(logger) and logger.save_dir]
+        if not (self._options.tensorboard and self.directory is not None and folders):
+            return ""
+        paths = (
+            _short_path(self.directory, self._work_folder),
+            _short_path(Path(folders[0]), self._work_folder),
+        )
+        return one_line("lightning-modelprof tensorboard {} --logdir {}".format(*map(shlex.quote, paths)))
 
     @property
     def _place(self) -> str:

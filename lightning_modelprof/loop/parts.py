@@ -16,7 +16,7 @@ from lightning_modelprof.loop.inspection_plan import NUM_TIMED, SHORT_LOOP, plan
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_timing import StepTiming
-from lightning_modelprof.loop.windows import WindowResults, make_capture
+from lightning_modelprof.loop.windows import WindowResults, make_capture, recording_ranks
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Look, Sampler
 from lightning_modelprof.measure.sampling.stack_look import StackLook
@@ -109,6 +109,9 @@ def make_parts(
         config.table_options,
         max_trace_mb=config.bounds.max_trace_mb,
         keep_windows=config.bounds.keep_windows,
+        all_ranks_command=(
+            outputs.all_ranks_command if len(recording_ranks(config, host.world_size)) > 1 else ""
+        ),
     )
     capture = make_capture(
         config,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -47,6 +48,8 @@ class Setting(Record, frozen=True, kw_only=True):
         is_first: whether this rank reports for all.
         loop: the Trainer's method.
         options: how the tables of traces are cut and sorted.
+        all_ranks_command: brings the traces of all ranks into TensorBoard, where several record windows and
+            this one has an event file; ``""`` otherwise.
     """
 
     directory: Path | None
@@ -55,6 +58,7 @@ class Setting(Record, frozen=True, kw_only=True):
     is_first: bool
     loop: str
     options: TableOptions
+    all_ranks_command: str = ""
 
 
 class TraceTask(Record, frozen=True, kw_only=True):
@@ -222,6 +226,9 @@ class TraceWork:
             return None
         try:
             profile = make()
+            if self._setting.all_ranks_command:
+                sections = {**profile.report.sections, "all_ranks_command": self._setting.all_ranks_command}
+                profile = replace(profile, report=replace(profile.report, sections=sections))
             summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
         except Exception as error:  # the report does without
             what = "the dashboard"

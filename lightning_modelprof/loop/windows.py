@@ -139,6 +139,7 @@ class WindowResults:
         options: how the tables of traces are cut and sorted.
         max_trace_mb: traces much larger than this are not analyzed.
         keep_windows: traces that stay on disk besides the first; ``None`` means all.
+        all_ranks_command: as of Setting.
 
     Attributes:
         windows: the closed windows, in order: the first and the newest of them.
@@ -157,6 +158,7 @@ class WindowResults:
         *,
         max_trace_mb: float | None = None,
         keep_windows: int | None = None,
+        all_ranks_command: str = "",
     ) -> None:
         self._outputs = outputs
         self._loop = loop
@@ -167,6 +169,7 @@ class WindowResults:
             is_first=outputs.is_first,
             loop=loop.key,
             options=options,
+            all_ranks_command=all_ranks_command,
         )
         self._rank = rank
         self._warn = warn

@@ -94,6 +94,20 @@ def _needs_window(selection: Selection) -> str:
     return "" if selection.window is not None else f'<p class="empty">{escape(_NO_WINDOW)}</p>'
 
 
+def _other_ranks(selection: Selection) -> str:
+    """How the windows of the other ranks come here, each of which keeps its own while training runs."""
+    reports = (selection.window_report, selection.run_report)
+    commands = (report.sections.get("all_ranks_command") for report in reports if report is not None)
+    command = next((one for one in commands if isinstance(one, str) and one), None)
+    if command is None:
+        return ""
+    return (
+        '<p class="other-ranks">The windows here are of the first rank. Each rank keeps its own in the run\'s'
+        " folder; when training is over, this command brings all of them into TensorBoard, side by side:</p>"
+        f"<pre><code>{escape(one_line(command))}</code></pre>"
+    )
+
+
 def _placed(selection: Selection, view: str) -> str:
     """The charts, flame graphs and tables with their place in the view; tables without rows are named."""
     charts = [
@@ -257,6 +271,7 @@ VIEWS: Final = (
         key="distributed",
         title="Distributed",
         empty="This profile is of one process.",
+        above=(_other_ranks,),
     ),
     View(key="tables", title="All tables", empty="This profile holds no table.", above=(_every_table,)),
 )
