@@ -112,10 +112,10 @@ def _ranked_by_size(size: NDArray[np.int64]) -> NDArray[np.int64]:
     order = np.argsort(magnitude, kind="stable")
     sign = np.sign(size[order])
     depth = np.cumsum(sign) - (sign > 0)  # before an allocation, after a release
-    pairs = np.stack((magnitude[order], depth))
-    _, number = np.unique(pairs, axis=1, return_inverse=True)
+    width = int(depth.max() - depth.min()) + 1
+    _, of_size = np.unique(magnitude[order], return_inverse=True)
     result = np.empty(len(size), np.int64)
-    result[order] = number.reshape(-1)
+    result[order] = of_size * width + depth - depth.min()
     return result
 
 

@@ -83,7 +83,7 @@ def _chart(
         id="window_memory",
         title=f"Memory over the window: {name}",
         kind="stacked",
-        x_label="ms since the window's first allocation or release",
+        x_label="ms since the first allocation",
         x=tuple(round(place * curve.part_ns / 1e6, 6) for place in range(len(curve.layers_bytes[0]))),
         unit=Unit.BYTES,
         series=tuple(_series(curve, size)),
