@@ -247,7 +247,7 @@ class StepReplay:
             for graph, ends, offset in zip(self.graphs, self._ends, self._offsets, strict=False)
         ]
         begin_ns, end_ns, piece, kind = (np.concatenate(column) for column in zip(*parts, strict=True))
-        cause = np.where(piece >= 0, self.pieces.cause[piece], kind) if len(self.pieces) else kind
+        cause = np.where(piece >= 0, np.append(self.pieces.cause, 0)[piece], kind)
         places = np.where(piece >= 0, np.arange(len(piece)), len(piece))
         following = np.minimum.accumulate(places[::-1])[::-1]
         return PathSlices(
@@ -404,11 +404,11 @@ def _parts(timeline: Timeline, pieces: Pieces, path: PathSlices) -> list[PathPar
     trace, launch = timeline.trace, timeline.launch
     # From a launch to its kernel it is that kernel's operator.
     piece = np.where((path.piece < 0) & (path.cause == _LAUNCH), path.after, path.piece)
-    operator = np.where(piece >= 0, pieces.operator[piece], -1)
-    kernel = np.where(path.piece >= 0, pieces.kernel[path.piece], -1)
+    operator = np.append(pieces.operator, -1)[piece]
+    kernel = np.append(pieces.kernel, -1)[path.piece]
     caller = np.arange(-1, len(trace))[1:]
     caller[trace.device.event] = np.where(launch.runtime >= 0, launch.runtime, launch.operator)
-    row = np.where(piece >= 0, pieces.row[piece], -1)
+    row = np.append(pieces.row, -1)[piece]
     row = np.where(row >= 0, caller[row], -1)
     known = np.flatnonzero(row >= 0)
     line = np.full(len(row), -1)

@@ -17,6 +17,7 @@ from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
+from lightning_modelprof.report.timeline.critical_path import with_critical_path
 from lightning_modelprof.report.timeline.details import find_details, find_kinds
 from lightning_modelprof.report.timeline.idle_slices import find_idle_slices, with_texts
 from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label, find_depths, find_lanes
@@ -56,7 +57,7 @@ def timeline_of(
     steps, step_notes = _steps(shared)
     first_ns = [int(counter.time_ns[0]) for counter in counters]
     last_ns = [int(counter.time_ns[-1]) for counter in counters]
-    return DrawnTimeline(
+    drawn = DrawnTimeline(
         source=trace.source,
         rank=None if facts is None else facts.rank,
         begin_ns=min([int(trace.begin_ns.min(initial=0)), *first_ns]),
@@ -77,6 +78,7 @@ def timeline_of(
         counters=counters,
         notes=(*step_notes, *counter_notes),
     )
+    return with_critical_path(drawn, shared, order)
 
 
 def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -30,27 +30,40 @@ class Meaning(Record, frozen=True):
 
 MEANINGS: Final = (
     Meaning(
-        "data-loading", "#e59206", ("dataloader", "idle_input", "data loading", "idle: data loading", "batch")
+        "data-loading",
+        "#e59206",
+        (
+            "dataloader",
+            "idle_input",
+            "data loading",
+            "idle: data loading",
+            "critical path: data loading",
+            "batch",
+        ),
     ),
-    Meaning("transfer", "#845f80", ("memcpy",)),
+    Meaning("transfer", "#845f80", ("memcpy", "critical path: copy")),
     Meaning("forward", "#3d6caa", ("activations",)),
     Meaning("backward", "#8de3fe", ("gradients",)),
     Meaning("optimizer", "#92c390", ("optimizer_state",)),
-    Meaning("communication", "#db193c", ("idle_communication", "idle: communication")),
-    Meaning("kernel", "#8db65b", ("computing",)),
+    Meaning(
+        "communication",
+        "#db193c",
+        ("idle_communication", "idle: communication", "critical path: communication"),
+    ),
+    Meaning("kernel", "#8db65b", ("computing", "critical path: kernel")),
     Meaning("tensor-cores", "#03aa89", ("tensor_cores",)),
     Meaning("memory", "#e3dc40", ("memset",)),
     Meaning("validation", "#a38fde", ()),
     Meaning("callbacks", "#9d3952", ("module_hooks",)),
     Meaning("logging", "#4b5b09", ()),
-    Meaning("host", "#b77962", ("other", "idle_host", "idle: host")),
+    Meaning("host", "#b77962", ("other", "idle_host", "idle: host", "critical path: host")),
     Meaning(
         "waiting",
         "#989bfb",
         ("idle_sync", "synchronization", "idle_gap", "idle_stream", "idle: kernel gap", "idle: other stream"),
     ),
     Meaning("operator", "#72abcd", ("cpu_exec",)),
-    Meaning("runtime", "#b36409", ("runtime call",)),
+    Meaning("runtime", "#b36409", ("runtime call", "critical path: launch")),
     Meaning("module", "#285699", ()),
     Meaning("python", "#348396", ("python function",)),
     Meaning("phase", "#7f4de1", ()),
@@ -58,7 +71,16 @@ MEANINGS: Final = (
     Meaning(
         "rest",
         "#d0d0d0",
-        ("before", "idle", "idle: unknown", "step", "user range", "device range", "other event"),
+        (
+            "before",
+            "idle",
+            "idle: unknown",
+            "critical path: unexplained",
+            "step",
+            "user range",
+            "device range",
+            "other event",
+        ),
     ),
 )
 

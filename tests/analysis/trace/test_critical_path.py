@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -21,6 +22,8 @@ from lightning_modelprof.report.tables.trace.critical_path import (
     critical_path_table,
     what_if_table,
 )
+from lightning_modelprof.report.timeline.critical_path import LANE, PATH_PREFIX
+from lightning_modelprof.report.timeline.timeline import timeline_of as timeline_of_trace
 from tests.support.traces import event, load, make_trace
 
 US = 1000
@@ -451,3 +454,50 @@ def test_v100_that_is_busy_gains_by_kernels_and_not_by_the_host():
     by_name = {one.name: one for one in found.what_ifs}
     assert by_name["kernel"].half_ns < 0.55 * found.recorded_ns
     assert by_name["host"].none_ns > 0.98 * found.recorded_ns
+
+
+def path_slices(found):
+    """(name, cause, begin, end, name of what it is part of) of the lane in the timeline, in microseconds."""
+    own = np.flatnonzero(found.lane == [lane.label for lane in found.lanes].index(LANE))
+    end_ns = found.slice_begin_ns + found.slice_duration_ns
+    return [
+        (
+            found.names[found.name[one]],
+            found.categories[found.category[one]].removeprefix(PATH_PREFIX),
+            found.slice_begin_ns[one] / US,
+            end_ns[one] / US,
+            found.names[found.name[found.launch[one]]] if found.launch[one] >= 0 else None,
+        )
+        for one in own.tolist()
+    ]
+
+
+def test_lane_of_the_timeline():
+    found = timeline_of_trace(make_trace(list(ONE_STEP)))
+    assert path_slices(found) == [
+        ("Python", "host", 0, 8, "ProfilerStep#1"),
+        ("aten::a", "host", 8, 10, "aten::a"),
+        ("aten::a", "launch", 10, 14, "aten::a"),
+        ("aten::a", "host", 14, 15, "aten::a"),
+        ("Python", "host", 15, 28, "ProfilerStep#1"),
+        ("aten::b", "host", 28, 30, "aten::b"),
+        ("B", "launch", 30, 32, "B"),
+        ("B", "kernel", 32, 98, "B"),
+        ("Python", "host", 98, 100, "cudaDeviceSynchronize"),
+    ]
+    assert found.lanes[0].label == LANE
+    assert not found.lanes[0].is_device
+    without = timeline_of_trace(make_trace([step(1, 0, 10), operator("aten::a", 0, 5)]))
+    assert LANE not in [lane.label for lane in without.lanes]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_lane_of_real_traces_is_the_path(name):
+    trace = load(name)
+    found = timeline_of_trace(trace)
+    fact = summarize_critical_path(build_timeline(trace))
+    slices = path_slices(found)
+    for cause in CAUSES:
+        drawn = sum(end - begin for _, one, begin, end, _ in slices if one == cause)
+        assert round(drawn * US) == fact.cause_ns(cause)
+    assert all(one[3] <= other[2] for one, other in pairwise(slices))

@@ -86,13 +86,17 @@ function* sliceEvents(slices, pidOf) {
   const names = slices.names.map((name) => JSON.stringify(name));
   const details = slices.details.map((detail) => JSON.stringify(detail));
   const isLaunch = new Uint8Array(slices.count);
-  for (const host of slices.launch) if (host >= 0) isLaunch[host] = 1;
+  /** @param {number} index idle time and the critical path are no events of the trace */
+  const isDerived = (index) => slices.isIdle[slices.category[index]] || slices.isPath[slices.category[index]];
+  for (let index = 0; index < slices.count; index += 1) {
+    if (slices.launch[index] >= 0 && !isDerived(index)) isLaunch[slices.launch[index]] = 1;
+  }
   for (const { lane, first, last } of slices.rows) {
     const { isDevice } = slices.lanes[lane];
     const place = `"pid":${pidOf(slices.lanes[lane])},"tid":${lane + 1}`;
     const categories = slices.categories.map((category) => JSON.stringify(kinetoOf(category, isDevice)));
     for (let index = first; index < last; index += 1) {
-      if (slices.isIdle[slices.category[index]]) continue; // no event of the trace
+      if (isDerived(index)) continue;
       const launch = isLaunch[index] ? index : slices.launch[index];
       const detail = slices.detail[index];
       const id = launch >= 0 ? `"correlation":${launch + 1}` : "";
@@ -126,7 +130,7 @@ function* flowEvents(slices, pidOf) {
   };
   for (let device = 0; device < slices.launch.length; device += 1) {
     const host = slices.launch[device];
-    if (host < 0) continue;
+    if (host < 0 || slices.isPath[slices.category[device]]) continue;
     const flow = `"cat":"ac2g","name":"ac2g","id":${device + 1}`;
     yield `{"ph":"s",${flow},${placeOf(host)}}`;
     yield `{"ph":"f","bp":"e",${flow},${placeOf(device)}}`;

@@ -126,7 +126,9 @@ function endingOf(slices, idle) {
 function addLaunches(view, add) {
   const { all, selected } = view;
   const launcher = all.launch[selected] ?? -1;
-  if (launcher >= 0) {
+  if (launcher >= 0 && all.isPath[all.category[selected]]) {
+    add("Is part of", link(view, launcher));
+  } else if (launcher >= 0) {
     add("Launched by", link(view, launcher));
     add("Launch to begin", formatDuration(all.begin[selected] - all.begin[launcher]));
   }

@@ -11,6 +11,7 @@ import { firstAbove, firstFrom } from "../sorted.js";
 /** @typedef {{number: number, begin: number, end: number}} Step */
 
 const IDLE = "idle: "; // what the categories of a device's idle time begin with
+const PATH = "critical path: "; // and those of the critical path, whose slices are parts of others
 
 export class Slices {
   /** @param {import("../columns.js").Unpacked} unpacked */
@@ -33,6 +34,7 @@ export class Slices {
     /** @type {string[]} */
     this.categories = meta.categories;
     this.isIdle = this.categories.map((category) => category.startsWith(IDLE)); // by category
+    this.isPath = this.categories.map((category) => category.startsWith(PATH)); // by category
     /** @type {string[]} */
     this.details = meta.details;
     this.traceBegin = /** @type {number} */ (meta.begin_ns);
@@ -223,7 +225,7 @@ export class Slices {
     const next = new Int32Array(this.count);
     for (let device = this.launch.length - 1; device >= 0; device -= 1) {
       const host = this.launch[device];
-      if (host < 0) continue;
+      if (host < 0 || this.isPath[this.category[device]]) continue;
       next[device] = first[host];
       first[host] = device;
     }
