@@ -551,8 +551,9 @@ def test_real_traces(name):
     check_launches(found, trace)
     check_counters(found, facts)
     assert (found.launch >= 0).sum() > 0.9 * len(trace.device)
-    assert found.lanes[0].is_device
-    assert next(lane for lane in found.lanes if not lane.is_device).label.startswith("main thread")
+    assert found.lanes[0].label == "critical path"
+    assert found.lanes[1].is_device
+    assert next(lane for lane in found.lanes[1:] if not lane.is_device).label.startswith("main thread")
     assert found.depth.max() < 20
     assert_same(unpack_timeline(pack_timeline(found)), found)
     check_timeline(pack_timeline(found))
