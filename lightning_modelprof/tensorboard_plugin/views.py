@@ -110,11 +110,8 @@ def _other_ranks(selection: Selection) -> str:
 
 def _placed(selection: Selection, view: str) -> str:
     """The charts, flame graphs and tables with their place in the view; tables without rows are named."""
-    charts = [
-        chart
-        for one in (*CHARTS, *TRACE_CHARTS)
-        if view in one.views and (chart := selection.chart(one.id)) is not None
-    ]
+    ids = dict.fromkeys(one.id for one in (*CHARTS, *TRACE_CHARTS) if view in one.views)
+    charts = [chart for one in ids if (chart := selection.chart(one)) is not None]
     drawn = "".join(chart_html(chart) for chart in charts)
     flames = (selection.flame(one.id) for one in FLAMES if view in one.views)
     kinds = sorted((kind for kind in KINDS.values() if view in kind.views), key=lambda kind: kind.place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -10,7 +11,11 @@ from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MOST_POI
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.build_profile import window_profile
 from lightning_modelprof.report.charts.memory import window_memory
+from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile
+from lightning_modelprof.tensorboard_plugin.selection import Selection
+from lightning_modelprof.tensorboard_plugin.views import VIEWS, render
 from tests.support.traces import event, load, make_trace
 
 PHASES = (("dataloader", 0, 100), ("forward", 100, 300), ("backward", 300, 600), ("optimizer", 600, 900))
@@ -228,3 +233,15 @@ def test_a_real_trace_without_addresses_or_counts():
         max(sum(column) for column in zip(*(one.values for one in chart.series), strict=True)) == chart.level
     )
     assert {"activations", "gradients"} <= {one.key for one in chart.series}
+
+
+def test_the_view_memory_has_it_once_with_its_peak():
+    """The chart of a run and that of a window have one name."""
+    trace = make_trace([*steps(2), block(150, 2**20, 1, 2**20), block(350, -(2**20), 1, 0)])
+    profile = window_profile([(trace, analyze_trace(trace))], window=0)
+    stored = unpack_profile(pack_profile(profile)[0])
+    view = next(one for one in VIEWS if one.key == "memory")
+    page = render(view, Selection(window=stored, window_tag="modelprof/window_0"))
+    assert page.count('data-chart="window_memory"') == 1
+    assert "peak 1.00 MiB" in page
+    assert len(re.findall('<div class="level" style="bottom:96', page)) == 1  # the axis ends 4 % above it

@@ -22,6 +22,21 @@ from lightning_modelprof.report.flames import call_flame, module_flame
 from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
 
+_WINDOW_MEMORY: Final = (
+    "What was allocated while a window with `profile_memory=True` ran, in layers that add up to it:"
+    " of the device, of any rank, with the highest peak, the CPU only where there is no other. Each block is"
+    " in the layer of the phase that allocated it, as long as it lives: activations (forward), gradients"
+    " (backward), optimizer state (optimizer), batch (dataloader and transfer). What the same phase"
+    " of the same step releases is temporary. A block that is released without having been allocated"
+    " in the window was there before, and so is what the allocator counts beyond the others; of a"
+    " run its parameters, buffers and optimizer state (table Model size) are taken out of that. Where"
+    " the allocator's count is not recorded (the CPU, torch 1.9), what stays from before to the end"
+    " is in no layer. Traces without addresses (torch 1): a release ends the newest block of its"
+    " size. The window is cut into at most 400 parts, and each shows its highest moment; the line is"
+    " the peak."
+)
+"""What the chart means, of a run and of traces."""
+
 CHARTS: Final = (
     Drawing(
         id="phase_shares",
@@ -98,19 +113,7 @@ CHARTS: Final = (
         id="window_memory",
         title="Memory over the window",
         draw=window_memory_of_run,
-        help=(
-            "What was allocated while a window with `profile_memory=True` ran, in layers that add up to it:"
-            " of the device with the highest peak, the CPU only where there is no other. Each block is in the"
-            " layer of the phase that allocated it, as long as it lives: activations (forward), gradients"
-            " (backward), optimizer state (optimizer), batch (dataloader and transfer). What the same phase"
-            " of the same step releases is temporary. A block that is released without having been allocated"
-            " in the window was there before, and so is what the allocator counts beyond the others; of a"
-            " run its parameters, buffers and optimizer state (table Model size) are taken out of that. Where"
-            " the allocator's count is not recorded (the CPU, torch 1.9), what stays from before to the end"
-            " is in no layer. Traces without addresses (torch 1): a release ends the newest block of its"
-            " size. The window is cut into at most 400 parts, and each shows its highest moment; the line is"
-            " the peak."
-        ),
+        help=_WINDOW_MEMORY,
         views=("memory",),
     ),
 )
@@ -121,7 +124,7 @@ TRACE_CHARTS: Final = (
         id="window_memory",
         title="Memory over the window",
         draw=window_memory,
-        help="As the chart of this name of a run; of several ranks the one with the highest peak.",
+        help=_WINDOW_MEMORY,
         views=("memory",),
     ),
     Drawing(
