@@ -16,12 +16,12 @@ from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
+from lightning_modelprof.show.html.help.definitions import definitions_document
 from lightning_modelprof.show.tensorboard.profile_blob import STEPS, ColumnsBlob, StoredProfile, unpack_steps
 from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
-from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
-from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
+from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison, view_sections
 
 _NOTHING_TO_COMPARE = (
     "Both sides are the same, or one has only a window and the other only a run. Choose another run or window"
@@ -113,7 +113,7 @@ class Answers:
 
     def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
         """What every figure means."""
-        return definitions_document()
+        return definitions_document(tuple(view_sections()))
 
     def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> ComparedSide:
         selection = self._select(context, experiment, arguments)

@@ -36,7 +36,7 @@ def script_files() -> dict[str, Path]:
     """Name in the page → file, of all modules."""
     files = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*.js")}
     files.pop(BUNDLE, None)
-    return files | {f"html/{path.name}": path for path in SHARED.glob("*.js")}
+    return files | {f"html/{path.relative_to(SHARED).as_posix()}": path for path in SHARED.rglob("*.js")}
 
 
 def digest(scripts: Mapping[str, bytes]) -> str:

@@ -114,7 +114,8 @@ _STYLES: Final = (
     "vendor/uplot/uPlot.min.css",
     "steps/steps.css",
     "timeline.css",
-    "help.css",
+    "html/help/help.css",
+    "help_page.css",
     "dashboard.css",
 )
 """What ``page.css`` is made of: a rule of a later file wins."""

@@ -6,13 +6,14 @@ selection to HTML, empty where there is nothing to show.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
 from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
+from lightning_modelprof.report.definitions import Section
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.report.tables.run.all_tables import KINDS, kind_of
 from lightning_modelprof.show.html.parts import (
@@ -273,3 +274,8 @@ VIEWS: Final = (
     View(key="tables", title="All tables", empty="This profile holds no table.", above=(_every_table,)),
 )
 """In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""
+
+
+def view_sections() -> Iterator[Section]:
+    """What the browser draws, defined."""
+    yield from (Section(f"view:{one.key}", f"{one.title} (dashboard)", one.help) for one in VIEWS if one.help)

@@ -21,20 +21,16 @@ from lightning_modelprof.cli.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.compare.row_changes import changed_rows
+from lightning_modelprof.report.definitions import key_of, sections
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.show.html.help.definitions import definitions_document, renderer
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.tensorboard_plugin.definitions import (
-    definitions_document,
-    key_of,
-    renderer,
-    sections,
-)
-from lightning_modelprof.tensorboard_plugin.views import VIEWS
+from lightning_modelprof.tensorboard_plugin.views import VIEWS, view_sections
 from tests.support.fits import ROOT, loader, run_fit
 from tests.support.golden import UPDATE_VARIABLE
 from tests.support.reference import PAGE, with_definitions
@@ -59,7 +55,7 @@ KNOWN = kinds_in_sources()
 
 
 def definition_of(kind, name, label=""):
-    """What ``static/help.js`` finds for a figure: heading, HTML and anchor; ``None`` if nothing.
+    """What ``html/help/help.js`` finds for a figure: heading, HTML and anchor; ``None`` if nothing.
 
     Args:
         kind: ``table``, ``chart``, ``flame``, ``figure``, ``phase``, ``rule`` or ``verdict``; ``column`` or
@@ -67,7 +63,7 @@ def definition_of(kind, name, label=""):
         name: of a table, chart, flame graph, rule or verdict its id, of a phase or key figure its label.
         label: key of a column, label of a row.
     """
-    document = definitions_document()
+    document = definitions_document(tuple(view_sections()))
     figures = document["figures"]
     if kind in ("table", "column", "row"):  # one for each window, and one of changes for each table
         name = "changes" if name.endswith("_changes") else re.sub(r"_\d+$", "", name)
@@ -106,7 +102,7 @@ def test_docs_have_the_definitions():
         PAGE.write_text(wanted, encoding="utf-8")
     else:
         assert page == wanted, "run python -m tests.support.reference"
-    keys = [section.key for section in sections()]
+    keys = [section.key for section in (*sections(), *view_sections())]
     assert sorted(re.findall(r"<!-- generated: (\S+) -->", page)) == sorted(keys)
 
 
@@ -257,7 +253,7 @@ def text_of(html):
 
 
 def test_the_document_is_small_whole_and_plain():
-    document = definitions_document()
+    document = definitions_document(tuple(view_sections()))
     assert len(json.dumps(document).encode()) < 280_000
     assert set(document["figures"].values()) <= set(document["sections"])
     assert all(re.fullmatch(r"[a-z0-9-]+(#[a-z0-9-]+)?", anchor) for anchor in document["sections"])
@@ -268,7 +264,7 @@ def test_the_html_is_plain():
     found = set()
     reader = HTMLParser()
     reader.handle_starttag = lambda tag, attributes: found.add((tag, *(name for name, _ in attributes)))
-    for section in definitions_document()["sections"].values():
+    for section in definitions_document(tuple(view_sections()))["sections"].values():
         reader.feed(section["html"])
     tags = {tag for tag, *_ in found}
     assert {"table", "td", "strong", "code", "li"} <= tags
@@ -287,7 +283,7 @@ def test_html_of_the_page_itself_is_shown_and_not_run():
 
 
 def test_the_browser_makes_the_same_keys():
-    """``keyOf`` of help.js is ``key_of``; the labels are those of the page and some odd ones."""
+    """``helpKey`` of help.js is ``key_of``; the labels are those of the page and some odd ones."""
     node = subprocess.run(["which", "node"], capture_output=True, text=True, check=False).stdout.strip()
     if not node:
         pytest.skip("node is not installed")
@@ -302,9 +298,9 @@ def test_the_browser_makes_the_same_keys():
         "a_b",
         "MFU / HFU",
     ]
-    source = (SOURCE / "tensorboard_plugin" / "static" / "help.js").read_text(encoding="utf-8")
-    function = re.search(r"export (function keyOf.*?\n})\n", source, re.DOTALL).group(1)
-    script = f"{function}; console.log(JSON.stringify({json.dumps(labels)}.map(keyOf)))"
+    source = (SOURCE / "show" / "html" / "help" / "help.js").read_text(encoding="utf-8")
+    function = re.search(r"export (function helpKey.*?\n})\n", source, re.DOTALL).group(1)
+    script = f"{function}; console.log(JSON.stringify({json.dumps(labels)}.map(helpKey)))"
     done = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [key_of(label) for label in labels]
 
@@ -312,7 +308,7 @@ def test_the_browser_makes_the_same_keys():
 def test_the_plugin_starts_without_markdown():
     """TensorBoard imports it at its start."""
     script = (
-        "import sys, lightning_modelprof.tensorboard_plugin.definitions;"
+        "import sys, lightning_modelprof.tensorboard_plugin.answers;"
         "print('markdown' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -30,7 +30,7 @@ LAWS = {
     "trace": ("trace", "run", "units", "errors", "record"),
     "analysis": ("analysis", "trace", "run", "units", "errors", "record"),
     "report": ("report", "analysis", "trace", "run", "units", "errors", "record"),
-    "show": ("show", "report.model", "report.profile", "units", "errors", "record"),
+    "show": ("show", "report.model", "report.profile", "report.definitions", "units", "errors", "record"),
     "measure": ("measure", "processes", "run", "units", "errors", "record"),
     "inspect": ("inspect", "measure.clock", "measure.user_code", "run", "units", "errors", "record"),
     "timing": (

@@ -47,6 +47,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def served(browser, tmp_path):
     for name in SHARED_FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((SHARED_FOLDER / name).read_bytes())
     parts = (table_html(operators_of(90)), chart_html(chart()), flame_html(stacks_flame()))
     (tmp_path / "parts.html").write_text("".join(parts))

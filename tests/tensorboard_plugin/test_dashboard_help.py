@@ -8,6 +8,7 @@ import time
 import pytest
 
 from lightning_modelprof.report.model import Column, Finding, Report, Severity, Status, Table, Unit, Verdict
+from lightning_modelprof.show.html.help.definitions import definitions_document
 from lightning_modelprof.show.html.parts import (
     chart_html,
     figures_html,
@@ -15,7 +16,6 @@ from lightning_modelprof.show.html.parts import (
     table_html,
     verdict_html,
 )
-from lightning_modelprof.tensorboard_plugin.definitions import definitions_document
 from tests.support.dashboard_page import HTML, SCRIPT, serve, watched
 from tests.support.fits import loader, run_fit
 
@@ -26,13 +26,15 @@ Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is
 
 PAGE = """<!DOCTYPE html><html lang="en" data-theme="light"><meta charset="utf-8"><title>help</title>
 <link rel="icon" href="data:,"><link rel="stylesheet" href="html/parts.css">
-<link rel="stylesheet" href="help.css">
+<link rel="stylesheet" href="html/help/help.css"><link rel="stylesheet" href="help_page.css">
 <style>body {{ background: var(--page); color: var(--text); font: 14px/1.5 var(--sans) }}</style>
 <div id="root">{body}</div><script type="module" src="start.js"></script>"""
 
-START = """import {{ connectParts }} from "./html/parts.js"; import {{ attachHelp }} from "./help.js";
+START = """import {{ connectParts }} from "./html/parts.js";
+import {{ attachHelp }} from "./html/help/help.js"; import {{ HelpPage }} from "./help_page.js";
 const root = document.getElementById("root"); connectParts(root);
-window.attach = () => attachHelp(root, known); const known = {definitions}; window.attach();"""
+window.attach = () => attachHelp(root, known, (anchor, from) => page.open(anchor, from));
+const known = {definitions}; const page = new HelpPage(known); window.attach();"""
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
 

@@ -4,7 +4,7 @@ import { make } from "./dom.js";
 
 /** A dialog over the page. */
 export class HelpPage {
-  /** @param {import("./help.js").Definitions} definitions */
+  /** @param {import("./html/help/help.js").Definitions} definitions */
   constructor(definitions) {
     this.definitions = definitions;
     /** @type {HTMLElement | null} */
@@ -44,7 +44,7 @@ export class HelpPage {
       if (anchor.includes("#")) continue; // a part of a section
       const text = make("div", { class: "help-text" });
       text.innerHTML = html;
-      this.body.append(make("section", { "data-anchor": anchor }, make("h3", {}, heading), text));
+      this.body.append(make("section", { "data-anchor": anchor }, make("h3", {}, heading ?? ""), text));
     }
   }
 

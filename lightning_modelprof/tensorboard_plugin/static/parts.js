@@ -1,7 +1,8 @@
 // Brings the parts of a view to life: what report.html does on its page, and the help beside each figure.
 
 import { make } from "./dom.js";
-import { attachHelp } from "./help.js";
+import { HelpPage } from "./help_page.js";
+import { attachHelp } from "./html/help/help.js";
 import { connectParts } from "./html/parts.js";
 import { showRow } from "./html/rows.js";
 import { parseLink } from "./link.js";
@@ -11,6 +12,8 @@ import { askJson } from "./server.js";
 
 /** @type {Promise<any> | undefined} */
 let definitions;
+/** @type {HelpPage | undefined} */
+let page;
 
 /**
  * @param {HTMLElement} root
@@ -30,9 +33,14 @@ export function showParts(root, html, choice, remember) {
     root.prepend(make("p", { class: "note", role: "status" }, `No row here is named ${name}.`));
   }
   definitions ??= askJson("definitions");
-  definitions.then((known) => root.isConnected && attachHelp(root, known)).catch(() => {
-    definitions = undefined; // the figures are there without their help
-  });
+  definitions
+    .then((known) => {
+      page ??= new HelpPage(known);
+      if (root.isConnected) attachHelp(root, known, (anchor, from) => page?.open(anchor, from));
+    })
+    .catch(() => {
+      definitions = undefined; // the figures are there without their help
+    });
 }
 
 /**

@@ -1,14 +1,13 @@
 """What every figure means: the definitions that stand on tables, charts and rules, brought together.
 
-The dashboard shows each beside its figure, and docs/report.md has them in their sections.
+The pages show each beside its figure, and docs/report.md has them in their sections.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.compare.flame_changes import FLAMES_HELP
@@ -28,7 +27,6 @@ from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE, VERDICTS
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.tensorboard_plugin.views import VIEWS
 
 _COMPARISONS: Final = (
     SPEED,
@@ -127,7 +125,6 @@ def sections() -> Iterator[Section]:
             Term("flame:changes", "Flame graphs of what changed (Compare)", FLAMES_HELP),
         ),
     )
-    yield from (Section(f"view:{one.key}", f"{one.title} (dashboard)", one.help) for one in VIEWS if one.help)
 
 
 def _verdicts() -> Section:
@@ -194,45 +191,25 @@ def label_of(column: Column) -> str:
     return f"{column.group} {label}" if column.group else label
 
 
-@cache
-def definitions_document() -> dict[str, Any]:
-    """All definitions as plain JSON values.
+def places(found: Iterable[Section]) -> dict[str, str]:
+    """``table:kernels``, ``column:kernels:blocks_per_sm``, ``phase:forward``, ... → where it is defined.
 
-    Returns:
-        ``sections``: anchor → ``heading`` and ``html``, whole sections in reading order first, then terms
-        (their anchors have a #). ``figures``: ``table:kernels``, ``column:kernels:blocks_per_sm``,
-        ``phase:forward``, ... → anchor.
+    That is a section's anchor, of a term with its own behind a #.
     """
-    render = renderer()
-    found = list(sections())
-    shown = {one.anchor: {"heading": one.heading, "html": render(one.markdown)} for one in found}
-    figures = {one.key: one.anchor for one in found}
+    known: dict[str, str] = {}
     for section in found:
-        for term in section.terms:
-            anchor = f"{section.anchor}#{key_of(term.key).replace('_', '-')}"
-            shown[anchor] = {"heading": term.label, "html": render(term.markdown)}
-            figures[term.key] = anchor
+        known[section.key] = section.anchor
+        known |= {term.key: anchor_of(section, term) for term in section.terms}
     for kind in (*KINDS.values(), *_COMPARISONS):
         for column in kind.columns:
             if not column.help and column.label in COMMON:
-                figures[f"column:{kind.id}:{column.key}"] = figures[f"column:*:{key_of(column.label)}"]
+                known[f"column:{kind.id}:{column.key}"] = known[f"column:*:{key_of(column.label)}"]
         if kind.has_phases:
             names = (key_of(phase.label) for phase in PHASES)
-            figures |= {f"row:{kind.id}:{name}": figures[f"phase:{name}"] for name in names}
-    figures |= {f"figure:{name}": figures[key] for name, key in _KEY_FIGURES.items()}
-    return {"sections": shown, "figures": figures}
+            known |= {f"row:{kind.id}:{name}": known[f"phase:{name}"] for name in names}
+    return known | {f"figure:{name}": known[key] for name, key in _KEY_FIGURES.items()}
 
 
-def renderer() -> Callable[[str], str]:
-    """Makes HTML in which no HTML of a definition's own gets through, and no link to what is not here."""
-    import markdown  # type: ignore[import-untyped]  # noqa: PLC0415  # TensorBoard's start does not wait
-
-    converter = markdown.Markdown(extensions=["tables"], lazy_ol=False)
-    converter.preprocessors.deregister("html_block")
-    converter.inlinePatterns.deregister("html")
-
-    def render(text: str) -> str:
-        converter.reset()
-        return str(converter.convert(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)))
-
-    return render
+def anchor_of(section: Section, term: Term) -> str:
+    """How a term is called in links."""
+    return f"{section.anchor}#{key_of(term.key).replace('_', '-')}"

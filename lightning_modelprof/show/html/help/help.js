@@ -1,11 +1,12 @@
 // The definition beside each figure: a "?" at headings, and at columns and rows a card on hover or by the key "?".
 
-import { make } from "./dom.js";
+import { make } from "../make.js";
 import { HelpCard } from "./help_card.js";
 
-/** @typedef {{heading: string, html: string}} Section written by the plugin, of its own words alone */
+/** @typedef {{heading?: string, html: string}} Section written in Python, of our own words alone */
 /** @typedef {{sections: Record<string, Section>, figures: Record<string, string>}} Definitions */
 /** @typedef {{label: string, anchor: string}} Topic a figure, and where it is defined */
+/** @typedef {(anchor: string, from: HTMLElement | null) => void} ShowAll shows every definition, beginning at a section */
 
 const HOVER_MS = 600;
 
@@ -13,9 +14,10 @@ const HOVER_MS = 600;
  * Put help at every figure in `root` that is defined.
  * @param {HTMLElement} root holds parts of a report
  * @param {Definitions} definitions
+ * @param {ShowAll} [showAll] where the page has all definitions
  */
-export function attachHelp(root, definitions) {
-  const card = HelpCard.of(definitions);
+export function attachHelp(root, definitions, showAll) {
+  const card = HelpCard.of(definitions, showAll);
   const { figures } = definitions;
   for (const table of all(root, "section.table[id]")) helpTable(table, figures, card);
   for (const kind of ["chart", "flame"]) {
@@ -25,7 +27,7 @@ export function attachHelp(root, definitions) {
       helpHeading(figure.querySelector("h3"), figures[`${kind}:${key}`], card);
     }
   }
-  for (const label of all(root, "dl.figures dt")) helpHeading(label, figures[`figure:${keyOf(textOf(label))}`], card);
+  for (const label of all(root, "dl.figures dt")) helpHeading(label, figures[`figure:${helpKey(textOf(label))}`], card);
   for (const finding of all(root, "article.finding[id]")) {
     const kind = nameIn(finding.id, "finding").replace(/-\d+$/, "");
     helpHeading(finding.querySelector("h2"), figures[`rule:${kind}`], card);
@@ -37,10 +39,10 @@ export function attachHelp(root, definitions) {
 }
 
 /**
- * A label as part of a key, as tensorboard_plugin/definitions.py makes it.
+ * A label as part of a key, as report/definitions.py makes it.
  * @param {string} label
  */
-export function keyOf(label) {
+export function helpKey(label) {
   const plain = label.toLowerCase().replaceAll(/\s*\(%\)/g, "");
   return plain.replaceAll(/[^a-z0-9]+/g, "_").replaceAll(/^_+|_+$/g, "") || "percent";
 }
@@ -82,7 +84,7 @@ function helpTable(section, figures, card) {
  */
 function rowKey(figures, table, label) {
   const words = label.replace(/ \([^)]*\)$/, "").split(" ");
-  const keys = words.map((_, start) => `row:${table}:${keyOf(words.slice(start).join(" "))}`);
+  const keys = words.map((_, start) => `row:${table}:${helpKey(words.slice(start).join(" "))}`);
   return keys.find((key) => key in figures) ?? "";
 }
 

@@ -1,10 +1,10 @@
 // The card with one definition, beside its figure.
 
-import { make } from "./dom.js";
-import { HelpPage } from "./help_page.js";
+import { make } from "../make.js";
 
 /** @typedef {import("./help.js").Definitions} Definitions */
 /** @typedef {import("./help.js").Topic} Topic */
+/** @typedef {import("./help.js").ShowAll} ShowAll */
 
 const LEAVE_MS = 250;
 const MARGIN = 8; // pixels between the card and the edge of the page
@@ -15,17 +15,23 @@ export class HelpCard {
   /** @type {WeakMap<Definitions, HelpCard>} */
   static #known = new WeakMap();
 
-  /** @param {Definitions} definitions */
-  static of(definitions) {
-    const card = HelpCard.#known.get(definitions) ?? new HelpCard(definitions);
+  /**
+   * @param {Definitions} definitions
+   * @param {ShowAll} [showAll]
+   */
+  static of(definitions, showAll) {
+    const card = HelpCard.#known.get(definitions) ?? new HelpCard(definitions, showAll);
     HelpCard.#known.set(definitions, card);
     return card;
   }
 
-  /** @param {Definitions} definitions */
-  constructor(definitions) {
+  /**
+   * @param {Definitions} definitions
+   * @param {ShowAll} [showAll]
+   */
+  constructor(definitions, showAll) {
     this.definitions = definitions;
-    this.page = new HelpPage(definitions);
+    this.page = showAll;
     this.isHovering = false;
     this.timer = 0;
     this.anchor = "";
@@ -43,7 +49,7 @@ export class HelpCard {
       make("header", {}, this.heading, close),
       this.text,
       this.topics,
-      make("footer", {}, more),
+      ...(showAll ? [make("footer", {}, more)] : []),
     );
     this.element.addEventListener("pointerenter", () => clearTimeout(this.timer));
     this.element.addEventListener("pointerleave", () => this.leave());
@@ -96,7 +102,7 @@ export class HelpCard {
 
   showAll() {
     this.element.hidePopover();
-    this.page.open(this.anchor.split("#")[0], this.from);
+    this.page?.(this.anchor.split("#")[0], this.from);
   }
 
   /**
