@@ -122,8 +122,13 @@ def slices_of(columns):
 
 
 def place_of(name, begin=None, columns=None):
+    """The first slice of a name, but not of the critical path, whose slices are parts of others."""
     every = slices_of(columns or packed())
-    return next(at for at, one in enumerate(every) if one[0] == name and begin in {None, one[2]})
+    return next(
+        at
+        for at, (own, kind, since, _) in enumerate(every)
+        if own == name and begin in {None, since} and not kind.startswith("critical path: ")
+    )
 
 
 def kinds(browser):
@@ -135,8 +140,8 @@ def kinds(browser):
 
 def test_devices_come_first_and_the_steps_fill_the_width(page):
     labels = texts(page, ".tl-lane .tl-name")
-    assert labels[:3] == ["GPU 0", "GPU 0 stream 7", "GPU 0 stream 9"]
-    assert labels.index("host") > 2
+    assert labels[:4] == ["critical path", "GPU 0", "GPU 0 stream 7", "GPU 0 stream 9"]
+    assert labels.index("host") > 3
     now = state(page)
     assert (now["begin"], now["end"]) == (100 * US, 300 * US)  # not the set-up before them
     page.execute_script("document.querySelector('.tl-canvas').focus()")
@@ -164,7 +169,7 @@ def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
     assert state(page)["hidden"] == ["python function"]
     assert kinds(page)["python function"] is False
     assert all(shown for kind, shown in kinds(page).items() if kind != "python function")
-    (main,) = (lane for lane in rows_of(page) if any("aten::mm" in row for row in lane))
+    (main,) = (lane for lane in rows_of(page) if any("ProfilerStep#5" in row for row in lane))
     step = "ProfilerStep#"
     assert main == [
         ["set-up", step + "5", step + "6"],
@@ -175,7 +180,7 @@ def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
     page.execute_script(f"{button}.focus(); {button}.click()", "python function")
     assert state(page)["hidden"] == []
     assert page.execute_script(f"return document.activeElement === {button}", "python function")
-    (main,) = (lane for lane in rows_of(page) if any("aten::mm" in row for row in lane))
+    (main,) = (lane for lane in rows_of(page) if any("ProfilerStep#5" in row for row in lane))
     assert main[0] == ["set-up", "train.py(3): main"]
     assert len(main) > 4
     page.execute_script(f"{button}.click()", "operator")
@@ -190,7 +195,9 @@ def test_a_search_says_what_is_hidden(page):
     field.send_keys("data")
     field.send_keys(Keys.ENTER)
     assert texts(page, ".tl-message") == ["2 more in what is hidden."]  # data.py
-    assert texts(page, ".tl-count") == ["1 of 4"]  # idle: data loading, enumerate(DataLoader)
+    assert texts(page, ".tl-count") == [
+        "1 of 6"
+    ]  # idle: data loading, enumerate(DataLoader), the critical path
     field.send_keys("x")
     field.send_keys(Keys.ENTER)
     assert texts(page, ".tl-message") == [""]
@@ -266,8 +273,9 @@ def test_a_link_finds_the_longest_slice(page):
     assert texts(page, ".tl-count") == ["2 of 2"]
     assert now["begin"] <= 201 * US < 251 * US <= now["end"] < 303 * US
     assert texts(page, ".tl-message") == ["2 slices marked, the longest selected."]
-    mount(page, find={"name": "gemm", "kind": "kernel"})
-    assert every[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
+    for find in ({"name": "gemm", "kind": "kernel"}, {"name": "gemm"}):  # not the critical path
+        mount(page, find=find)
+        assert every[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
     mount(page, find={"name": "data.py(7): __getitem__"})  # hidden until then
     assert every[state(page)["selected"]][2:] == (201, 251)
     assert state(page)["hidden"] == []

@@ -40,8 +40,10 @@ export class Layout {
       y += item.height;
     };
     for (const group of this.groups) {
-      const isOpen = !this.folded.has(group);
-      add("group", { key: group, label: group, group, place: -1, height: GROUP, isOpen, canOpen: true });
+      const own = this.slices.lanes.filter((lane) => lane.group === group);
+      const isAlone = own.length === 1 && own[0].label === group; // its label says all
+      const isOpen = isAlone || !this.folded.has(group);
+      if (!isAlone) add("group", { key: group, label: group, group, place: -1, height: GROUP, isOpen, canOpen: true });
       if (!isOpen) continue;
       this.slices.lanes.forEach((lane, place) => {
         if (lane.group !== group || !lane.rows.length) return; // all of it is hidden

@@ -12,7 +12,7 @@ import { firstAbove, firstFrom } from "../sorted.js";
  * @returns {{byName: Sum[], byCategory: Sum[]}} each with the largest first
  */
 export function rangeSums(slices, from, to) {
-  const { begin, end, name, category } = slices;
+  const { begin, end, name, category, isPath } = slices;
   const names = new Tally(slices.names);
   const categories = new Tally(slices.categories);
   for (const row of slices.rows) {
@@ -20,7 +20,7 @@ export function rangeSums(slices, from, to) {
     const last = firstFrom(begin, first, row.last, to);
     for (let index = first; index < last; index += 1) {
       const ns = Math.min(to, end[index]) - Math.max(from, begin[index]);
-      names.add(name[index], ns);
+      if (!isPath[category[index]]) names.add(name[index], ns); // parts of other slices
       categories.add(category[index], ns);
     }
   }

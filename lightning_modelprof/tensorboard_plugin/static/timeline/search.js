@@ -21,7 +21,9 @@ export class Found {
       const lower = words.length ? one.toLowerCase() : "";
       return Number(words.every((word) => lower.includes(word)) && (name === undefined || one === name));
     });
-    const ofKind = Uint8Array.from(slices.categories, (one) => Number(kind === undefined || one === kind));
+    // By name alone no part of a slice is meant, such as the critical path has.
+    const ofKind = Uint8Array.from(slices.categories, (one, place) =>
+      Number(kind === undefined ? name === undefined || !slices.isPath[place] : one === kind));
     this.count = 0;
     this.longest = -1; // the first of the longest
     const buffer = new Int32Array(this.isActive ? slices.count : 0);
