@@ -36,6 +36,7 @@ class Column(Record, frozen=True):
         help: its definition, on the column of a ``TableKind`` alone.
         change: ``bar`` if its numbers are changes, after less before, and ``bound`` if they are bounds of
             changes: both are written with their signs.
+        is_main: whether a page shows it at first; where no column says so, it shows all.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Column(Record, frozen=True):
     adds_up: bool = False
     help: str = ""
     change: Literal["", "bar", "bound"] = ""
+    is_main: bool = False
 
 
 class Table(Record, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import pytest
 from lightning_modelprof.report.compare.flame_changes import flame_change
 from lightning_modelprof.report.compare.tables import SPEED
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.show.html.changes import change_bars
+from lightning_modelprof.show.html.columns import change_bars
 from lightning_modelprof.show.html.flame import flame_view
 from lightning_modelprof.show.html.table import table_view
 from lightning_modelprof.show.text import render_text

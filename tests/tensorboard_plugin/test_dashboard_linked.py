@@ -118,3 +118,69 @@ def test_a_row_that_is_not_there_is_said(page):
 
 def test_nothing_links_into_a_timeline_that_is_not_there():
     assert not Selection().has_slices(Slices(kind="operator"))
+
+
+TABLE = "document.querySelector('#table-operators')"
+
+
+def looks(page):
+    """Names of the rows that are seen, keys of the columns that are seen, and the arrows."""
+    return page.run(
+        f"const table = {TABLE}.querySelector('table');"
+        "const heads = [...table.querySelectorAll('thead tr:last-child th')];"
+        "return [[...table.tBodies[0].rows].filter(r => !r.hidden).map(r => r.cells[0].textContent),"
+        " heads.filter(h => h.offsetWidth).map(h => h.dataset.key),"
+        " heads.filter(h => h.ariaSort).map(h => [h.dataset.key, h.ariaSort])]"
+    )
+
+
+def test_how_a_table_is_looked_at_is_in_the_address(page):
+    page.open(run=NAME, view="operators")
+    page.run(f"{TABLE}.querySelector('th[data-key=calls] button').click()")
+    page.run(f"{TABLE}.querySelector('.columns > summary').click()")
+    page.wait(f"return {TABLE}.querySelector('.columns input') !== null")
+    page.run(f"{TABLE}.querySelector('.columns input[value=host_max_ns]').click()")
+    page.run(
+        f"const box = {TABLE}.querySelector('input[type=search]'); box.value = 'conv';"
+        "box.dispatchEvent(new Event('input'))"
+    )
+    page.wait("return parent.location.hash.includes('at_tables')")
+    page.wait("return parent.location.hash.includes('conv%22')")
+    before = looks(page)
+    assert "host_max_ns" in before[1]
+    assert before[2] == [["calls", "descending"]]
+    link = page.link()
+    page.open(**link)
+    assert looks(page) == before
+    page.press("Memory", "aside nav button")
+    page.press("Operators", "aside nav button")
+    assert looks(page) == before, "another view in between"
+
+
+def test_groups_and_all_rows_are_in_the_address(page):
+    page.open(run=NAME, view="operators")
+    page.run(f"{TABLE}.querySelector('[data-do=all]').click()")
+    page.run(
+        f"const list = {TABLE}.querySelector('.tools select'); list.value = '0';"
+        "list.dispatchEvent(new Event('change'))"
+    )
+    page.wait("return parent.location.hash.includes('Namespace')")
+    before = looks(page)
+    page.open(**page.link())
+    assert looks(page) == before
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        "3",
+        "[1]",
+        '{"operators": 3}',
+        '{"operators": {"sort": [["x"]], "columns": [3, {}], "search": {}, "group": 7, "all": "no"}}',
+        '{"operators": {"sort": ["no such", "up"], "columns": ["no such"]}}',
+        '{"__proto__": {"operators": {"search": "x"}}}',
+    ],
+)
+def test_any_look_in_an_address_is_survived(page, looks):
+    page.open(run=NAME, view="operators", at_tables=looks, at_flames=looks)
+    assert page.run(f"return {TABLE}.querySelectorAll('tbody tr:not([hidden])').length") >= 20

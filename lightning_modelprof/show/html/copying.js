@@ -1,4 +1,6 @@
-// Copies of a table for a spreadsheet and for Markdown: the rows that are seen, in the order in which they are.
+// Copies of a table for a spreadsheet and for Markdown: the rows and columns that are seen, in their order.
+
+import { isColumnHidden } from "./columns.js";
 
 /**
  * Make the copy buttons of a table work.
@@ -63,10 +65,10 @@ function tableAsCsv(table) {
   const isTree = rows.some((row) => row.dataset.depth);
   const isGrouped = rows.some(isGroup);
   const first = isTree ? ["Depth"] : isGrouped ? ["Group"] : [];
-  const lines = [[...first, ...headersOf(table).map((header) => csvText(header.dataset.raw ?? ""))].join(",")];
+  const lines = [[...first, ...seenCells(table, headersOf(table)).map((header) => csvText(header.dataset.raw ?? ""))].join(",")];
   let group = "";
   for (const row of rows) {
-    const cells = Array.from(row.cells, csvCell);
+    const cells = seenCells(table, row.cells).map(csvCell);
     if (isGroup(row)) {
       group = csvText(row.cells[0].dataset.group ?? "");
       if (row.querySelector(".twist[aria-expanded=true]")) continue;
@@ -110,9 +112,9 @@ export function wholeText(cell) {
 
 /** @param {HTMLTableElement} table */
 function tableAsMarkdown(table) {
-  const headers = headersOf(table);
+  const headers = seenCells(table, headersOf(table));
   const rule = headers.map((header) => (header.classList.contains("n") ? "---:" : ":---"));
-  const rows = seenRows(table).map((row) => Array.from(row.cells, (cell, place) => markdownCell(row, cell, place)));
+  const rows = seenRows(table).map((row) => seenCells(table, row.cells).map((cell, place) => markdownCell(row, cell, place)));
   const lines = [headers.map((header) => markdownName(header.dataset.full ?? "")), rule, ...rows];
   return { text: lines.map((cells) => `| ${cells.join(" | ")} |\n`).join(""), count: rows.length };
 }
@@ -154,6 +156,15 @@ function markdownText(text) {
 /** @param {HTMLTableElement} table */
 function seenRows(table) {
   return Array.from(table.tBodies[0].rows).filter((row) => !row.hidden);
+}
+
+/**
+ * Those of a row whose columns are seen.
+ * @param {HTMLTableElement} table
+ * @param {Iterable<HTMLTableCellElement>} cells
+ */
+function seenCells(table, cells) {
+  return Array.from(cells).filter((_, place) => !isColumnHidden(table, place));
 }
 
 /** @param {HTMLTableElement} table */

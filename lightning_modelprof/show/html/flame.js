@@ -18,8 +18,13 @@ export class FlameGraph {
   static roomForText = 24; // points
   static paperWidth = 1000;
 
-  /** @param {HTMLElement} figure */
-  constructor(figure) {
+  /**
+   * @param {HTMLElement} figure
+   * @param {{zoom?: number, search?: string}} look as the reader has left it
+   * @param {(look: {zoom?: number, search?: string}) => void} onChange
+   */
+  constructor(figure, look = {}, onChange = () => {}) {
+    this.onChange = onChange;
     this.frame = /** @type {HTMLElement} */ (figure.querySelector(".boxes"));
     this.line = /** @type {HTMLElement} */ (figure.querySelector(".about"));
     this.found = /** @type {HTMLElement} */ (figure.querySelector("output"));
@@ -47,6 +52,7 @@ export class FlameGraph {
     this.current.element.tabIndex = 0;
     this.frame.setAttribute("role", "tree");
     this.listen();
+    this.restore(look);
     this.tell(undefined);
     new ResizeObserver(() => this.show()).observe(this.frame);
   }
@@ -71,7 +77,10 @@ export class FlameGraph {
     this.stack?.addEventListener("click", () => this.showStack(this.current));
     this.frame.addEventListener("keydown", (event) => this.press(event));
     this.reset.addEventListener("click", () => this.zoom(null));
-    this.search?.addEventListener("input", () => this.find());
+    this.search?.addEventListener("input", () => {
+      this.find();
+      this.onChange(this.look());
+    });
   }
 
   /**
@@ -123,6 +132,23 @@ export class FlameGraph {
     this.show();
     if (box) this.choose(box);
     this.tell(box ?? undefined);
+    this.onChange(this.look());
+  }
+
+  look() {
+    const search = this.search?.value.trim();
+    return { ...(this.zoomed && { zoom: this.boxes.indexOf(this.zoomed) }), ...(search && { search }) };
+  }
+
+  /** @param {{zoom?: number, search?: string}} look */
+  restore({ zoom, search }) {
+    const box = Number.isInteger(zoom) ? this.boxes[/** @type {number} */ (zoom)] : undefined;
+    if (box && box.width < 1) this.zoomed = box;
+    this.reset.disabled = this.zoomed === null;
+    if (typeof search === "string" && this.search) {
+      this.search.value = search;
+      this.find();
+    }
   }
 
   // Boxes beside the zoomed one vanish; those around it become as wide as the graph.

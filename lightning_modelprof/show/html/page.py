@@ -36,6 +36,7 @@ from lightning_modelprof.show.step_card import card_svg
 SHARED_FOLDER: Final = Path(__file__).parent
 
 _MODULES: Final = (
+    "columns.js",
     "tables.js",
     "copying.js",
     "places.js",

@@ -13,7 +13,15 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.grid import Block, Strip, build_grid, shown_rows
-from lightning_modelprof.show.html.changes import TONES, ChangeBar, change_bars, cut_note
+from lightning_modelprof.show.html.columns import (
+    TONES,
+    ChangeBar,
+    change_bars,
+    cut_note,
+    hidden_classes,
+    sorted_place,
+    spans,
+)
 from lightning_modelprof.units import DASH, format_cell
 
 MAX_ROWS: Final = 10_000
@@ -45,7 +53,10 @@ class RowView:
 
 
 class TableView(Record, frozen=True, kw_only=True):
-    """What the template needs of a table; ``groups`` are headings above them and how many they span.
+    """What the template needs of a table.
+
+    ``groups`` are headings above headings: how many these are, and how many of them are seen. ``hidden`` are
+    the classes that hide the others; ``sorted_by`` is the place of the column that orders the rows.
 
     ``groupings`` are the ways to put rows together that a reader can choose from, ``tones`` the classes and
     words of the bars of changes.
@@ -55,7 +66,9 @@ class TableView(Record, frozen=True, kw_only=True):
     title: str
     unit: str
     headers: tuple[Header, ...]
-    groups: tuple[tuple[str, int], ...]
+    groups: tuple[tuple[str, int, int], ...]
+    hidden: tuple[str, ...]
+    sorted_by: int | None
     rows: tuple[RowView, ...]
     limit: int
     is_tree: bool
@@ -103,12 +116,16 @@ def table_view(table: Table) -> TableView:
         headers += block.headers(headers[-1].label, grid.time_unit, has_order=has_order)
     keys = ("" if place is None else table.columns[place].key for place in shown)
     groups = [("", 1), *((block.group, len(block.columns())) for block in blocks)]
+    sorted_by = sorted_place(table, shown, lambda number: _values(rows, number)) if has_order else None
+    hidden = hidden_classes(table, shown, lambda number: _has_any(rows, number), sorted_by)
     return TableView(
         id=table.id,
         title=one_line(table.title),
         unit="" if grid.time_unit is None else f"time in {grid.time_unit}",
         headers=tuple(replace(header, key=key) for header, key in zip(headers, keys, strict=True)),
-        groups=tuple(groups) if any(label for label, _ in groups) else (),
+        groups=spans(groups, hidden) if any(label for label, _ in groups) else (),
+        hidden=hidden,
+        sorted_by=sorted_by,
         rows=tuple(rows),
         limit=limit,
         is_tree=any(grid.depths) and len(rows) > _OPEN_ROWS,
@@ -124,6 +141,16 @@ def table_view(table: Table) -> TableView:
 
 def _with_bar(cell: CellView, bar: ChangeBar | None) -> CellView:
     return cell if bar is None else replace(cell, change=bar)
+
+
+def _values(rows: Sequence[RowView], number: int) -> list[float | None]:
+    """Of the column at this place in the page, in the rows at the top."""
+    return [row.cells[number - 1].value for row in rows if row.depth == 0]
+
+
+def _has_any(rows: Sequence[RowView], number: int) -> bool:
+    """Whether the column at this place in the page has anything in it."""
+    return any(row.cells[number - 1].text and not row.cells[number - 1].is_missing for row in rows)
 
 
 def _raw_names(table: Table, places: Sequence[int]) -> list[str]:

@@ -1,6 +1,8 @@
 // Tables that sort, search, fold and put rows together. Nothing is computed or rounded here: every text and
 // every sum was written by the report.
 
+import { ColumnMenu } from "./columns.js";
+
 /**
  * @typedef {Object} Row
  * @property {HTMLTableRowElement} element
@@ -23,6 +25,11 @@
 
 /** @typedef {{column: number, isNumber: boolean, sign: number}} Order */
 
+/**
+ * How a reader looks at a table; it may come from an address, where anything can stand.
+ * @typedef {{sort?: string[], search?: string, group?: string, columns?: string[], all?: boolean}} TableLook
+ */
+
 /** @typedef {{row: Row, key: string | number | null}} Keyed */
 
 /** @type {WeakMap<HTMLTableElement, SortableTable>} */
@@ -40,8 +47,13 @@ export function tableOf(element) {
 // A row is shown when its ancestors are open and it is among the first of its siblings, or, while there is a
 // search, when it or a row below it has every word. The headings of groups are rows above those of the group.
 export class SortableTable {
-  /** @param {HTMLTableElement} table */
-  constructor(table) {
+  /**
+   * @param {HTMLTableElement} table
+   * @param {TableLook} look as the reader has left it
+   * @param {(look: TableLook) => void} onChange what the reader has changed, without what is as at first
+   */
+  constructor(table, look = {}, onChange = () => {}) {
+    this.onChange = () => onChange(this.look());
     this.table = table;
     sortable.set(table, this);
     this.body = table.tBodies[0];
@@ -70,9 +82,12 @@ export class SortableTable {
     this.headers.forEach((header, column) => {
       header.querySelector("button")?.addEventListener("click", () => this.sort(column));
     });
+    this.sortedFirst = this.headers.find((header) => header.hasAttribute("aria-sort"));
     this.section = /** @type {HTMLElement} */ (table.closest(".table"));
     this.data = this.section.querySelector("script.groupings");
+    this.columns = new ColumnMenu(table, this.section.querySelector("details.columns"), this.onChange);
     this.connect(/** @type {HTMLElement} */ (this.section.querySelector(".tools")));
+    this.restore(look);
   }
 
   /**
@@ -99,11 +114,17 @@ export class SortableTable {
     const search = tools.querySelector("input");
     this.count = search && tools.querySelector("output");
     this.searched = search;
-    search?.addEventListener("input", () => this.search(search.value));
+    search?.addEventListener("input", () => {
+      this.search(search.value);
+      this.onChange();
+    });
     /** @type {NodeListOf<HTMLElement>} */
     this.folding = tools.querySelectorAll("[data-do=open], [data-do=close]");
-    const choice = tools.querySelector("select");
-    choice?.addEventListener("change", () => this.group(choice.value === "" ? null : Number(choice.value)));
+    this.choice = tools.querySelector("select");
+    this.choice?.addEventListener("change", () => {
+      this.regroup();
+      this.onChange();
+    });
     /** @type {(name: string, act: () => void) => void} */
     const on = (name, act) => {
       tools.querySelector(`[data-do=${name}]`)?.addEventListener("click", () => {
@@ -113,7 +134,10 @@ export class SortableTable {
     };
     on("open", () => this.openAll(true));
     on("close", () => this.openAll(false));
-    on("all", () => this.showAll());
+    on("all", () => {
+      this.showAll();
+      this.onChange();
+    });
     if (this.count) this.show();
   }
 
@@ -191,6 +215,41 @@ export class SortableTable {
     }
   }
 
+  /** @returns {TableLook} */
+  look() {
+    const { order } = this;
+    const columns = this.columns.look();
+    const chosen = this.choice?.value ? this.choice.selectedOptions[0].text : "";
+    const direction = order && order.sign < 0 ? "descending" : "ascending";
+    return {
+      ...(order && { sort: [this.headers[order.column].dataset.key ?? "", direction] }),
+      ...(this.words.length && { search: this.searched?.value }),
+      ...(chosen && { group: chosen }),
+      ...(columns && { columns }),
+      ...(this.limit === Infinity && { all: true }),
+    };
+  }
+
+  /** @param {TableLook} look */
+  restore({ sort, search, group, columns, all }) {
+    if (all === true) this.showAll();
+    if (Array.isArray(columns)) this.columns.show(columns);
+    const [key, direction] = Array.isArray(sort) ? sort : [];
+    const column = this.headers.findIndex(({ dataset }) => key && dataset.key === key);
+    if (column >= 0 && this.headers[column].querySelector("button")) this.setOrder(column, direction);
+    const option = Array.from(this.choice?.options ?? []).find(({ value, text }) => value && text === group);
+    if (option) option.selected = true;
+    if (option) this.regroup();
+    else if (this.order) this.arrange();
+    if (typeof search === "string" && this.searched) this.search(search);
+    else if (all === true) this.show();
+  }
+
+  regroup() {
+    const value = this.choice?.value ?? "";
+    this.group(value === "" ? null : Number(value));
+  }
+
   /**
    * First the largest (of names the first), then the other way round, then as it came. What was not measured
    * stays last. In a tree the rows below one row are sorted among themselves.
@@ -198,13 +257,24 @@ export class SortableTable {
    */
   sort(column) {
     const header = this.headers[column];
-    const isNumber = header.classList.contains("n");
-    const cycle = isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
+    const cycle = header.classList.contains("n") ? ["descending", "ascending"] : ["ascending", "descending"];
     const direction = cycle[cycle.indexOf(header.getAttribute("aria-sort") ?? "") + 1];
-    for (const other of this.headers) other.removeAttribute("aria-sort");
-    if (direction) header.setAttribute("aria-sort", direction);
-    this.order = direction ? { column, isNumber, sign: direction === "descending" ? -1 : 1 } : null;
+    this.setOrder(column, direction);
     this.arrange();
+    this.onChange();
+  }
+
+  /**
+   * @param {number} column
+   * @param {string | undefined} direction undefined is as it came
+   */
+  setOrder(column, direction) {
+    const header = this.headers[column];
+    for (const other of this.headers) other.removeAttribute("aria-sort");
+    if (direction) header.setAttribute("aria-sort", direction === "descending" ? direction : "ascending");
+    else this.sortedFirst?.setAttribute("aria-sort", "descending");
+    const isNumber = header.classList.contains("n");
+    this.order = direction ? { column, isNumber, sign: direction === "descending" ? -1 : 1 } : null;
   }
 
   // Groups are sorted by their sums; by their first row where a column has none, and by name in that of names.

@@ -17,7 +17,7 @@ _WEIGHTED: Final = (
 )
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True, is_main=True),
     Column(
         "device_total_ns",
         "Total",
@@ -25,12 +25,19 @@ _COLUMNS: Final = (
         "GPU",
         adds_up=True,
         help="sum of durations, overlap counted in full.",
+        is_main=True,
     ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU", help="per call."),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU", help="per call."),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU", help="per call."),
     Column(
-        "device_ratio", "Ratio(%)", Unit.RATIO, "GPU", adds_up=True, help="share of the kernels' summed time."
+        "device_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "GPU",
+        adds_up=True,
+        help="share of the kernels' summed time.",
+        is_main=True,
     ),
     Column(
         "operator",
@@ -38,6 +45,7 @@ _COLUMNS: Final = (
         help=(
             "the innermost operator that launched most of the kernel's time; a dash when no launch is known."
         ),
+        is_main=True,
     ),
     Column(
         "num_operators",

@@ -16,9 +16,9 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
 
 _NAME: Final = Column("name", "Name")
-_SHAPE: Final = Column("input_shapes", "Input Shapes", help="the shapes of its inputs.")
+_SHAPE: Final = Column("input_shapes", "Input Shapes", help="the shapes of its inputs.", is_main=True)
 _FIGURES: Final = (
-    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls."),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls.", is_main=True),
     Column(
         "host_total_ns",
         "Total",
@@ -40,6 +40,7 @@ _FIGURES: Final = (
             " running; over all operators it sums to the union of the operators of each thread minus their"
             " runtime calls."
         ),
+        is_main=True,
     ),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
@@ -57,6 +58,7 @@ _FIGURES: Final = (
             " itself, whenever they ran, in full where they overlap. Without device events the GPU columns"
             " are dashes."
         ),
+        is_main=True,
     ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
@@ -68,6 +70,7 @@ _FIGURES: Final = (
         "GPU",
         adds_up=True,
         help="GPU Self / time of all device events.",
+        is_main=True,
     ),
     Column(
         "flops",
@@ -79,6 +82,7 @@ _FIGURES: Final = (
             " two, for mm, addmm, bmm, baddbmm, convolution and convolution_backward, counted in the"
             " outermost of them; a dash is not known."
         ),
+        is_main=True,
     ),
 )
 _MEMORY_CHANGE: Final = (
@@ -132,6 +136,7 @@ _CALLER: Final = Column(
         " (packages of these names at the begin of the path or in `site-packages`, `dist-packages`)"
         " and this package."
     ),
+    is_main=True,
 )
 _COMPARED: Final = ("device_total_ns", "host_self_ns")
 OPERATORS: Final = TableKind(

@@ -1,15 +1,85 @@
-"""Changes as bars from the middle of a cell: left is less, right is more, and colour says what is better."""
+"""Columns of a table in a page: which are seen, which one orders the rows, and the bars of changes."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.units import format_cell
+
+MOST_HIDEABLE: Final = 40
+"""Columns that ``parts.css`` can hide: the class ``h3`` of a table hides the third."""
+
+_FEWEST: Final = 3
+"""Of fewer values it says nothing that they fall."""
+
+
+def hidden_classes(
+    table: Table, places: Sequence[int | None], has_any: Callable[[int], bool], sorted_by: int | None
+) -> tuple[str, ...]:
+    """Classes that hide all but the main columns that have anything; none of a table that does not say which.
+
+    Args:
+        table: whose columns.
+        places: those of the page in the table, ``None`` for one of which nothing was measured.
+        has_any: whether the column at a place in the page has anything in it.
+        sorted_by: place in the page of the column that orders the rows, which is always seen.
+    """
+    if not any(column.is_main for column in table.columns):
+        return ()
+    return tuple(
+        f"h{number + 1}"
+        for number, place in enumerate(places[:MOST_HIDEABLE])
+        if number and number != sorted_by and not (_is_main(table, place) and has_any(number))
+    )
+
+
+def _is_main(table: Table, place: int | None) -> bool:
+    return place is not None and table.columns[place].is_main
+
+
+def sorted_place(
+    table: Table, places: Sequence[int | None], values: Callable[[int], Sequence[float | None]]
+) -> int | None:
+    """The column of the page whose numbers fall from row to row: the first main one, else the first.
+
+    Args:
+        table: whose columns.
+        places: as above.
+        values: those of the column at a place in the page; of a tree of the rows at its top. What was not
+            measured has to stand last.
+    """
+    falling = [
+        number
+        for number, place in enumerate(places)
+        if number and place is not None and _falls(values(number))
+    ]
+    main = (number for number in falling if _is_main(table, places[number]))
+    return next(main, falling[0] if falling else None)
+
+
+def _falls(values: Sequence[float | None]) -> bool:
+    known = [value for value in values if value is not None]
+    if len(known) < _FEWEST or None in values[: len(known)] or known[0] == known[-1]:
+        return False
+    return all(one >= other for one, other in pairwise(known))
+
+
+def spans(groups: Sequence[tuple[str, int]], hidden: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
+    """Of each heading above columns: its text, how many columns it has, and how many of them are seen."""
+    found = []
+    begin = 1
+    for label, span in groups:
+        seen = sum(f"h{number}" not in hidden for number in range(begin, begin + span))
+        found.append((label, span, seen))
+        begin += span
+    return tuple(found)
+
 
 _LESS_IS_BETTER: Final = frozenset({Unit.DURATION_NS, Unit.BYTES})
 _MORE_IS_BETTER: Final = frozenset({Unit.RATE, Unit.FLOPS_PER_S, Unit.BYTES_PER_S})

@@ -1,0 +1,165 @@
+"""Which columns of a table are seen, in which order its rows come, and that a page can bring both back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.show.html.table import table_view
+from tests.show.test_html_browser import names, press, search, show, size
+from tests.show.test_show_html import report_of
+
+__all__ = ["size"]  # a fixture
+
+COLUMNS = (
+    Column("name", "Name"),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True, is_main=True),
+    Column("cpu", "Total", Unit.DURATION_NS, "CPU"),
+    Column("cpu_self", "Self", Unit.DURATION_NS, "CPU", is_main=True),
+    Column("gpu", "Total", Unit.DURATION_NS, "GPU"),
+    Column("gpu_self", "Self", Unit.DURATION_NS, "GPU", is_main=True),
+    Column("share", "Ratio(%)", Unit.RATIO, "GPU", is_main=True),
+    Column("flops", "FLOPs", Unit.FLOPS, is_main=True),
+    Column("where", "Called from"),
+)
+ROWS = tuple(
+    (
+        f"op{number:02}",
+        100 - number % 7,
+        10**6 * number,
+        10**5 * number,
+        10**9 - 10**7 * number,
+        10**6,
+        0.01,
+        None,
+        "x",
+    )
+    for number in range(20)
+)
+TABLE = Table(id="operators", title="Operators", columns=COLUMNS, rows=ROWS)
+
+
+def seen(browser):
+    """Keys of the columns that are seen, by where they are."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll('thead tr:last-child th')]"
+        ".filter(c => c.offsetWidth > 0).map(c => c.dataset.key)"
+    )
+
+
+def arrows(browser):
+    return browser.execute_script(
+        "return [...document.querySelectorAll('th[aria-sort]')].map(c => [c.dataset.key, c.ariaSort,"
+        " getComputedStyle(c.querySelector('button'), '::after').content.trim()])"
+    )
+
+
+def open_menu(browser):
+    press(browser, "details.columns > summary")
+
+
+def test_main_columns_and_the_one_that_orders_the_rows_are_seen():
+    """GPU Total orders the rows; of FLOPs nothing is known."""
+    view = table_view(TABLE)
+    assert view.headers[view.sorted_by].key == "gpu"
+    assert view.hidden == ("h3", "h8", "h9")
+    assert view.groups == (("", 1, 1), ("", 1, 1), ("CPU", 2, 1), ("GPU", 3, 3), ("", 1, 0), ("", 1, 0))
+
+
+def test_without_main_columns_all_are_seen():
+    columns = tuple(Column(one.key, one.label, one.unit, one.group) for one in COLUMNS)
+    assert table_view(Table(id="t", title="T", columns=columns, rows=ROWS)).hidden == ()
+
+
+@given(values=st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=7))
+def test_a_column_orders_the_rows_if_sorting_by_it_changes_nothing(values):
+    columns = (Column("name", "Name"), Column("n", "N", Unit.COUNT))
+    rows = tuple((f"r{place}", value) for place, value in enumerate(values))
+    if not rows:
+        return
+    view = table_view(Table(id="t", title="T", columns=columns, rows=rows))
+    by_value = sorted(values, key=lambda value: (value is None, -(value or 0)))
+    known = [value for value in values if value is not None]
+    expected = values == by_value and len(known) >= 3 and len(set(known)) > 1
+    assert (view.sorted_by == 1) == expected
+
+
+@pytest.mark.slow
+def test_the_menu_shows_and_hides_columns(browser, tmp_path):
+    show(browser, tmp_path, report_of(tables=(TABLE,)))
+    first = ["name", "calls", "cpu_self", "gpu", "gpu_self", "share"]
+    assert seen(browser) == first
+    assert arrows(browser) == [["gpu", "descending", '" ▾"']]
+    open_menu(browser)
+    boxes = "return [...document.querySelectorAll('.columns input')].filter(b => b.checked).map(b => b.value)"
+    assert browser.execute_script(boxes) == first[1:]
+    press(browser, ".columns input", 7)
+    press(browser, ".columns input", 0)
+    assert seen(browser) == ["name", "cpu_self", "gpu", "gpu_self", "share", "where"]
+    spans = "return [...document.querySelectorAll('.groups > *')].filter(c => !c.hidden).map(c => c.colSpan)"
+    assert browser.execute_script(spans) == [1, 1, 3, 1]
+    press(browser, ".columns p button", 0)
+    assert seen(browser) == [column.key for column in COLUMNS]
+    press(browser, ".columns p button", 1)
+    assert seen(browser) == first
+
+
+@pytest.mark.slow
+def test_the_menu_works_with_the_keyboard(browser, tmp_path):
+    show(browser, tmp_path, report_of(tables=(TABLE,)))
+    summary = browser.find_element("css selector", ".columns > summary")
+    summary.send_keys("\ue007")
+    box = browser.find_element("css selector", ".columns input[value=where]")
+    box.send_keys(" ")
+    assert "where" in seen(browser)
+    box.send_keys("\ue00c")  # escape
+    assert not browser.execute_script("return document.querySelector('.columns').open")
+    assert browser.execute_script("return document.activeElement.textContent") == "Columns"
+
+
+@pytest.mark.slow
+def test_copies_hold_the_columns_that_are_seen(browser, tmp_path):
+    show(browser, tmp_path, report_of(tables=(TABLE,)))
+    browser.execute_script(
+        "window.copied = [];"
+        "navigator.clipboard.writeText = text => { copied.push(text); return Promise.resolve(); }"
+    )
+    press(browser, "[data-do=csv]")
+    press(browser, "[data-do=markdown]")
+    csv, markdown = browser.execute_script("return copied")
+    assert csv.splitlines()[0] == "Name,Calls,CPU Self (ns),GPU Total (ns),GPU Self (ns),GPU Ratio (fraction)"
+    assert csv.splitlines()[1] == "op00,100,0,1000000000,1000000,0.01"
+    assert markdown.splitlines()[0].count("|") == 7
+    title = "return document.querySelector('[data-do=csv]').title"
+    assert "columns as they are seen" in browser.execute_script(title)
+
+
+@pytest.mark.slow
+def test_the_arrow_goes_round_and_comes_back_to_the_first_order(browser, tmp_path):
+    show(browser, tmp_path, report_of(tables=(TABLE,)))
+    came = names(browser)
+    press(browser, "th[data-key=gpu] button")
+    assert arrows(browser)[0][:2] == ["gpu", "ascending"]
+    assert names(browser) == came[::-1]
+    press(browser, "th[data-key=gpu] button")
+    assert arrows(browser)[0][:2] == ["gpu", "descending"]
+    assert names(browser) == came
+    for direction in ("descending", "ascending"):
+        press(browser, "th[data-key=cpu_self] button")
+        assert [one[:2] for one in arrows(browser)] == [["cpu_self", direction]]
+    press(browser, "th[data-key=cpu_self] button")
+    assert [one[:2] for one in arrows(browser)] == [["gpu", "descending"]]
+
+
+@pytest.mark.slow
+def test_a_search_is_kept_beside_columns(browser, tmp_path):
+    show(browser, tmp_path, report_of(tables=(TABLE,)))
+    search(browser, "op07")
+    open_menu(browser)
+    press(browser, ".columns p button", 0)
+    assert names(browser) == ["op07"]
+    assert json.loads(json.dumps(seen(browser))) == [column.key for column in COLUMNS]
