@@ -105,6 +105,13 @@ def test_the_phase_table():
     assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
 
 
+def test_a_peak_that_is_too_low_is_said():
+    """3,000 FLOPs in 2 us are 1.5 GFLOP/s."""
+    for rate, is_said in ((2.5e9, False), (2.5e8, True)):
+        table, _ = tables(model_flops(cost(*STEP, peaks=(peak(rate=rate),)), 2000))
+        assert any("More than 100 % of the peak" in note for note in table.notes) == is_said
+
+
 def test_a_rate_that_an_older_version_measured_is_no_peak():
     facts = model_flops(cost(*STEP, peaks=(peak(measured=True),), errors=("aten::mm: wrong",), fake=True), 10)
     assert facts.peaks == ()

@@ -168,7 +168,8 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
     if flops.get("flops_per_s") is not None:
         value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
         mfu = flops.get("mfu")
-        detail = f"MFU {format_cell(mfu, Unit.RATIO)} %" if mfu is not None else ""
+        is_share = mfu is not None and mfu <= 1  # of a peak that is too low it is none; the table says so
+        detail = f"MFU {format_cell(mfu, Unit.RATIO)} %" if is_share else ""
         figures.append(Headline("FLOP/s", value, unit, detail))
     return figures
 

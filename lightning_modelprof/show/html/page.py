@@ -53,7 +53,9 @@ _MODULES: Final = (
 SHARED_FILES: Final = ("parts.css", "help/help.css", *_MODULES)
 """What a page that shows parts needs: styles, and modules. ``parts.js`` and ``help.js`` call the others."""
 
-_ONLY_BETWEEN_FILES: Final = re.compile(r"^import .*\n|^export (?=class|function|async|const)", re.MULTILINE)
+_ONLY_BETWEEN_FILES: Final = re.compile(
+    r"^import .*\n|^/\*\* @typedef \{import\(.*\n|^export (?=class|function|async|const)", re.MULTILINE
+)
 
 
 def render_html(report: Report) -> bytes:

@@ -287,6 +287,12 @@ def size_text(shapes: Shapes) -> str:
 
 def _peak_notes(facts: ModelFlops) -> list[str]:
     notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
+    shares = (facts.model.share_of_peak, facts.hardware.share_of_peak)
+    if any(share is not None and share > 1 for share in shares):
+        notes.append(
+            "More than 100 % of the peak: its rate is too low for what ran. Give the right one with"
+            " peak_flops_per_s."
+        )
     if facts.without_peak:
         notes.append(f"MFU and HFU are not known without a peak of {', '.join(facts.without_peak)}.")
     if facts.note:
