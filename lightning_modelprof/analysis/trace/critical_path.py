@@ -26,7 +26,7 @@ CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 
 _DATA, _HOST, _LAUNCH, _COPY, _KERNEL, _COMMUNICATION, _UNEXPLAINED = range(len(CAUSES))
 
-MOST_EVENTS: Final = 100_000
+MOST_EVENTS: Final = 20_000
 """Device events of the steps that are looked at: of more the first steps."""
 
 _MOST_PARTS: Final = 50
@@ -184,7 +184,11 @@ class StepReplay:
         self.launch_latency_ns = finder.launch_latency_ns
         self.pieces = _describe(timeline, self.graphs)
         self.recorded_ns = sum(graph.end_ns - graph.begin_ns for graph in self.graphs)
-        self._ends = [_replay(graph, graph.node_end_ns - graph.node_begin_ns) for graph in self.graphs]
+        self._edges = [_edges(graph) for graph in self.graphs]
+        self._ends = [
+            _replay(edges, graph.node_end_ns - graph.node_begin_ns)
+            for graph, edges in zip(self.graphs, self._edges, strict=True)
+        ]
         self.replayed_ns = sum(map(_length, self.graphs, self._ends))
 
     def select(
@@ -213,9 +217,10 @@ class StepReplay:
             selected, np.rint(self.pieces.duration_ns / times).astype(np.int64), self.pieces.duration_ns
         )
         total_ns = self.recorded_ns - self.replayed_ns
-        for graph, begin, end in zip(self.graphs, self._offsets[:-1], self._offsets[1:], strict=True):
+        begins, ends = self._offsets[:-1], self._offsets[1:]
+        for graph, edges, begin, end in zip(self.graphs, self._edges, begins, ends, strict=True):
             of_nodes = sum_by(graph.piece_node, duration_ns[begin:end], len(graph))
-            total_ns += _length(graph, _replay(graph, of_nodes))
+            total_ns += _length(graph, _replay(edges, of_nodes))
         return total_ns
 
     def steps(self) -> tuple[PathStep, ...]:
@@ -303,17 +308,19 @@ def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
             yield int(run[0]), int(run[-1])
 
 
-def _replay(graph: Dependencies, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+_Edges = tuple[list[int], list[int], list[int]]
+"""Of each node but the begin what it follows, what it waits for, and how long after that."""
+
+
+def _edges(graph: Dependencies) -> _Edges:
+    return graph.before[1:].tolist(), graph.awaited[1:].tolist(), graph.latency_ns[1:].tolist()
+
+
+def _replay(edges: _Edges, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """End of each node since the begin, when each begins as soon as it can, shape (k,)."""
     ends = [0]
     append = ends.append
-    for before, awaited, latency, duration in zip(
-        graph.before[1:].tolist(),
-        graph.awaited[1:].tolist(),
-        graph.latency_ns[1:].tolist(),
-        duration_ns[1:].tolist(),
-        strict=True,
-    ):
+    for before, awaited, latency, duration in zip(*edges, duration_ns[1:].tolist(), strict=True):
         one, other = ends[before], ends[awaited] + latency
         append((one if one > other else other) + duration)
     return np.array(ends, np.int64)

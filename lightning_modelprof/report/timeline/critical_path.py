@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, StepReplay, why_no_path
 from lightning_modelprof.report.profile import DrawnTimeline, Lane
@@ -76,12 +77,13 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
     # The timeline's names begin with those of the trace.
     new_names, name_of = with_texts(drawn.names, name[firsts][:0], texts, np.arange(len(texts)))
     own_name = np.append(np.arange(len(trace.names)), name_of)[name[firsts]]
-    categories, category_of = with_texts(
-        drawn.categories, drawn.category[:0], PATH_WORDS, np.arange(len(CAUSES))
-    )
-    details = tuple(f"on the critical path: {_WHY[cause]}" for cause in CAUSES)
-    new_details, detail_of = with_texts(drawn.details, drawn.detail[:0], details, np.arange(len(CAUSES)))
-    cause = path.cause[firsts]
+    used = different(path.cause)
+    causes = [CAUSES[index] for index in used.tolist()]
+    cause = np.searchsorted(used, path.cause[firsts])
+    kinds = tuple(PATH_PREFIX + one for one in causes)
+    categories, category = with_texts(drawn.categories, drawn.category[:0], kinds, cause)
+    details = tuple(f"on the critical path: {_WHY[one]}" for one in causes)
+    new_details, detail = with_texts(drawn.details, drawn.detail[:0], details, cause)
     target = places[row[firsts]]
     begin_ns = path.begin_ns[firsts]
     return replace(
@@ -95,8 +97,8 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
         slice_begin_ns=np.append(begin_ns, drawn.slice_begin_ns),
         slice_duration_ns=np.append(path.end_ns[lasts] - begin_ns, drawn.slice_duration_ns),
         name=np.append(own_name, drawn.name),
-        category=np.append(category_of[cause], drawn.category),
-        detail=np.append(detail_of[cause], drawn.detail),
+        category=np.append(category, drawn.category),
+        detail=np.append(detail, drawn.detail),
         launch=np.append(
             np.where(target >= 0, target + count, -1), np.where(drawn.launch >= 0, drawn.launch + count, -1)
         ),
