@@ -102,6 +102,7 @@ def test_tensorboard_has_one_run_one_text_and_the_charts_that_have_a_curve(tmp_p
     assert list(reader.multiplexer.Runs()) == ["net/version_0"]
     tags = reader.multiplexer.Runs()["net/version_0"]["tensors"]
     assert [tag for tag in tags if tag.endswith("/text_summary")] == ["modelprof/report/text_summary"]
+    assert not [tag for tag in tags if tag.startswith("_hparams_")]  # of a model without any: an empty row
     assert "Steps per second" in reader.charts()
     assert "MFU" not in reader.charts()
 
