@@ -168,6 +168,7 @@ def rows_of(browser):
 def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
     assert state(page)["hidden"] == ["python function"]
     assert kinds(page)["python function"] is False
+    assert set(kinds(page)) == {kind for _, kind, _, _ in slices_of(packed())}  # no others
     assert all(shown for kind, shown in kinds(page).items() if kind != "python function")
     (main,) = (lane for lane in rows_of(page) if any("ProfilerStep#5" in row for row in lane))
     step = "ProfilerStep#"

@@ -1,5 +1,6 @@
 // What the colours mean, and which categories are shown: each is a button.
 
+import { formatCount } from "../units.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
@@ -24,13 +25,16 @@ export function fillLegend(view) {
   const focused = [...parts.legend.children].findIndex((child) => child.contains(document.activeElement));
   const counts = new Float64Array(unpacked.meta.categories.length);
   for (const category of /** @type {Float64Array} */ (unpacked.columns.get("category"))) counts[category] += 1;
-  parts.legend.replaceChildren(...unpacked.meta.categories.map((/** @type {string} */ category, /** @type {number} */ place) => {
+  /** @type {string[]} */
+  const categories = unpacked.meta.categories;
+  const items = categories.map((category, place) => {
     const isShown = !hidden.has(category);
     const swatch = make("i", { style: `background: ${palette.swatchOf(place)}` });
-    const title = `${counts[place].toLocaleString("en")} slices; ${isShown ? "click to hide them" : "click to show them"}`;
+    const title = `${formatCount(counts[place])} slices; click to ${isShown ? "hide" : "show"} them`;
     const attributes = { type: "button", class: "tl-kind", "aria-pressed": String(isShown), title };
-    const button = make("button", { ...attributes, onclick: () => view.toggleKind(category) }, swatch, make("bdi", {}, category));
-    return make("li", {}, button);
-  }));
+    const onclick = () => view.toggleKind(category);
+    return make("li", {}, make("button", { ...attributes, onclick }, swatch, make("bdi", {}, category)));
+  });
+  parts.legend.replaceChildren(...items.filter((_, place) => counts[place])); // of what the trace has
   if (focused >= 0) parts.legend.children[focused]?.querySelector("button")?.focus({ preventScroll: true });
 }
