@@ -5,7 +5,9 @@
 
 A log directory is made of one profile of a run and one of a window, written again and again. TensorBoard
 reads it in a process of its own. The time to open is from the beginning of the tab's frame until its view is
-drawn, by the browser's clock, in a Chromium without a display. The start is the time of importing the plugin
+drawn, by the browser's clock, in a Chromium without a display. The first view is opened once more over a
+network of which each answer takes 100 ms longer. A clone serves modules; with a bundle in ``static/``, as a wheel
+has it, that is what is measured, and the first line says so. The start is the time of importing the plugin
 on top of TensorBoard, in fresh processes. Needs Chromium, chromedriver and selenium.
 """
 
@@ -36,10 +38,12 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.trace.reader import read_trace
 from tests.support.chromium import start_chromium
+from tests.support.slow_network import slow_network
 from tests.support.tensorboard_server import Server, tensorboard
 
 STEPS: Final = 1_000
 VIEWS: Final = ("overview", "steps", "operators", "trace", "compare")
+LATENCY_MS: Final = 100
 
 IMPORT: Final = (
     "import time, tensorboard.program, tensorboard.default; begin = time.perf_counter();"
@@ -114,12 +118,26 @@ def opening_times(server: Server, rounds: int) -> dict[str, list[float]]:
     try:
         for _ in range(rounds):
             for view in VIEWS:
-                browser.get("about:blank")
-                browser.get(f"{server.url}#modelprof&p.modelprof.view={view}")
-                times[view].append(browser.execute_async_script(OPENED))
+                times[view].append(open_view(browser, server, view))
+            with slow_network(browser, LATENCY_MS):
+                slow = open_view(browser, server, VIEWS[0])
+            times.setdefault(f"{VIEWS[0]}, {LATENCY_MS} ms of latency", []).append(slow)
     finally:
         browser.quit()
     return times
+
+
+def open_view(browser: Any, server: Server, view: str) -> float:
+    """Milliseconds from the frame's beginning until the view is drawn."""
+    browser.get("about:blank")
+    browser.get(f"{server.url}#modelprof&p.modelprof.view={view}")
+    return float(browser.execute_async_script(OPENED))
+
+
+def scripts_of(server: Server) -> str:
+    """What the page's scripts are served as."""
+    first = server.raw("plugin/modelprof/static/index.js")[2]
+    return "one bundle" if first.startswith(b"// Made of the modules beside it") else "modules"
 
 
 def import_times(rounds: int) -> list[float]:
@@ -145,21 +163,23 @@ def main() -> None:
         write_logs(root, options.runs, options.windows, options.mb)
         size = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
         with tensorboard(root) as server:
+            scripts = scripts_of(server)
             read_s = wait_until_read(server, options.runs, options.windows + 1)
             opened = opening_times(server, options.rounds)
     figures: dict[str, Any] = {
         "machine": platform.platform(),
         "runs": options.runs,
         "windows": options.windows,
+        "scripts": scripts,
         "event_files_mb": size / 1e6,
         "tensorboard_read_s": read_s,
         "open_ms": opened,
         "import_ms": import_times(options.rounds),
     }
-    print(f"{options.runs} runs of {options.windows} windows, {size / 1e6:.0f} MB of event files")
+    print(f"{options.runs} runs of {options.windows} windows, {size / 1e6:.0f} MB of event files; {scripts}")
     print(f"TensorBoard has read them after {read_s:.1f} s")
     for view, times in opened.items():
-        print(f"  {view:10} median {statistics.median(times):6.0f} ms, {min(times):.0f} to {max(times):.0f}")
+        print(f"  {view:28} median {statistics.median(times):6.0f} ms, {min(times):.0f} to {max(times):.0f}")
     imported = figures["import_ms"]
     print(f"import of the plugin: median {statistics.median(imported):.1f} ms, at most {max(imported):.1f}")
     if options.json:

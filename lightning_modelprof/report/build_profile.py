@@ -71,6 +71,7 @@ def window_profile(
         if len(traces) > 1
         else {},
         timelines={rank: timeline_of(*one) for rank, one in zip(ranks, traces, strict=True)},
+        step_numbers=tuple(numbers),
     )
 
 

@@ -137,6 +137,7 @@ class Profile(Record, frozen=True, kw_only=True, eq=False):
         rank_reports: rank → the report of that rank alone; empty when there is only one.
         steps: every step of the run; ``None`` for a window.
         timelines: rank → its timeline; empty for a run.
+        step_numbers: of the steps that a window holds, in ascending order; empty for a run.
     """
 
     kind: ProfileKind
@@ -147,3 +148,4 @@ class Profile(Record, frozen=True, kw_only=True, eq=False):
     rank_reports: Mapping[int, Report] = field(default_factory=dict)
     steps: StepColumns | None = None
     timelines: Mapping[int, DrawnTimeline] = field(default_factory=dict)
+    step_numbers: tuple[int, ...] = ()

@@ -184,6 +184,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "window": head.window,
         "label": one_line(head.label),
         "ranks": list(head.ranks),
+        "recorded": head.recorded,
     }
 
 

@@ -8,6 +8,7 @@ blobs in the summary's metadata, so that a list of profiles needs no blob.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -45,6 +46,7 @@ class ProfileHead(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: those that the reader can choose from; empty when there is only one.
+        recorded: (first, last) of each row of neighbouring steps that a window holds; empty in older files.
     """
 
     schema_version: int
@@ -53,6 +55,7 @@ class ProfileHead(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None
     label: str
     ranks: tuple[int, ...] = ()
+    recorded: tuple[tuple[int, int], ...] = ()
 
 
 class ColumnsBlob(Record, frozen=True, kw_only=True):
@@ -147,7 +150,17 @@ def _head(profile: Profile) -> ProfileHead:
         window=profile.window,
         label=profile.label,
         ranks=tuple(sorted(profile.rank_reports)),
+        recorded=_neighbours(profile.step_numbers),
     )
+
+
+def _neighbours(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(first, last) of each row of numbers, in ascending order, that misses none."""
+    rows: list[tuple[int, int]] = []
+    for number in numbers:
+        is_next = bool(rows) and number == rows[-1][1] + 1
+        rows[-1 if is_next else len(rows) :] = [(rows[-1][0] if is_next else number, number)]
+    return tuple(rows)
 
 
 def pack_head(profile: Profile) -> bytes:

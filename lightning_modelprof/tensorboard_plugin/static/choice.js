@@ -78,6 +78,22 @@ export function windowsOf(run, profile) {
 }
 
 /**
+ * Where the trace of a step is: in the chosen window if that one holds it, else in the newest that does.
+ * @param {Choice} choice complete
+ * @param {Contents} contents
+ * @param {number} step its number
+ * @returns {object | null} for `data-goto`; null if no window recorded it
+ */
+export function traceOf(choice, contents, step) {
+  const run = contents.runs.find(({ name }) => name === choice.run);
+  const holding = windowsOf(run, choice.profile).filter(({ recorded = [] }) =>
+    recorded.some(([first, last]) => step >= first && step <= last),
+  );
+  const window = holding.find(({ tag }) => tag === choice.window) ?? holding.at(-1);
+  return window ? { view: "trace", window: window.tag, find: { step } } : null;
+}
+
+/**
  * What a link names that is not here; "" if all is.
  * @param {Choice} wanted as in the link
  * @param {Choice} shown complete

@@ -42,13 +42,13 @@ export function drawnTogether(columns) {
  * Fetch columns and draw them.
  * @param {HTMLElement} container
  * @param {Columns[]} columns of one drawing, by rank
- * @param {import("./steps/readout.js").Words} words what a step and its samples are called
+ * @param {object} known of the loop: what a step and its samples are called, and where the trace of a step is
  * @param {Choice} choice what is drawn, and which part of it the reader looks at
  * @param {(changes: Choice) => void} remember
  * @param {() => boolean} isWanted whether the reader still waits for it
  * @returns {Promise<Drawing | null>}
  */
-export async function draw(container, columns, words, choice, remember, isWanted) {
+export async function draw(container, columns, known, choice, remember, isWanted) {
   const { load, name } = DRAWINGS[/** @type {"steps" | "timeline"} */ (columns[0].kind)];
   container.append(make("p", { class: "waiting", role: "status" }, "Loading…"));
   const asked = Promise.allSettled(columns.map((one) => ask(one, choice)));
@@ -63,7 +63,7 @@ export async function draw(container, columns, words, choice, remember, isWanted
     initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
     onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
     title: `${choice.run} ${columns[0].tag}`,
-    words,
+    ...known,
   };
   return mount(container, ranks, options);
 }

@@ -10,6 +10,7 @@
  * @property {number | null} [window]
  * @property {string} [label]
  * @property {number[]} [ranks]
+ * @property {[number, number][]} [recorded] first and last number of each row of steps that a window holds
  */
 
 /**

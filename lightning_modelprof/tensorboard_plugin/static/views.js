@@ -1,6 +1,6 @@
 // Shows one view of the chosen profile, or two profiles side by side.
 
-import { BEFORE, isTurnedRound } from "./choice.js";
+import { BEFORE, isTurnedRound, traceOf } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
 import { draw, drawnTogether } from "./drawings.js";
 import { makeChoosers } from "./menu.js";
@@ -78,7 +78,8 @@ export class ViewPage {
     try {
       if (!choice.profile && !choice.window) throw new Error(whyNothing(choice, contents));
       const answer = await this.ask(choice).finally(() => clearTimeout(late));
-      if (isWanted()) await this.showAnswer(answer, choice, [heading(name), ...sides()], isWanted);
+      const goto = (/** @type {number} */ step) => traceOf(choice, contents, step);
+      if (isWanted()) await this.showAnswer(answer, choice, [heading(name), ...sides()], goto, isWanted);
     } catch (error) {
       clearTimeout(late);
       if (isWanted()) this.lay(heading(name), ...sides(), problem(error));
@@ -91,9 +92,10 @@ export class ViewPage {
    * @param {ViewAnswer} answer
    * @param {Choice} choice
    * @param {HTMLElement[]} above
+   * @param {(step: number) => object | null} goto where the trace of a step is
    * @param {() => boolean} isWanted whether the reader still waits for it
    */
-  async showAnswer({ columns = [], empty, html, words }, choice, above, isWanted) {
+  async showAnswer({ columns = [], empty, html, words }, choice, above, goto, isWanted) {
     const parts = make("div", { class: "parts" });
     const drawings = drawnTogether(columns);
     const places = drawings.map(() => make("div", { class: "drawing" }));
@@ -103,7 +105,7 @@ export class ViewPage {
     if (!html && !places.length) parts.append(make("p", { class: "empty" }, empty));
     const drawn = drawings.map(async (one, place) => {
       try {
-        const drawing = await draw(places[place], one, words, choice, remember, isWanted);
+        const drawing = await draw(places[place], one, { words, goto }, choice, remember, isWanted);
         if (drawing) this.drawings.push(drawing);
       } catch (error) {
         places[place].replaceChildren(problem(error)); // the rest of the view is good

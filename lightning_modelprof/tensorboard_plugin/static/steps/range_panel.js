@@ -20,11 +20,13 @@ export class RangePanel {
    * @param {Words} words
    * @param {() => import("./palette.js").Palette} palette
    * @param {(step: number) => void} onChoose
+   * @param {import("./readout.js").Goto} goto
    */
-  constructor(steps, words, palette, onChoose) {
+  constructor(steps, words, palette, onChoose, goto) {
     this.steps = steps;
     this.words = words;
     this.onChoose = onChoose;
+    this.goto = goto;
     this.histogram = new Histogram(palette, words);
     this.figures = make("dl", { class: "figures" });
     this.about = make("p", { class: "note" });
@@ -108,7 +110,7 @@ export class RangePanel {
       ? `The ${slowest.length} slowest of the range; click one to zoom to it. The median is that of the clean ${words.steps}.${this.profilerNote(onlyClean)}`
       : `No clean ${words.step} in this range.`;
     this.slowest.replaceChildren(title, make("p", { class: "note" }, about));
-    if (slowest.length) this.slowest.append(slowestTable(steps, slowest, p50, words, this.onChoose));
+    if (slowest.length) this.slowest.append(slowestTable(steps, slowest, p50, words, this.onChoose, this.goto));
   }
 
   /** @param {boolean} onlyClean */

@@ -1,11 +1,41 @@
 // What is said of the point under the cursor.
 
+import { make } from "../dom.js";
 import { formatCount, formatDuration, formatRate } from "../units.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./bins.js").Points} Points */
 
 /** @typedef {{step: string, steps: string, samples: string}} Words of the loop */
+/** @typedef {(step: number) => object | null} Goto from the number of a step to where its trace is, if it has one */
+
+/**
+ * @param {object} trace where it is
+ * @param {string} step its name
+ */
+export function traceLink(trace, step) {
+  const goto = JSON.stringify(trace);
+  return make("a", { class: "goto", href: "#", "data-goto": goto, "aria-label": `Trace of ${step}` }, "Trace");
+}
+
+/**
+ * What can be done with the point that was picked: with its step, or the slowest of its steps.
+ * @param {Steps} steps
+ * @param {Points} points
+ * @param {number} point
+ * @param {Words} words
+ * @param {(step: number) => void} onChoose
+ * @param {Goto} goto
+ * @returns {(Node | string)[]}
+ */
+export function pickedStep(steps, points, point, words, onChoose, goto) {
+  const step = points.slowest[point] < 0 ? points.start[point] : points.slowest[point];
+  const name = `${words.step} ${steps.number[step]}`;
+  const trace = goto(steps.number[step]);
+  const zoom = make("button", { type: "button", onclick: () => onChoose(step) }, "Zoom to it");
+  const which = points.end[point] - points.start[point] > 1 ? `Slowest of the bar, ${name}: ` : `Picked ${name}: `;
+  return [which, zoom, " ", trace ? traceLink(trace, name) : "No window recorded it."];
+}
 
 /**
  * One step, or those that a point joins.

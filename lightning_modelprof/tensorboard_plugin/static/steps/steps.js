@@ -6,7 +6,7 @@ import { make } from "../dom.js";
 import { Legend } from "./legend.js";
 import { readPalette } from "./palette.js";
 import { RangePanel } from "./range_panel.js";
-import { describePoint } from "./readout.js";
+import { describePoint, pickedStep } from "./readout.js";
 import { Zoom } from "./zoom.js";
 
 /** @typedef {import("./readout.js").Words} Words */
@@ -23,12 +23,15 @@ import { Zoom } from "./zoom.js";
  * @property {(state: State) => void} [onChange]
  * @property {Partial<State>} [initial] what a link says
  * @property {Words} [words] what a step and its samples are called; an evaluation loop has batches
+ * @property {import("./readout.js").Goto} [goto]
  */
 
 const AROUND = 15; // steps shown on either side of one that was clicked
 const PAUSE = 80; // ms without a change after which the figures are worked out anew
 
-const KEYS = "Arrow keys move the cursor, with Shift they pan; plus and minus zoom; Escape shows all.";
+const PICK = "Click a bar for its step and its trace.";
+
+const KEYS = "Arrow keys move the cursor, with Shift they pan; plus and minus zoom; Enter picks a bar; Escape shows all.";
 
 /**
  * Show the steps of a run.
@@ -72,10 +75,11 @@ class StepsView {
    * @param {Words} words
    * @param {Options} options
    */
-  constructor(container, steps, words, { onChange, initial }) {
+  constructor(container, steps, words, { onChange, initial, goto = () => null }) {
     this.steps = steps;
     this.words = words;
     this.onChange = onChange;
+    this.goto = goto;
     this.zoom = new Zoom(steps.count);
     const { range, clean, hidden } = readState(initial);
     if (range) this.zoom.set(steps.placeOf(range[0]), steps.placeOf(range[1]));
@@ -88,12 +92,13 @@ class StepsView {
       onSelect: (first, last) => this.show(first, last),
       onReset: () => this.reset(),
     });
-    this.panel = new RangePanel(steps, words, palette, (step) => this.showStep(step));
+    this.panel = new RangePanel(steps, words, palette, (step) => this.showStep(step), goto);
     this.clean = make("input", { type: "checkbox" });
     this.clean.checked = clean;
     this.all = make("button", { type: "button" }, `Show all ${words.steps}`);
     this.place = make("output");
     this.readout = make("p", { class: "steps-readout", "aria-live": "polite" });
+    this.picked = make("p", { class: "steps-picked", role: "status" }, PICK);
     this.root = this.build();
     container.append(this.root);
     this.palette = this.readPalette();
@@ -143,6 +148,7 @@ class StepsView {
         ...notes.map((note) => make("p", { class: "note" }, note)),
         legend.element,
         this.readout,
+        this.picked,
         this.field,
       ),
       this.panel.element,
@@ -153,6 +159,7 @@ class StepsView {
     this.clean.addEventListener("change", () => this.changed());
     this.all.addEventListener("click", () => this.reset());
     this.field?.addEventListener("keydown", (event) => this.press(event));
+    this.field?.addEventListener("click", () => this.pick(this.cursor)); // not after a drag, which uPlot keeps
     this.repaint = () => {
       this.palette = this.readPalette();
       this.charts.repaint();
@@ -189,6 +196,7 @@ class StepsView {
     if (key === "End") return () => this.moveCursor(Infinity);
     if (key === "+" || key === "=") return () => this.move(() => this.zoom.scale(0.5, this.center()));
     if (key === "-" || key === "_") return () => this.move(() => this.zoom.scale(2, this.center()));
+    if (key === "Enter") return () => this.pick(this.cursor)?.focus();
     return key === "Escape" ? () => this.reset() : null;
   }
 
@@ -214,6 +222,19 @@ class StepsView {
     const steps = this.clean.checked ? this.steps.net : this.steps; // as in the charts
     this.readout.textContent = at === null ? "" : describePoint(steps, points, at, this.words);
     this.legend.show(at === null ? null : points.layers.map((layer) => layer[at]));
+  }
+
+  /**
+   * Say what can be done with a bar; that stays when the pointer goes there.
+   * @param {number | null} point
+   * @returns {HTMLElement | null} the first thing to press
+   */
+  pick(point) {
+    if (point === null) return null;
+    const choose = (/** @type {number} */ step) => this.showStep(step);
+    const steps = this.clean.checked ? this.steps.net : this.steps;
+    this.picked.replaceChildren(...pickedStep(steps, this.charts.points, point, this.words, choose, this.goto));
+    return this.picked.querySelector("button");
   }
 
   /**

@@ -2,6 +2,7 @@
 
 import { DASH, formatDuration, formatRate, formatRatio } from "../units.js";
 import { make } from "../dom.js";
+import { traceLink } from "./readout.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./statistics.js").Cause} Cause */
@@ -9,12 +10,12 @@ import { make } from "../dom.js";
 
 /**
  * @param {string[]} names of the columns; the first heads the rows
- * @param {string} textColumn name of the one that holds no numbers
+ * @param {string[]} textColumns names of those that hold no numbers
  * @param {Node[]} rows
  */
-function table(names, textColumn, rows) {
+function table(names, textColumns, rows) {
   const heads = names.map((name, place) =>
-    make("th", { scope: "col", ...(place && name !== textColumn ? { class: "n" } : {}) }, name),
+    make("th", { scope: "col", ...(place && !textColumns.includes(name) ? { class: "n" } : {}) }, name),
   );
   const head = make("thead", {}, make("tr", {}, ...heads));
   return make("div", { class: "scroll", tabindex: "0" }, make("table", {}, head, make("tbody", {}, ...rows)));
@@ -34,12 +35,16 @@ function numberCell(text) {
  * @param {number | null} median time of a clean step of the range, in ns
  * @param {Words} words
  * @param {(step: number) => void} onChoose
+ * @param {import("./readout.js").Goto} goto
  */
-export function slowestTable(steps, slowest, median, words, onChoose) {
+export function slowestTable(steps, slowest, median, words, onChoose, goto) {
   const totals = steps.phases.map((_, phase) => slowest.reduce((sum, step) => sum + (steps.time(phase, step) ?? 0), 0));
   const shown = totals.map((_, phase) => phase).filter((phase) => totals[phase]);
   shown.sort((a, b) => totals[b] - totals[a]); // what made them slow stands first
-  const rows = slowest.map((step) => {
+  const traces = slowest.map((step) => goto(steps.number[step]));
+  const hasTraces = traces.some((trace) => trace);
+  const rows = slowest.map((step, place) => {
+    const trace = traces[place];
     const button = make("button", { type: "button", class: "link" }, String(steps.number[step]));
     const row = make(
       "tr",
@@ -48,13 +53,16 @@ export function slowestTable(steps, slowest, median, words, onChoose) {
       numberCell(formatDuration(steps.duration[step])),
       numberCell(median ? `${formatRate(steps.duration[step] / median)} ×` : DASH),
       make("td", {}, steps.reason(step)),
+      ...(hasTraces ? [make("td", {}, ...(trace ? [traceLink(trace, `${words.step} ${steps.number[step]}`)] : []))] : []),
       ...shown.map((phase) => numberCell(formatDuration(steps.time(phase, step)))),
     );
-    row.addEventListener("click", () => onChoose(step)); // a press of the button is a click on its row
+    // A press of the button is a click on its row; a link leads elsewhere.
+    row.addEventListener("click", ({ target }) => target instanceof Element && !target.closest("a") && onChoose(step));
     return row;
   });
-  const names = [words.step, "time", "times the median", LEFT_OUT, ...shown.map((phase) => steps.phases[phase].label)];
-  return table(names, LEFT_OUT, rows);
+  const texts = hasTraces ? [LEFT_OUT, "recorded"] : [LEFT_OUT];
+  const names = [words.step, "time", "times the median", ...texts, ...shown.map((phase) => steps.phases[phase].label)];
+  return table(names, texts, rows);
 }
 
 const LEFT_OUT = "left out because";
@@ -77,5 +85,5 @@ export function causesTable({ step, phases }, words) {
     ),
   );
   const names = ["phase", "slow", "others", "difference", "share of it"];
-  return table(names, "", rows);
+  return table(names, [], rows);
 }

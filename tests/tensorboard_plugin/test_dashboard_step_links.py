@@ -1,0 +1,105 @@
+"""From a step in the view Steps to its bar and, where a window recorded it, to its trace."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.show.tensorboard.profile_blob import unpack_head, unpack_steps
+from tests.tensorboard_plugin.test_dashboard_address import shows
+from tests.tensorboard_plugin.test_dashboard_browser import logdir, page, server
+
+__all__ = ["logdir", "page", "server"]  # fixtures
+
+pytestmark = pytest.mark.slow
+
+RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_0"}
+
+
+@pytest.fixture(scope="module")
+def recorded(server):
+    """The steps that the run says a window recorded."""
+    steps = unpack_steps(server.columns(run=RUN["run"], tag=RUN["profile"], kind="steps"))
+    return steps.step[(steps.tags & int(StepTag.PROFILED)) != 0].tolist()
+
+
+def trace_of_step(page, step, recorded):
+    """After a link was pressed: the trace is that of the window that recorded this step, which it finds."""
+    shows(page, "Trace")
+    assert json.loads(page.link()["find"]) == {"step": step}
+    assert page.choosers()["Window"] == f"modelprof/window_{recorded.index(step) // 2}"
+    page.wait("return document.querySelector('.tl-canvas') !== null")
+    assert "holds no step" not in page.text()
+
+
+def test_windows_say_which_steps_they_recorded(server, recorded):
+    run = next(one for one in server.ask("profiles")["runs"] if one["name"] == RUN["run"])
+    windows = [one["recorded"] for one in run["profiles"] if one["kind"] == "window"]
+    assert [list(range(first, last + 1)) for ((first, last),) in windows] == [recorded[:2], recorded[2:]]
+
+
+def test_a_head_of_an_older_version_says_nothing_of_steps():
+    old = b'{"schema_version":1,"kind":"window","loop":"fit","window":0,"label":"steps 3 to 4","ranks":[]}'
+    assert unpack_head(old).recorded == ()
+
+
+def test_a_row_of_the_slowest_steps_leads_to_the_trace_of_its_step(page, recorded):
+    page.open(**RUN, view="steps")
+    page.wait("return document.querySelector('.steps-slowest .goto') !== null")
+    linked = page.run(
+        "return [...document.querySelectorAll('.steps-slowest tbody tr')].map(r =>"
+        " [Number(r.cells[0].textContent), r.querySelector('a.goto')?.dataset.goto ?? null])"
+    )
+    assert {step for step, goto in linked if goto} == {step for step, _ in linked} & set(recorded)
+    step = max(step for step, goto in linked if goto)
+    assert step in recorded[2:], "of the window that is not chosen"
+    page.run(
+        "[...document.querySelectorAll('.steps-slowest tbody tr')].find(r =>"
+        " Number(r.cells[0].textContent) === arguments[0]).querySelector('a.goto').click()",
+        step,
+    )
+    trace_of_step(page, step, recorded)
+    page.run("history.back()")
+    shows(page, "Steps")
+
+
+def test_the_bar_under_the_pointer_leads_to_its_bar_and_its_trace(page, recorded):
+    page.open(**RUN, view="steps")
+    over = page.browser.find_element("css selector", ".steps-plot .u-over")
+    count = 32
+    place = (recorded[0] + 0.5) / count - 0.5
+    ActionChains(page.browser).move_to_element_with_offset(
+        over, round(place * over.size["width"]), 0
+    ).click().perform()
+    picked = page.browser.find_element("css selector", ".steps-picked")
+    assert picked.text.startswith(f"Picked step {recorded[0]}:")
+    ActionChains(page.browser).move_to_element(
+        picked.find_element("css selector", "button")
+    ).click().perform()
+    first, last = json.loads(page.link()["at_steps"])["range"]
+    assert first <= recorded[0] <= last
+    assert last - first < count - 1
+    picked.find_element("css selector", "a.goto").click()
+    trace_of_step(page, recorded[0], recorded)
+
+
+def test_the_bar_at_the_cursor_is_picked_by_key(page, recorded):
+    page.open(**RUN, view="steps")
+    field = page.browser.find_element("css selector", ".steps-field")
+    field.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT] * recorded[1], Keys.ENTER)
+    assert page.run("return document.activeElement.textContent") == "Zoom to it"
+    page.browser.switch_to.active_element.send_keys(Keys.TAB)
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    trace_of_step(page, recorded[1], recorded)
+
+
+def test_a_step_that_no_window_recorded_is_no_link(page):
+    page.open(**RUN, view="steps")
+    page.browser.find_element("css selector", ".steps-field").send_keys(Keys.HOME, Keys.ENTER)
+    assert page.run("return document.querySelector('.steps-picked').innerText").endswith(
+        "No window recorded it."
+    )
