@@ -4,11 +4,11 @@
     PYTHONPATH=. python benchmarks/dashboard_open.py --runs 50 --windows 20 --mb 10 --json dashboard_open.json
 
 A log directory is made of one profile of a run and one of a window, written again and again. TensorBoard
-reads it in a process of its own. The time to open is from the beginning of the tab's frame until its view is
-drawn, by the browser's clock, in a Chromium without a display. The first view is opened once more over a
-network of which each answer takes 100 ms longer. A clone serves modules; with a bundle in ``static/``, as a wheel
-has it, that is what is measured, and the first line says so. The start is the time of importing the plugin
-on top of TensorBoard, in fresh processes. Needs Chromium, chromedriver and selenium.
+reads it in a process of its own. The time to open is from the beginning of the tab's frame until its view
+is drawn, by the browser's clock, in a Chromium without a display. The first view is opened once more over a
+network of which each answer takes 100 ms longer. A clone serves modules; with a bundle in ``static/``, as a
+wheel has it, that is what is measured, and the first line says so. The start is the time of importing the
+plugin on top of TensorBoard, in fresh processes. Needs Chromium, chromedriver and selenium.
 """
 
 from __future__ import annotations
