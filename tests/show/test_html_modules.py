@@ -14,6 +14,7 @@ from lightning_modelprof.show.html.parts import chart_html, flame_html, table_ht
 from tests.show.test_html_browser import about, box, names, press
 from tests.show.test_html_copying import TAKE, csv_of, group_by, groups
 from tests.show.test_html_groups import operators_of
+from tests.show.test_html_places import after
 from tests.show.test_show_html import chart
 from tests.support.sample_flames import stacks_flame
 
@@ -72,6 +73,9 @@ def test_everything_works_that_can_be_pressed(served):
     assert len(csv_of(served)) == 5
     box(served, "weighted_nll").click()
     assert about(served).startswith("weighted_nll, train.py:12")
+    served.find_element("css selector", ".about .at").click()
+    assert after(served, "output.copied") == "Copied"
+    assert served.execute_script("return window.copied") == "train.py:12"
     served.execute_script(
         "document.querySelector('.field').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))"
     )
