@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
+from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MOST_POINTS
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build_profile import window_profile
-from lightning_modelprof.report.charts.memory import window_memory
+from lightning_modelprof.report.charts.memory import window_memory, window_memory_of_run
+from lightning_modelprof.run.model_cost import ModelCost, ModelSize, TensorSize
+from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render
+from tests.support.diagnosed import analysis_of, steps_of
 from tests.support.traces import event, load, make_trace
 
 PHASES = (("dataloader", 0, 100), ("forward", 100, 300), ("backward", 300, 600), ("optimizer", 600, 900))
@@ -245,3 +250,20 @@ def test_the_view_memory_has_it_once_with_its_peak():
     assert page.count('data-chart="window_memory"') == 1
     assert "peak 1.00 MiB" in page
     assert len(re.findall('<div class="level" style="bottom:96', page)) == 1  # the axis ends 4 % above it
+
+
+def test_of_a_run_the_model_s_own_tensors_are_apart():
+    """100 bytes from before: 40 of parameters, 5 of buffers, and 55 of others; state is the window's."""
+    events = [*steps(2), block(150, 8, 1, 108), block(700, 30, 2, 138)]
+    facts = analyze_trace(make_trace(events))
+    sizes = tuple(
+        TensorSize(kind=kind, dtype="float32", tensors=1, elements=1, num_bytes=size)
+        for kind, size in (("trainable parameters", 40), ("buffers", 5), ("optimizer state", 30))
+    )
+    window = WindowFacts(window=Window(index=0, first_step=0, last_step=1), facts=facts)
+    cost = ModelCost(size=ModelSize(sizes=sizes))
+    analysis = replace(analysis_of(steps_of(forward=10), cost=cost), windows=(window,))
+    chart = window_memory_of_run(analysis)
+    last = {one.key: one.values[-1] for one in chart.series}
+    assert last == {"parameters": 40, "buffers": 5, "before": 55, "optimizer_state": 30, "activations": 8}
+    assert chart.level == sum(last.values())
