@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from html import escape
+from typing import Any, Final
 
 from lightning_modelprof.errors import ArchiveError, one_line, told
 from lightning_modelprof.record import Record
@@ -13,7 +14,7 @@ from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import compared_run_of_report
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.windows import compare_windows
-from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.html.help.definitions import definitions_document
@@ -22,6 +23,7 @@ from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison, view_sections
+from lightning_modelprof.units import format_cell
 
 _NOTHING_TO_COMPARE = (
     "Both sides are the same, or one has only a window and the other only a run. Choose another run or window"
@@ -87,7 +89,11 @@ class Answers:
             name.removeprefix(_BEFORE): value for name, value in arguments.items() if name.startswith(_BEFORE)
         }
         sides = [self._side(context, experiment, chosen) for chosen in (before, arguments)]
-        html = _shown(lambda: "".join(render_comparison(report) for report in compare_sides(*sides)))
+        html = _shown(
+            lambda: "".join(
+                (_differs(*sides), *(render_comparison(report) for report in compare_sides(*sides)))
+            )
+        )
         return {
             "title": "Compare",
             "html": html,
@@ -185,6 +191,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "label": one_line(head.label),
         "ranks": list(head.ranks),
         "recorded": head.recorded,
+        "model": one_line(head.model),
     }
 
 
@@ -200,6 +207,37 @@ class ComparedSide(Record, frozen=True, kw_only=True):
     run_name: str
     selection: Selection
     read_steps: Callable[[], StepTimings]
+
+
+_TELLING: Final = (
+    ("model", lambda run, _: run.get("model")),
+    ("device", lambda run, _: run.get("device_name") or run.get("device_type")),
+    ("ranks", lambda run, _: run.get("world_size")),
+    ("precision", lambda run, _: run.get("precision")),
+    ("batch size", lambda _, benchmark: benchmark.get("samples_per_step")),
+)
+"""What both sides should have the same of: its name, and where the sections of a report have it."""
+
+
+def _differs(before: ComparedSide, after: ComparedSide) -> str:
+    """A line on what makes the sides hard to compare; ``""`` where nothing that is known does."""
+    reports = [side.selection.run_report for side in (before, after)]
+    if before.run_name == after.run_name or None in reports:
+        return ""
+    sections = [report.sections for report in reports if report is not None]
+    values = [
+        (name, *(find(one.get("run") or {}, one.get("benchmark") or {}) for one in sections))
+        for name, find in _TELLING
+    ]
+    known = [(name, old, new) for name, old, new in values if old and new and old != new]
+    if not known:
+        return ""
+    text = ", ".join(f"{name} {_plain(old)} before and {_plain(new)} after" for name, old, new in known)
+    return f'<p class="problem" role="status">These two differ in what they ran: {escape(text)}.</p>'
+
+
+def _plain(value: Any) -> str:
+    return one_line(format_cell(value, Unit.COUNT) if isinstance(value, int | float) else str(value))
 
 
 def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:

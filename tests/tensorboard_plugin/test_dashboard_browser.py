@@ -334,7 +334,7 @@ def test_digits_choose_a_view_unless_somebody_writes(page):
 
 
 def test_two_runs_are_compared_and_swapped(page):
-    page.open(run="net/version_1", view="compare")
+    page.open(run="net/version_1", window="modelprof/window_0", view="compare")
     assert page.link()["before_run"] == "net/version_0", "the newest of those before it"
     page.open(run="net/version_0", view="compare")
     assert page.link()["before_run"] != "newer head", "it cannot be read"

@@ -47,6 +47,7 @@ class ProfileHead(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: those that the reader can choose from; empty when there is only one.
         recorded: (first, last) of each row of neighbouring steps that a window holds; empty in older files.
+        model: class of the model of a run; ``""`` of a window, where it is not known, and in older files.
     """
 
     schema_version: int
@@ -56,6 +57,7 @@ class ProfileHead(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     ranks: tuple[int, ...] = ()
     recorded: tuple[tuple[int, int], ...] = ()
+    model: str = ""
 
 
 class ColumnsBlob(Record, frozen=True, kw_only=True):
@@ -151,6 +153,7 @@ def _head(profile: Profile) -> ProfileHead:
         label=profile.label,
         ranks=tuple(sorted(profile.rank_reports)),
         recorded=_neighbours(profile.step_numbers),
+        model=str((profile.report.sections.get("run") or {}).get("model", "")),
     )
 
 

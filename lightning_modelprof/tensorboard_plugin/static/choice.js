@@ -130,7 +130,8 @@ export function complete(choice, contents, prefix = "") {
 }
 
 /**
- * To look at the newest run that can be read; to compare with, the newest of those before it, else of the others.
+ * To look at the newest run that can be read. To compare with: the same run where its window has one before it, else
+ * the newest of those before it, of the same model if there is one, else of the others.
  * @param {Run[]} all
  * @param {Choice} choice
  * @param {string} prefix
@@ -140,9 +141,18 @@ function defaultRun(all, choice, prefix) {
   const runs = readable.length ? readable : all;
   const chosen = all.find(({ name }) => name === choice.run);
   if (prefix !== BEFORE || !chosen) return newestRun(runs);
+  if (windowBefore(windowsOf(chosen, choice.profile ?? ""), choice.window)) return chosen;
   const others = runs.filter((run) => run !== chosen);
   const earlier = others.filter((run) => timeOf(run) < timeOf(chosen));
-  return newestRun(earlier.length ? earlier : others.length ? others : runs);
+  const likely = earlier.length ? earlier : others.length ? others : runs;
+  const model = modelOf(chosen);
+  const alike = likely.filter((run) => model !== "" && modelOf(run) === model);
+  return newestRun(alike.length ? alike : likely);
+}
+
+/** @param {Run} run */
+function modelOf(run) {
+  return run.profiles.find(({ model }) => model)?.model ?? "";
 }
 
 /**

@@ -76,7 +76,7 @@ class Dashboard {
     const choose = (/** @type {Choice} */ changes) => this.choose(changes);
     keepFocus(this.menu, () => {
       this.menu.replaceChildren(
-        ...makeChoosers(choice, this.contents, "", choose),
+        ...makeChoosers(choice, this.contents, "", choose, (looks) => this.remember(looks)),
         makeViewList(this.contents, choice.view, (view) => choose({ view })),
         ...(gone ? [make("p", { class: "problem", role: "status" }, gone)] : []),
         ...makeProblems(choice, this.contents),

@@ -3,6 +3,8 @@
 import { profilesOf, windowsOf } from "./choice.js";
 import { chooser, make } from "./dom.js";
 
+const MANY_RUNS = 10; // a list of more can be filtered
+
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */
 /** @typedef {import("./server.js").Profile} Profile */
@@ -13,9 +15,10 @@ import { chooser, make } from "./dom.js";
  * @param {Contents} contents
  * @param {string} prefix of the names: "" or BEFORE
  * @param {(changes: Choice) => void} change
+ * @param {(looks: Choice) => void} remember what changes nothing that is shown
  * @returns {HTMLElement[]}
  */
-export function makeChoosers(choice, contents, prefix, change) {
+export function makeChoosers(choice, contents, prefix, change, remember) {
   const run = contents.runs.find(({ name }) => name === choice[`${prefix}run`]);
   const loops = profilesOf(run, "run");
   const windows = windowsOf(run, choice[`${prefix}profile`]);
@@ -31,9 +34,58 @@ export function makeChoosers(choice, contents, prefix, change) {
   ];
   return lists
     .filter(({ name, options }) => options.length > (name === "profile" ? 1 : 0))
-    .map(({ label, name, options }) =>
-      chooser(label, options, choice[prefix + name], prefix + name, (value) => change({ [prefix + name]: value })),
-    );
+    .flatMap(({ label, name, options }) => {
+      const choose = (/** @type {string} */ value) => change({ [prefix + name]: value });
+      const list = chooser(label, options, choice[prefix + name], prefix + name, choose);
+      if (name !== "run" || options.length <= MANY_RUNS) return [list];
+      return [filterOf(list, choice, `${prefix}filter`, choose, remember), list];
+    });
+}
+
+/**
+ * A field whose words leave fewer runs in the list below it. The chosen run stays.
+ * @param {HTMLElement} list a chooser
+ * @param {Choice} choice
+ * @param {string} name of the filter in the address
+ * @param {(run: string) => void} choose
+ * @param {(looks: Choice) => void} remember
+ */
+function filterOf(list, choice, name, choose, remember) {
+  const select = /** @type {HTMLSelectElement} */ (list.querySelector("select"));
+  const options = Array.from(select.options);
+  const chosen = select.value;
+  const count = make("output");
+  const filter = () => {
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = options.filter(({ value }) => words.every((word) => value.toLowerCase().includes(word)));
+    select.replaceChildren(...options.filter((option) => found.includes(option) || option.value === chosen));
+    select.value = chosen;
+    count.textContent = words.length ? `${found.length} of ${options.length}` : `${options.length} runs`;
+    return found;
+  };
+  const field = make("input", {
+    type: "search",
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "words of its name",
+    "data-key": name,
+    value: choice[name] ?? "",
+    oninput: () => {
+      filter();
+      remember({ [name]: field.value });
+    },
+    onkeydown: (event) => {
+      const { key } = /** @type {KeyboardEvent} */ (event);
+      const found = key === "Enter" ? filter() : [];
+      if (found.length) choose(found[0].value);
+      if (key === "ArrowDown") {
+        event.preventDefault();
+        select.focus();
+      }
+    },
+  });
+  filter();
+  return make("label", { class: "chooser filter" }, make("span", {}, "Find a run ", count), field);
 }
 
 /**

@@ -11,6 +11,7 @@
  * @property {string} [label]
  * @property {number[]} [ranks]
  * @property {[number, number][]} [recorded] first and last number of each row of steps that a window holds
+ * @property {string} [model] of a run; "" if it is not known
  */
 
 /**

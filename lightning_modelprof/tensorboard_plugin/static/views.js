@@ -144,7 +144,7 @@ export class ViewPage {
    * @param {Contents} contents
    */
   makeSides(choice, contents) {
-    const before = makeChoosers(choice, contents, BEFORE, this.choose);
+    const before = makeChoosers(choice, contents, BEFORE, this.choose, this.remember);
     const swap = () => {
       const changes = /** @type {Choice} */ ({});
       for (const name of SELECTED) {

@@ -1,0 +1,123 @@
+"""Which run is looked at, and which it is compared with: found among many, sensible by default, warned of."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from lightning_modelprof.report.build_profile import step_columns
+from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.show.tensorboard.event_file import write_event_file
+from lightning_modelprof.show.tensorboard.profile_blob import pack_head, unpack_head
+from tests.support.chromium import said
+from tests.support.steps_page import sample_steps
+from tests.support.tensorboard_server import tensorboard
+from tests.tensorboard_plugin.test_dashboard_browser import Page
+from tests.tensorboard_plugin.test_dashboard_damage import report_of
+from tests.tensorboard_plugin.test_dashboard_plugin import fit
+
+pytestmark = pytest.mark.slow
+
+NUM_COPIES = 12
+
+
+def run_of(model, **info):
+    """A run's profile that says what its model is."""
+    report = report_of()
+    known = {"loop": "fit", "world_size": 1, "sample_unit": "samples", "created": "", "status": "finished"}
+    known["device_type"] = "cpu"
+    benchmark = {"steps": 9, "batch_cost_ns": {"avg": 1e6}, "samples_per_step": info.pop("samples", 8)}
+    sections = {"run": {**known, "model": model, **info}, "benchmark": benchmark, "settings": {}}
+    return Profile(
+        kind="run",
+        loop="fit",
+        window=None,
+        label="x",
+        report=replace(report, sections={**report.sections, **sections}),
+        steps=step_columns(sample_steps(50)),
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A fit with two windows, a dozen copies of it, and runs of two other models between them in time."""
+    root = tmp_path_factory.mktemp("logs")
+    write_event_file(root / "first", [("modelprof/run", run_of("Net"))])
+    write_event_file(root / "wide", [("modelprof/run", run_of("Wide", device_name="A100", samples=64))])
+    fit(root)
+    for number in range(NUM_COPIES):
+        shutil.copytree(root / "net" / "version_0", root / f"trial_{number:02}", symlinks=True)
+    with tensorboard(root) as running:
+        yield running.wait_for("first", "wide", "net/version_0", f"trial_{NUM_COPIES - 1:02}")
+
+
+@pytest.fixture
+def page(browser, server):
+    said(browser)
+    yield Page(browser, server)
+    browser.switch_to.default_content()
+    assert [line for line in said(browser) if "favicon" not in line] == []
+
+
+def shown_runs(page, place="aside"):
+    return page.run(
+        f"return [...document.querySelector('{place} [data-key$=run]').options].map(o => o.value)"
+    )
+
+
+def test_a_run_among_many_is_found_by_words(page):
+    page.open(run="net/version_0", view="memory")
+    assert len(shown_runs(page)) == NUM_COPIES + 3
+    field = page.browser.find_element("css selector", "aside input[type=search]")
+    field.send_keys("trial 1")
+    assert shown_runs(page) == ["net/version_0", "trial_01", "trial_10", "trial_11"], "the chosen one stays"
+    count = "return document.querySelector('aside .filter output').textContent"
+    assert page.run(count) == f"3 of {NUM_COPIES + 3}"
+    assert page.link()["filter"] == "trial 1"
+    field.send_keys(Keys.ENTER)
+    page.wait("return document.querySelector('aside [data-key=run]').value === 'trial_01'")
+    page.settle()
+    assert page.title() == "Memory"
+    assert page.run("return document.activeElement.type") == "search", "the focus stays"
+    page.open(**page.link())
+    assert shown_runs(page) == ["trial_01", "trial_10", "trial_11"]
+    page.browser.find_element("css selector", "aside input[type=search]").send_keys(Keys.ARROW_DOWN)
+    assert page.run("return document.activeElement.dataset.key") == "run"
+
+
+def test_what_to_compare_with_is_found_the_same_way(page):
+    page.open(run="net/version_0", view="compare")
+    page.browser.find_element("css selector", ".sides input[type=search]").send_keys("wide")
+    assert set(shown_runs(page, ".sides")) == {"wide", page.link()["before_run"]}
+
+
+def test_a_window_is_compared_with_the_one_before_it(page):
+    page.open(run="trial_03", window="modelprof/window_1", view="compare")
+    link = page.link()
+    assert (link["before_run"], link["before_window"]) == ("trial_03", "modelprof/window_0")
+    assert page.run("return document.querySelectorAll('main section.comparison').length") == 1
+
+
+def test_without_a_window_before_it_the_newest_earlier_run_of_its_model_is(page):
+    page.open(run="net/version_0", window="modelprof/window_0", view="compare")
+    assert page.link()["before_run"] == "first", "not the run of another model, though that is newer"
+
+
+def test_what_differs_between_the_sides_is_said(page):
+    page.open(run="first", before_run="wide", view="compare")
+    line = page.run("return document.querySelector('main .parts [role=status]').textContent")
+    assert line == (
+        "These two differ in what they ran: model Wide before and Net after, device A100 before and cpu"
+        " after, batch size 64 before and 8 after."
+    )
+    page.open(run="trial_03", before_run="trial_02", view="compare")
+    assert page.run("return document.querySelector('main .parts [role=status]')") is None
+
+
+def test_the_head_of_an_older_version_has_no_model():
+    packed = pack_head(run_of("Net"))
+    assert unpack_head(packed).model == "Net"
+    assert unpack_head(packed.replace(b',"model":"Net"', b"")).model == ""
