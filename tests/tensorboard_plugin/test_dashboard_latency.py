@@ -78,7 +78,7 @@ def test_a_wheel_asks_for_one_script(browser, from_wheel, view, most_requests, m
 
 
 @pytest.mark.parametrize(
-    ("view", "most_requests", "most_depth"), [("overview", 30, 6), ("steps", 50, 9), ("trace", 60, 9)]
+    ("view", "most_requests", "most_depth"), [("overview", 30, 6), ("steps", 50, 9), ("trace", 64, 9)]
 )
 def test_a_clone_asks_for_what_a_view_needs_in_one_go(browser, from_clone, view, most_requests, most_depth):
     """Of one host browsers ask for six things at a time, so that many modules are a chain as well."""
