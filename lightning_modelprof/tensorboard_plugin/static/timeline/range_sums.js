@@ -13,6 +13,7 @@ import { firstAbove, firstFrom } from "../sorted.js";
  */
 export function rangeSums(slices, from, to) {
   const { begin, end, name, category, isPath } = slices;
+  const hasPath = isPath.includes(true);
   const names = new Tally(slices.names);
   const categories = new Tally(slices.categories);
   for (const row of slices.rows) {
@@ -20,7 +21,7 @@ export function rangeSums(slices, from, to) {
     const last = firstFrom(begin, first, row.last, to);
     for (let index = first; index < last; index += 1) {
       const ns = Math.min(to, end[index]) - Math.max(from, begin[index]);
-      if (!isPath[category[index]]) names.add(name[index], ns); // parts of other slices
+      if (!hasPath || !isPath[category[index]]) names.add(name[index], ns); // parts of other slices
       categories.add(category[index], ns);
     }
   }

@@ -30,13 +30,18 @@ export class Found {
     /** @type {Map<import("./slices.js").Row, Int32Array>} row → places of its found slices, ascending */
     this.byRow = new Map();
     if (!this.isActive) return;
+    const { name: names, category, duration } = slices;
+    const isAnyKind = ofKind.every(Boolean);
+    let most = -1;
     for (const row of slices.rows) {
       if (rank !== undefined && (slices.lanes[row.lane].rank ?? rank) !== rank) continue;
       const first = this.count;
       for (let index = row.first; index < row.last; index += 1) {
-        if (!isNamed[slices.name[index]] || !ofKind[slices.category[index]]) continue;
+        if (!isNamed[names[index]] || !(isAnyKind || ofKind[category[index]])) continue;
         buffer[this.count++] = index;
-        if (this.longest < 0 || slices.duration[index] > slices.duration[this.longest]) this.longest = index;
+        if (duration[index] <= most) continue;
+        most = duration[index];
+        this.longest = index;
       }
       if (this.count > first) this.byRow.set(row, buffer.subarray(first, this.count));
     }

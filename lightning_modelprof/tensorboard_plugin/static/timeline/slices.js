@@ -223,9 +223,10 @@ export class Slices {
   linkLaunches() {
     const first = new Int32Array(this.count).fill(-1);
     const next = new Int32Array(this.count);
+    const hasPath = this.isPath.includes(true);
     for (let device = this.launch.length - 1; device >= 0; device -= 1) {
       const host = this.launch[device];
-      if (host < 0 || this.isPath[this.category[device]]) continue;
+      if (host < 0 || (hasPath && this.isPath[this.category[device]])) continue;
       next[device] = first[host];
       first[host] = device;
     }
