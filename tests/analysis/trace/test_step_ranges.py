@@ -107,7 +107,8 @@ def test_one_step_says_nothing_of_all():
     verdict, findings = diagnose_traces([facts])
     assert verdict.kind == "cannot_tell"
     assert verdict.summary.startswith("The trace has one step")
-    assert {one.status for one in findings} == {Status.NOT_EVALUATED}
+    timed = [one for one in findings if one.kind != "tensor_cores_eligible"]  # what that is of are kernels
+    assert {one.status for one in timed} == {Status.NOT_EVALUATED}
     assert "one step" not in diagnose_traces([analyze_trace(make_trace(served(*VLLM)))])[0].summary
 
 
