@@ -159,7 +159,7 @@ export class TimelineView {
   arrange() {
     const { count } = this.slices;
     const all = this.shown.places ? ` of ${formatCount(this.shown.known?.length ?? 0)}` : "";
-    this.parts.about.textContent = `${formatCount(count)}${all} slices`;
+    this.parts.about.textContent = this.parts.about.title = `${formatCount(count)}${all} slices`;
     fillLanes(this.parts, this.layout, (item) => {
       this.layout.toggle(item);
       this.arrange();
