@@ -88,6 +88,14 @@ def test_a_run_among_many_is_found_by_words(page):
     assert page.run("return document.activeElement.dataset.key") == "run"
 
 
+def test_enter_without_words_chooses_no_other_run(page):
+    page.open(run="trial_03", view="memory")
+    field = page.browser.find_element("css selector", "aside input[type=search]")
+    field.send_keys(" ", Keys.ENTER)
+    page.settle()
+    assert page.link()["run"] == "trial_03"
+
+
 def test_what_to_compare_with_is_found_the_same_way(page):
     page.open(run="net/version_0", view="compare")
     page.browser.find_element("css selector", ".sides input[type=search]").send_keys("wide")

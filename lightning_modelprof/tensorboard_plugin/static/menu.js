@@ -76,7 +76,7 @@ function filterOf(list, choice, name, choose, remember) {
     },
     onkeydown: (event) => {
       const { key } = /** @type {KeyboardEvent} */ (event);
-      const found = key === "Enter" ? filter() : [];
+      const found = key === "Enter" && field.value.trim() ? filter() : [];
       if (found.length) choose(found[0].value);
       if (key === "ArrowDown") {
         event.preventDefault();
