@@ -86,6 +86,21 @@ def test_a_row_leads_to_its_slices_with_the_keyboard(page):
     shows(page, "Trace")
 
 
+def test_the_keyboard_reaches_the_link_of_a_row_that_a_search_leaves(page):
+    page.open(run=NAME, view="operators")
+    field = page.browser.find_element("css selector", "#table-operators .tools input")
+    seen = (
+        "return [...document.querySelectorAll('#table-operators tbody tr')].filter(r => !r.hidden)"
+        ".map(r => r.cells[0].textContent)"
+    )
+    field.send_keys("addmm")
+    row = "return document.querySelector('#table-operators a.row-goto').closest('tr').cells[0].textContent"
+    assert page.run(row) == page.run(seen)[0]
+    for _ in "addmm":
+        field.send_keys("\ue003")  # backspace
+    assert page.run(row) in page.run(seen)
+
+
 def test_a_name_that_no_slice_has_is_no_link(page):
     page.open(run=NAME, view="operators")
     assert json.loads(

@@ -65,6 +65,12 @@ export function connectRowLinks(table) {
     stand(row);
     link.focus();
   });
-  const first = Array.from(body.rows).find((row) => isFree(row) && !without.includes(wholeText(row.cells[0])));
-  if (first) stand(first);
+  // Where the reader has hidden its row, the keyboard would not reach it.
+  const settle = () => {
+    if (isFree(link.closest("tr"))) return;
+    const first = Array.from(body.rows).find((row) => isFree(row) && !without.includes(wholeText(row.cells[0])));
+    if (first) stand(first);
+  };
+  settle();
+  for (const change of ["input", "change", "click"]) table.closest(".table")?.addEventListener(change, settle);
 }
