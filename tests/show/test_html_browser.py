@@ -279,6 +279,15 @@ def test_a_flame_graph_zooms_by_click(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
+def test_a_flame_graph_that_is_whole_again_keeps_the_focus(browser, tmp_path):
+    show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
+    box(browser, "weighted_nll").click()
+    browser.find_element("css selector", "[data-do=reset]").send_keys(Keys.ENTER)
+    assert boxes(browser) == WHOLE
+    focused = "setTimeout(() => arguments[0](document.activeElement.textContent), 100)"
+    assert browser.execute_async_script(focused) == "weighted_nll"
+
+
 def test_a_flame_graph_answers_the_keyboard(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
     stops = "return document.querySelectorAll('.box[tabindex=\"0\"]').length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.show.html.table import table_view
-from tests.show.test_html_browser import names, press, search, show, size
+from tests.show.test_html_browser import Keys, names, press, search, show, size
 from tests.show.test_show_html import report_of
 
 __all__ = ["size"]  # a fixture
@@ -163,3 +164,11 @@ def test_a_search_is_kept_beside_columns(browser, tmp_path):
     press(browser, ".columns p button", 0)
     assert names(browser) == ["op07"]
     assert json.loads(json.dumps(seen(browser))) == [column.key for column in COLUMNS]
+
+
+@pytest.mark.slow
+def test_the_button_that_shows_all_rows_leaves_the_focus_at_them(browser, tmp_path):
+    show(browser, tmp_path, report_of(tables=(replace(TABLE, row_limit=5),)))
+    browser.find_element("css selector", "[data-do=all]").send_keys(Keys.ENTER)
+    assert len(names(browser)) == len(ROWS)
+    assert browser.execute_script("return document.activeElement.className") == "scroll"

@@ -538,6 +538,15 @@ def test_the_keyboard_moves_zooms_pans_and_resets(page):
     assert browser.execute_script("return window.states.at(-1)") == state(browser)
 
 
+def test_the_button_that_shows_all_steps_leaves_the_focus_at_the_charts(page):
+    browser = page(STEPS)
+    press(browser, Keys.HOME, "+")
+    browser.find_element("css selector", ".steps > .tools button").send_keys(Keys.ENTER)
+    settle(browser)
+    assert state(browser)["range"] is None
+    assert browser.execute_script("return document.activeElement.className") == "steps-field"
+
+
 def drag(browser, start, end, chart=0):
     over = browser.find_elements("css selector", ".steps-field .u-over")[chart]
     width = over.size["width"]

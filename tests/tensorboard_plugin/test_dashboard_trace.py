@@ -383,6 +383,25 @@ def device_rows(browser):
     )
 
 
+def test_links_and_buttons_of_the_panels_leave_the_focus_at_the_timeline(page):
+    """They go with what they stand in; the canvas is where the arrow keys go on from the slice."""
+    focused = "return document.activeElement.className"
+    page.execute_script("window.mount({ initial: { find: { kind: 'kernel' } } })")
+    page.find_element("css selector", ".tl-selection .tl-link").send_keys(Keys.ENTER)
+    assert "cudaLaunchKernel" in page.execute_script(
+        "return document.querySelector('.tl-selection').innerText"
+    )
+    assert page.execute_script(focused) == "tl-canvas"
+    page.find_element("css selector", ".tl-canvas").send_keys("r")
+    wait(page, "return document.querySelector('.tl-range .tl-small') !== null")
+    zoom, clear = page.find_elements("css selector", ".tl-range .tl-small")
+    zoom.send_keys(Keys.ENTER)
+    assert page.execute_script(focused) == "tl-small"
+    clear.send_keys(Keys.ENTER)
+    wait(page, "return document.querySelector('.tl-range .tl-small') === null")
+    assert page.execute_script(focused) == "tl-canvas"
+
+
 def test_a_range_leads_with_busy_and_idle(page):
     """[110, 260): busy 10 + 20 of 150; idle 10 + 11 + 30 for the host less the fetches of 19 and 50."""
     mount(page, range=[110 * US, 260 * US])

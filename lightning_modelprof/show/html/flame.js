@@ -76,7 +76,11 @@ export class FlameGraph {
     this.line.addEventListener("mousedown", (event) => event.preventDefault()); // a focus would change the line
     this.stack?.addEventListener("click", () => this.showStack(this.current));
     this.frame.addEventListener("keydown", (event) => this.press(event));
-    this.reset.addEventListener("click", () => this.zoom(null));
+    this.reset.addEventListener("click", () => {
+      const isFocused = this.reset === document.activeElement; // until it can no longer be pressed
+      this.zoom(null);
+      if (isFocused) this.choose(this.current);
+    });
     this.search?.addEventListener("input", () => {
       this.find();
       this.onChange(this.look());

@@ -161,7 +161,13 @@ export class SortableTable {
 
   showAll() {
     this.limit = Infinity;
-    this.section.querySelector(".tools [data-do=all]")?.remove();
+    const button = this.section.querySelector(".tools [data-do=all]");
+    if (button && button === document.activeElement) {
+      /** @type {HTMLElement | null} */
+      const rows = this.section.querySelector(".scroll");
+      rows?.focus({ preventScroll: true });
+    }
+    button?.remove();
   }
 
   /** @param {string} text */

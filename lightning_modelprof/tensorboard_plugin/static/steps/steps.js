@@ -157,7 +157,11 @@ class StepsView {
 
   listen() {
     this.clean.addEventListener("change", () => this.changed());
-    this.all.addEventListener("click", () => this.reset());
+    this.all.addEventListener("click", () => {
+      const isFocused = this.all === document.activeElement; // until it can no longer be pressed
+      this.reset();
+      if (isFocused) this.field?.focus({ preventScroll: true });
+    });
     this.field?.addEventListener("keydown", (event) => this.press(event));
     this.field?.addEventListener("click", () => this.pick(this.cursor)); // not after a drag, which uPlot keeps
     this.repaint = () => {

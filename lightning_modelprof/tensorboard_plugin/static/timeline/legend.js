@@ -30,7 +30,8 @@ export function fillLegend(view) {
   const items = categories.map((category, place) => {
     const isShown = !hidden.has(category);
     const swatch = make("i", { style: `background: ${palette.swatchOf(place)}` });
-    const title = `${formatCount(counts[place])} slices; click to ${isShown ? "hide" : "show"} them`;
+    const [slices, them] = counts[place] === 1 ? ["slice", "it"] : ["slices", "them"];
+    const title = `${formatCount(counts[place])} ${slices}; click to ${isShown ? "hide" : "show"} ${them}`;
     const attributes = { type: "button", class: "tl-kind", "aria-pressed": String(isShown), title };
     const onclick = () => view.toggleKind(category);
     return make("li", {}, make("button", { ...attributes, onclick }, swatch, make("bdi", {}, category)));

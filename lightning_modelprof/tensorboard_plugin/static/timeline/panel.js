@@ -1,7 +1,7 @@
 // What is known of the selected slice.
 
 import { firstFrom } from "../sorted.js";
-import { make } from "../dom.js";
+import { keepFocus, make } from "../dom.js";
 import { formatBegin, formatCount, formatDuration } from "../units.js";
 import { detailOf, framesOf, lineOf, lineWithStack } from "./stack.js";
 
@@ -19,21 +19,27 @@ const TABLES = {
 /** What the lines of a detail of idle time begin with, and what they are called here. */
 const OF_IDLE = [["idle: ", "Why"], ["meanwhile on ", "Meanwhile"]];
 
-/** @type {[RegExp, string][]} */ ([
-  [/^idle: /, "Why"], [/^meanwhile on /, "Meanwhile"], [/^called from: /, "Line"],
-]);
-
 /**
+ * A keyboard focus in it goes to the canvas, where it is the selected slice's.
  * @param {TimelineView} view
  * @param {HTMLElement} place
  */
 export function showSelection(view, place) {
+  keepFocus(place, () => {
+    place.replaceChildren(...(view.selected < 0 ? nothingSelected(view) : selectedSlice(view)));
+    return view.parts.canvas;
+  });
+}
+
+/** @param {TimelineView} view */
+function nothingSelected({ all }) {
+  const notes = all.notes.map((text) => make("p", { class: "tl-hint" }, text));
+  return [make("p", { class: "tl-hint" }, "Click a slice for what is known of it."), ...notes];
+}
+
+/** @param {TimelineView} view */
+function selectedSlice(view) {
   const { all, selected } = view;
-  if (selected < 0) {
-    const notes = all.notes.map((text) => make("p", { class: "tl-hint" }, text));
-    place.replaceChildren(make("p", { class: "tl-hint" }, "Click a slice for what is known of it."), ...notes);
-    return;
-  }
   const list = make("dl");
   /**
    * @param {string} label
@@ -50,12 +56,12 @@ export function showSelection(view, place) {
   if (stack.length) add("Line", lineWithStack(lineOf(stack) || stack[0], stack));
   addLaunches(view, add);
   const table = tableOf(view);
-  place.replaceChildren(
+  return [
     make("h3", {}, make("bdi", { title: all.nameOf(selected) }, all.nameOf(selected))),
     ...(table ? [table] : []),
     list,
-    ...(lines.length && !isIdle ? [make("pre", { class: "tl-detail", tabindex: "0" }, lines.join("\n"))] : [])
-  );
+    ...(lines.length && !isIdle ? [make("pre", { class: "tl-detail", tabindex: "0" }, lines.join("\n"))] : []),
+  ];
 }
 
 /** @typedef {(label: string, ...values: (Node | string)[]) => void} Add */

@@ -1,6 +1,6 @@
 // What is in the selected stretch of time: first how busy the devices are, then what runs.
 
-import { make } from "../dom.js";
+import { keepFocus, make } from "../dom.js";
 import { formatBegin, formatCount, formatDuration, formatRatio } from "../units.js";
 import { deviceTimes, rangeSums } from "./range_sums.js";
 
@@ -11,33 +11,41 @@ const FINER = 100; // neighbours may be that much shorter, and begin is still an
 const DEFINITION =
   "Durations of the slices, clipped to the range and added up. What lies inside another slice, or beside it in " +
   "another lane, counts again.";
+const HINT = "Drag on the time axis, or anywhere with Shift, for what is in a stretch of time.";
 const BUSY = "Busy is the time in which any stream of the device works; idle is the rest, by cause.";
 
 /**
+ * A keyboard focus in it that has nothing to be at goes to the canvas.
  * @param {TimelineView} view
  * @param {HTMLElement} place
  */
 export function showRange(view, place) {
-  const { all, range } = view;
-  if (!range) {
-    const text = "Drag on the time axis, or anywhere with Shift, for what is in a stretch of time.";
-    place.replaceChildren(make("p", { class: "tl-hint" }, text));
-    return;
-  }
-  const [from, to] = range;
+  const { range } = view;
+  keepFocus(place, () => {
+    place.replaceChildren(...(range ? selectedRange(view, range) : [make("p", { class: "tl-hint" }, HINT)]));
+    return view.parts.canvas;
+  });
+}
+
+/**
+ * @param {TimelineView} view
+ * @param {[number, number]} range
+ */
+function selectedRange(view, [from, to]) {
+  const { all } = view;
   const { byName, byCategory } = rangeSums(all, from, to);
   const cut = `The ${MOST_ROWS} largest of ${formatCount(byName.length)} names.`;
   const heading = make("h3", {}, formatDuration(to - from));
   heading.append(make("small", {}, ` from ${formatBegin(from - all.traceBegin, (to - from) / FINER)}`),
-    make("button", { type: "button", class: "tl-small", onclick: () => view.zoomTo(from, to) }, "Zoom"),
-    make("button", { type: "button", class: "tl-small", onclick: () => view.setRange(null) }, "Clear"));
+    make("button", { type: "button", class: "tl-small", "data-key": "zoom", onclick: () => view.zoomTo(from, to) }, "Zoom"),
+    make("button", { type: "button", class: "tl-small", "data-key": "clear", onclick: () => view.setRange(null) }, "Clear"));
   const devices = deviceTimes(all, from, to);
-  place.replaceChildren(
+  return [
     heading,
     ...(devices.length ? [deviceTable(devices), make("p", { class: "tl-hint" }, BUSY)] : []),
     make("div", { class: "tl-tables" }, table("Category", byCategory), table("Name", byName.slice(0, MOST_ROWS))),
-    make("p", { class: "tl-hint" }, byName.length > MOST_ROWS ? `${cut} ${DEFINITION}` : DEFINITION)
-  );
+    make("p", { class: "tl-hint" }, byName.length > MOST_ROWS ? `${cut} ${DEFINITION}` : DEFINITION),
+  ];
 }
 
 /**
