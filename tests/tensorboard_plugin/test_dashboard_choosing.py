@@ -109,6 +109,20 @@ def test_a_window_is_compared_with_the_one_before_it(page):
     assert page.run("return document.querySelectorAll('main section.comparison').length") == 1
 
 
+def test_what_is_compared_with_follows_unless_it_was_chosen(page):
+    page.open(run="trial_03", window="modelprof/window_1", view="compare")
+    page.choose("Run", "trial_05")
+    wanted = {"run": "trial_05", "before_run": "trial_05", "before_window": "modelprof/window_0"}
+    assert wanted.items() <= page.link().items()
+    page.press("Memory", "aside nav button")
+    page.choose("Run", "trial_06")
+    page.press("Compare", "aside nav button")
+    assert page.link()["before_run"] == "trial_06"
+    page.open(run="trial_03", window="modelprof/window_1", before_run="wide", view="compare")
+    page.choose("Run", "trial_05")
+    assert page.link()["before_run"] == "wide"
+
+
 def test_without_a_window_before_it_the_newest_earlier_run_of_its_model_is(page):
     page.open(run="net/version_0", window="modelprof/window_0", view="compare")
     assert page.link()["before_run"] == "first", "not the run of another model, though that is newer"

@@ -130,6 +130,20 @@ export function complete(choice, contents, prefix = "") {
 }
 
 /**
+ * The choice without what is compared with, where that is what the dashboard proposes itself: then it follows what
+ * the reader looks at.
+ * @param {Choice} choice complete
+ * @param {Contents} contents
+ * @returns {Choice}
+ */
+export function withoutUsualBefore(choice, contents) {
+  const names = ["run", "profile", "window", "rank"].map((name) => BEFORE + name);
+  const rest = Object.fromEntries(Object.entries(choice).filter(([name]) => !names.includes(name)));
+  const usual = complete(rest, contents, BEFORE);
+  return names.every((name) => (choice[name] ?? "") === usual[name]) ? rest : choice;
+}
+
+/**
  * To look at the newest run that can be read. To compare with: the same run where its window has one before it, else
  * the newest of those before it, of the same model if there is one, else of the others.
  * @param {Run[]} all

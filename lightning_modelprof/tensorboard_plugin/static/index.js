@@ -1,6 +1,6 @@
 // The dashboard. TensorBoard imports this module into a frame of its own and calls render().
 
-import { BEFORE, chosen, complete, isSame, lookedAt, whatIsGone } from "./choice.js";
+import { BEFORE, chosen, complete, isSame, lookedAt, whatIsGone, withoutUsualBefore } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
 import { onGoto, onLinkChange, readLink, writeLink } from "./link.js";
 import { listenToDigits, makeChoosers, makeProblems, makeViewList } from "./menu.js";
@@ -45,7 +45,9 @@ class Dashboard {
    * @returns {Choice}
    */
   after(changes) {
-    return chosen(this.choice, changes, (choice) => this.completed(choice));
+    const isOfBefore = Object.keys(changes).some((name) => name.startsWith(BEFORE));
+    const choice = isOfBefore ? this.choice : withoutUsualBefore(this.choice, this.contents);
+    return chosen(choice, changes, (one) => this.completed(one));
   }
 
   /**
