@@ -230,9 +230,10 @@ VIEWS: Final = (
         empty=_NO_WINDOW,
         columns=TIMELINE,
         help=(
-            "Every event of the trace is one slice with its exact times. Each device's streams come"
-            " first, then the host threads: that of the steps, and the others by the time in which"
-            " anything is open on them. A slice inside another is drawn below it; one that begins in"
+            "Every event of the trace is one slice with its exact times. Below the critical path come each"
+            " device's streams, then the host threads: that of the steps, and the others by the time in"
+            " which anything is open on them; of several ranks all devices come first, then the rest rank"
+            " by rank. A slice inside another is drawn below it; one that begins in"
             " another and ends after it goes one row deeper. A step lasts until the device work launched"
             " in it has ended. The view opens at the steps; *Show all* has what comes before and after"
             " them. Click a category above the lanes to hide or show it; Python functions are hidden at"
