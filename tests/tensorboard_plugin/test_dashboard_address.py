@@ -21,6 +21,15 @@ def shows(page, title):
     page.settle()
 
 
+def uses(page, title):
+    """The view is there, and somebody presses something in it.
+
+    Chromium forgets steps of a page in which nobody has, once it remembers fifty.
+    """
+    shows(page, title)
+    page.browser.find_element("css selector", "main > h1").click()
+
+
 def add_link(page, goto, place="main .parts"):
     """A link as a part of the page writes it; a test presses it before such parts are in every view."""
     page.run(
@@ -36,8 +45,11 @@ def add_link(page, goto, place="main .parts"):
 @pytest.mark.parametrize("is_tab", [False, True], ids=["alone", "in TensorBoard"])
 def test_back_and_forward_step_between_views(page, is_tab):
     (page.open_tab if is_tab else page.open)(**RUN, view="overview")
+    uses(page, "Overview")
     page.press("Operators", "aside nav button")
+    uses(page, "Operators")
     page.press("Memory", "aside nav button")
+    uses(page, "Memory")
     page.choose("Window", "modelprof/window_1")
     page.run("parent.history.back()")
     page.wait("return document.querySelectorAll('.chooser select')[2].value === 'modelprof/window_0'")
@@ -53,10 +65,12 @@ def test_back_and_forward_step_between_views(page, is_tab):
 
 def test_back_leaves_tensorboards_own_state_alone(page):
     page.open_tab(**RUN, view="overview")
+    uses(page, "Overview")
     page.run("parent.location.hash += '&other=1'")
     state = page.run("return JSON.stringify(parent.history.state)")
     assert "namespaceId" in state
     page.press("Operators", "aside nav button")
+    uses(page, "Operators")
     assert page.run("return JSON.stringify(parent.history.state)") == state
     page.run("parent.history.back()")
     shows(page, "Overview")
@@ -67,7 +81,9 @@ def test_back_leaves_tensorboards_own_state_alone(page):
 
 def test_back_from_another_tab_of_tensorboard_comes_to_the_view_that_was_left(page):
     page.open_tab(**RUN, view="overview")
+    uses(page, "Overview")
     page.press("Operators", "aside nav button")
+    uses(page, "Operators")
     page.run("parent.document.location.hash = parent.location.hash.replace('modelprof&', 'timeseries&')")
     page.run("parent.history.back()")
     page.wait("return parent.location.hash.startsWith('#modelprof')")
@@ -86,6 +102,7 @@ def test_looking_around_makes_no_step_back(page):
 
 def test_a_link_in_a_part_leads_into_the_other_view(page):
     page.open(**RUN, view="operators")
+    uses(page, "Operators")
     link = add_link(page, {"view": "trace", "find": FIND})
     link.click()
     shows(page, "Trace")
@@ -97,6 +114,7 @@ def test_a_link_in_a_part_leads_into_the_other_view(page):
     shows(page, "Trace")
     assert json.loads(page.link()["find"]) == FIND
     page.press("Memory", "aside nav button")
+    uses(page, "Memory")
     assert "find" not in page.link(), "it points into a view that is no longer shown"
 
 
