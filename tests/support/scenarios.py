@@ -692,7 +692,7 @@ class WithTable(Model):
 
 
 def table_made_by_python(costs: Costs, folder: Path) -> Training:
-    return Training(WithTable(costs), rows())
+    return Training(WithTable(costs), rows(NUM_STEPS * 12))  # so that enough samples are of its line
 
 
 class RowLoop(Model):
