@@ -19,6 +19,7 @@ from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SlowSteps, StepTimings
+from lightning_modelprof.run.workers import LoaderWorkers
 
 RUN_SCHEMA_VERSION: Final = 2
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
@@ -157,6 +158,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
         cpu: CPU time of some steps; ``None`` where none was read, before the loop has ended, and as above.
         repeated: whether samples of an index are the same in each epoch; ``None`` outside of a fit, and in
             runs of older versions.
+        workers: of each DataLoader that has some; ``None`` where nobody looked into them.
         helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training; ``None``
             if there was none.
         samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
@@ -180,6 +182,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
     slow: SlowSteps | None = None
     cpu: CpuUse | None = None
     repeated: RepeatedSamples | None = None
+    workers: tuple[LoaderWorkers, ...] | None = None
     helper_cpu_ns: Count | None = None
     samples_note: str = ""
     notes: tuple[str, ...] = ()

@@ -1,0 +1,151 @@
+"""What the workers of a DataLoader did: calls in them, batches they made, and where their time went.
+
+All times are of one clock, ``time.perf_counter_ns``: on Linux it is the same in all processes of a machine.
+"""
+
+from __future__ import annotations
+
+from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.run.stacks import StackSamples
+
+
+class CallTimes(Record, frozen=True, kw_only=True):
+    """One call in the workers of a loader, all workers together: a transform, a sample, the collate function.
+
+    Attributes:
+        name: class or function, as it is written; of a data set with the method: ``Images.__getitem__``.
+        kind: ``sample`` (the data set's own ``__getitem__``, ``__getitems__`` or ``next``), ``transform``,
+            ``compose`` (a transform that has others) or ``collate``.
+        depth: calls that it stands in, of those in this list: 0 for samples and collate.
+        calls: how many ended.
+        samples: that they made; other than ``calls`` only where one call makes several.
+        total_ns: wall time in it, with what it calls.
+        inner_ns: of that, in the calls of this list that it makes.
+        cpu_ns: CPU time of the worker's thread; ``None`` where it was not read, as of transforms.
+        p50_ns, p99_ns: of one call, to within 3 %.
+        max_ns: the longest call.
+        file, line: where its code is; ``""`` and 0 where it has no Python code.
+        is_users: whether that is the user's own code.
+        package: of a library; ``""`` otherwise.
+    """
+
+    name: str
+    kind: str
+    depth: Count = 0
+    calls: Count
+    samples: Count
+    total_ns: Count
+    inner_ns: Count = 0
+    cpu_ns: Count | None = None
+    p50_ns: Count = 0
+    p99_ns: Count = 0
+    max_ns: Count = 0
+    file: str = ""
+    line: Count = 0
+    is_users: bool = False
+    package: str = ""
+
+    @property
+    def own_ns(self) -> int:
+        """Wall time in it and in no other call of the list."""
+        return max(0, self.total_ns - self.inner_ns)
+
+
+class WorkerTimes(Record, frozen=True, kw_only=True):
+    """One worker of a loader, with all processes that had its number.
+
+    Attributes:
+        worker: its number in the loader.
+        starts: processes that had it, one after the other.
+        start_ns: from the start of such a process until its first instruction for samples, on average:
+            interpreter, imports and the data set where those come anew; ``None`` where the system does not
+            tell.
+        batches, samples: that it made.
+        fetch_ns: wall time in making samples.
+        collate_ns: wall time in the collate function.
+        wait_ns: wall time between two batches: it waits for an index, as enough batches are ready.
+        cpu_ns: CPU time of its main thread while it made batches.
+        other_cpu_ns: CPU time of its other threads, such as the one that pickles batches, and of waiting;
+            ``None`` where the system does not tell.
+        read_bytes: that it asked the system for, from files and sockets; ``None`` likewise.
+        disk_bytes: of those, what had to come from a disk; ``None`` likewise.
+        page_faults: for which the system had to read; ``None`` likewise.
+        memory_bytes: resident at last; ``None`` likewise.
+        threads: it had at most; ``None`` likewise.
+        dropped: batches that are in no figure of single batches, as they came faster than they were read.
+    """
+
+    worker: Count
+    starts: Count = 1
+    start_ns: Count | None = None
+    batches: Count = 0
+    samples: Count = 0
+    fetch_ns: Count = 0
+    collate_ns: Count = 0
+    wait_ns: Count = 0
+    cpu_ns: Count = 0
+    other_cpu_ns: Count | None = None
+    read_bytes: Count | None = None
+    disk_bytes: Count | None = None
+    page_faults: Count | None = None
+    memory_bytes: Count | None = None
+    threads: Count | None = None
+    dropped: Count = 0
+
+
+class WorkerBatches(Record, frozen=True, kw_only=True):
+    """Batches of a loader, as columns, in the order in which they were ready; of a long run the newest.
+
+    Attributes:
+        worker: that made it.
+        index: its number in the epoch, in the order in which batches are delivered; -1 where unknown.
+        begin_ns: when its first sample was begun.
+        fetched_ns: when all its samples were there.
+        ready_ns: when it was collated.
+        cpu_ns: CPU time of the worker's thread in it.
+        samples: in it.
+    """
+
+    worker: tuple[Whole, ...] = ()
+    index: tuple[Whole, ...] = ()
+    begin_ns: tuple[Whole, ...] = ()
+    fetched_ns: tuple[Whole, ...] = ()
+    ready_ns: tuple[Whole, ...] = ()
+    cpu_ns: tuple[Whole, ...] = ()
+    samples: tuple[Whole, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+
+class LoaderWorkers(Record, frozen=True, kw_only=True):
+    """The workers of one DataLoader over one loop.
+
+    Attributes:
+        loader: which one of the loop's, from 0.
+        kind: its class.
+        num_workers, prefetch_factor, batch_size: of it; ``None`` where it has none.
+        is_persistent: whether workers stay from epoch to epoch.
+        is_ordered: whether batches are delivered in the order of their indices.
+        start_method: ``fork``, ``spawn`` or ``forkserver``.
+        calls: in the order in which a sample meets them, each after the one that it stands in.
+        workers: by number.
+        batches: as far as they were kept.
+        stacks: statements that the workers were at, outermost frame first; the phase of all is
+            ``dataloader``; ``None`` where it was not sampled.
+        notes: why there is nothing, or what is missing, a sentence each.
+    """
+
+    loader: Count = 0
+    kind: str = "DataLoader"
+    num_workers: Count
+    prefetch_factor: Count | None = None
+    batch_size: Count | None = None
+    is_persistent: bool = False
+    is_ordered: bool = True
+    start_method: str = ""
+    calls: tuple[CallTimes, ...] = ()
+    workers: tuple[WorkerTimes, ...] = ()
+    batches: WorkerBatches = WorkerBatches()
+    stacks: StackSamples | None = None
+    notes: tuple[str, ...] = ()
