@@ -1,0 +1,435 @@
+"""A DataLoader played through: how long a step would take with another number of workers.
+
+What is played is torch's loader. Each worker has a queue of indices of its own. At first
+``prefetch_factor`` indices for each are handed out in turn; whenever the loop gets a batch, the next index
+goes to the next worker. Batches come in the order of their indices, or with ``in_order=False`` as they are
+ready; then the next index goes to the worker whose batch it was, as every other one has all that it may have.
+
+Service times are drawn from the measured ones, and so is the rest of a step. What computes in them takes
+longer when more workers compute than CPUs are free, by the law of ``analysis/steps/cpu_sharing.py``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.steps.cpu_sharing import Interference
+from lightning_modelprof.record import Record
+from lightning_modelprof.run.workers import WorkerBatches
+
+_Ints = NDArray[np.int64]
+
+
+_Floats = NDArray[np.floating[Any]]
+
+
+WITHIN: Final = 0.02
+"""How much slower than the best an advised number of workers may be."""
+
+
+FEWEST_BATCHES: Final = 20
+"""From fewer service times nothing is predicted."""
+
+
+PREFETCH_FACTORS: Final = (1, 2, 4)
+
+
+WAITING_WORKERS: Final = 8
+"""Workers that are tried at least where making a batch mostly waits, however few CPUs there are."""
+
+
+_ALL_NUMBERS_TO: Final = 16
+
+
+_BATCHES: Final = 256
+
+
+_REPLICATIONS: Final = 32
+
+
+_ROUNDS: Final = 10
+
+
+_ROUGHLY: Final = 4
+"""Replications in which the stretch is looked for."""
+
+
+_SEED: Final = 20_240_717
+
+
+class PredictedStep(Record, frozen=True, kw_only=True):
+    """The mean step with so many workers.
+
+    Attributes:
+        workers, prefetch_factor: of the loader; without workers the factor means nothing.
+        step_ns: mean over all replications.
+        low_ns, high_ns: in between are 95 % of the replications' means.
+        stretch: how many times as long the computing part of a batch takes as with a CPU of its own.
+    """
+
+    workers: int
+    prefetch_factor: int
+    step_ns: float
+    low_ns: float
+    high_ns: float
+    stretch: float = 1.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps in one second."""
+        return 1e9 / self.step_ns
+
+
+class LoaderQueue(Record, frozen=True, kw_only=True):
+    """What a model of the loader predicts.
+
+    Attributes:
+        num_batches: whose service times were drawn.
+        service_ns: mean time that a worker takes for a batch, as measured, with ``turn_ns``.
+        turn_ns: what lies between two batches when the next index is there already.
+        step_ns: mean step as measured; ``present`` is the same by the model.
+        rest_ns: of that, what is no wait for a batch.
+        handover_ns: of the wait, what passes although the batch is ready.
+        computing: share of the service time that would compute if nobody else needed a CPU.
+        cpus: that the training and its workers may use; ``None`` where that is unknown, and nothing is
+            stretched.
+        predictions: by number of workers and prefetch factor.
+        present: with the loader's own numbers.
+        best: the shortest step; of equal ones that with the fewest workers.
+        advised: the fewest workers whose step is at most 2 % longer than the best one, with the present
+            prefetch factor where that is enough.
+        order_cost_ns: how much shorter the present step would be if batches came as they are ready; ``None``
+            where they do, and without workers.
+    """
+
+    num_batches: int
+    service_ns: float
+    turn_ns: float
+    step_ns: float
+    rest_ns: float
+    handover_ns: float
+    computing: float
+    cpus: float | None
+    predictions: tuple[PredictedStep, ...]
+    present: PredictedStep
+    best: PredictedStep
+    advised: PredictedStep
+    order_cost_ns: float | None
+
+    @property
+    def gain(self) -> float:
+        """Share of the present step that the advised numbers save; negative where they spare workers only."""
+        return 1 - self.advised.step_ns / self.present.step_ns
+
+    @property
+    def helps(self) -> bool:
+        """Whether another number of workers, or prefetch factor, makes steps shorter by more than 2 %."""
+        return 1 - self.best.step_ns / self.present.step_ns > WITHIN
+
+    @property
+    def left_ns(self) -> float:
+        """What a step still waits for its batch with the best numbers, and without the hand-over."""
+        handover_ns = self.handover_ns if self.best.workers else 0.0
+        return max(0.0, self.best.step_ns - self.rest_ns - handover_ns)
+
+    @property
+    def needed_factor(self) -> float | None:
+        """By how much batches would have to get cheaper so that the advised workers are fast enough.
+
+        ``None`` where they are.
+        """
+        factor = self.best.step_ns / self.rest_ns if self.rest_ns else float("inf")
+        return factor if self.left_ns > WITHIN * self.best.step_ns else None
+
+
+def loader_queue(
+    batches: WorkerBatches,
+    *,
+    num_workers: int,
+    prefetch_factor: int | None,
+    rests_ns: _Floats,
+    wait_ns: float,
+    shortest_wait_ns: float = 0.0,
+    is_ordered: bool = True,
+    cpus: float | None = None,
+    rest_cpu_ns: float = 0.0,
+) -> LoaderQueue | Absent:
+    """Predict the mean step for other numbers of workers and prefetch factors.
+
+    Args:
+        batches: as measured with the present numbers.
+        num_workers: the present one.
+        prefetch_factor: likewise; ``None`` without workers.
+        rests_ns: of some steps, the time without the wait for the batch.
+        wait_ns: mean of that wait.
+        shortest_wait_ns: of nearly all waits, the least: a batch that is ready cannot take longer.
+        is_ordered: whether batches are delivered in the order of their indices.
+        cpus: that training and workers may use; ``None`` if unknown.
+        rest_cpu_ns: CPU time of the rest of a step, all threads together.
+    """
+    is_steady = _steady(batches, num_workers)
+    service_ns = np.asarray(batches.ready_ns, np.int64) - np.asarray(batches.begin_ns, np.int64)
+    service_ns, cpu_ns = service_ns[is_steady], np.asarray(batches.cpu_ns, np.int64)[is_steady]
+    if len(service_ns) < FEWEST_BATCHES:
+        return Absent(f"only {len(service_ns)} batches were timed (at least {FEWEST_BATCHES})")
+    if not len(rests_ns):
+        return Absent("no step is clean")
+    if service_ns.min() < 0 or min(rests_ns) < 0:
+        return Absent("a clock was put back")
+    factor = prefetch_factor or 2
+    turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(service_ns))) if num_workers else 0.0
+    service_ns = service_ns + round(turn_ns)
+    mean_ns, rest_ns = float(service_ns.mean()), float(np.mean(rests_ns))
+    law = Interference.measured(
+        max(1.0, mean_ns),
+        max(0.0, float(cpu_ns.mean())),
+        busy=min(float(max(num_workers, 1)), max(1.0, mean_ns / max(1.0, rest_ns + wait_ns))),
+        cpus=cpus,
+        rest_cpu_ns=rest_cpu_ns,
+        step_ns=rest_ns + wait_ns,
+    )
+    most = max(1, num_workers, round(cpus or 1))
+    if cpus is None or law.computing < 0.5:
+        most = max(most, WAITING_WORKERS)
+    draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
+    present = [(num_workers, factor)]
+    handover_ns = 0.0
+    if num_workers:
+        without = _predict(present, draws, law, 0.0, is_ordered)[0]
+        handover_ns = max(0.0, min(shortest_wait_ns, rest_ns + wait_ns - without.step_ns))
+    factors = sorted({factor, *PREFETCH_FACTORS})
+    numbers = [one for one in _numbers(most, num_workers) if one]
+    found = _predict(
+        [(0, factor), *((workers, each) for workers in numbers for each in factors)],
+        draws,
+        law,
+        handover_ns,
+        is_ordered,
+    )
+    best = min(found, key=lambda one: (one.step_ns, one.workers, one.prefetch_factor))
+    enough = [one for one in found if one.step_ns <= (1 + WITHIN) * best.step_ns]
+    own = next(one for one in found if (one.workers, one.prefetch_factor) == present[0])
+    unordered_ns = None
+    if is_ordered and num_workers:
+        unordered_ns = _predict(present, draws, law, handover_ns, False)[0].step_ns
+    return LoaderQueue(
+        num_batches=len(service_ns),
+        service_ns=mean_ns,
+        turn_ns=turn_ns,
+        step_ns=rest_ns + wait_ns,
+        rest_ns=rest_ns,
+        handover_ns=handover_ns,
+        computing=law.computing,
+        cpus=law.cpus,
+        predictions=tuple(found),
+        present=own,
+        best=best,
+        advised=min(
+            enough, key=lambda one: (one.workers, one.prefetch_factor != factor, one.prefetch_factor)
+        ),
+        order_cost_ns=None if unordered_ns is None else max(0.0, own.step_ns - unordered_ns),
+    )
+
+
+def _steady(batches: WorkerBatches, num_workers: int) -> NDArray[np.bool_]:
+    """Without the first batch of each worker in an epoch, which opens files, if there are enough others."""
+    is_later = ~np.isin(np.asarray(batches.index, np.int64), np.arange(max(1, num_workers)))
+    return is_later if int(is_later.sum()) >= FEWEST_BATCHES else np.ones(len(batches), bool)
+
+
+def _turn_ns(batches: WorkerBatches, num_ahead: int, median_ns: float) -> float:
+    """What a worker needs from one batch to the next when it has the next index already.
+
+    At the start of an epoch it has as many as are made ahead. Without such a start it is known only where
+    workers never have to wait, and 0 elsewhere.
+    """
+    index, worker = np.asarray(batches.index, np.int64), np.asarray(batches.worker, np.int64)
+    known: list[int] = []
+    every: list[int] = []
+    for number in np.unique(worker):
+        rows = np.flatnonzero(worker == number)
+        rows = rows[np.argsort(np.asarray(batches.begin_ns, np.int64)[rows])]
+        for before, after in pairwise(rows):
+            if 0 <= index[before] < index[after]:
+                gap_ns = max(0, batches.begin_ns[after] - batches.ready_ns[before])
+                every.append(gap_ns)
+                if index[after] < num_ahead:
+                    known.append(gap_ns)
+    if known:
+        return float(np.median(known))
+    usual_ns = float(np.median(every)) if every else 0.0
+    return usual_ns if usual_ns < 0.05 * median_ns else 0.0
+
+
+def _numbers(most: int, present: int) -> list[int]:
+    """Numbers of workers that are tried: all up to 16, then each an eighth more."""
+    numbers = {most, present}
+    number = 0
+    while number < most:
+        numbers.add(number)
+        number += max(1, number // 8 if number >= _ALL_NUMBERS_TO else 1)
+    return sorted(numbers)
+
+
+class _Draws(Record, frozen=True):
+    """Service times and rests of steps, shape (batches, replications); the first ``warm`` do not count."""
+
+    service_ns: _Ints
+    rest_ns: _Ints
+    warm: int
+
+    @classmethod
+    def of(cls, service_ns: _Ints, rests_ns: _Floats, most: int, most_ahead: int) -> _Draws:
+        """Each replication draws from a sample of its own that is drawn from what was measured."""
+        generator = np.random.default_rng(_SEED)
+        warm = 2 * most
+        played = warm + _BATCHES
+        return cls(
+            _drawn(service_ns, played + most * most_ahead, generator),
+            _drawn(np.rint(rests_ns).astype(np.int64), played, generator),
+            warm,
+        )
+
+
+def _drawn(values: _Ints, rows: int, generator: np.random.Generator) -> _Ints:
+    samples = values[generator.integers(0, len(values), (len(values), _REPLICATIONS))]
+    chosen = generator.integers(0, len(values), (rows, _REPLICATIONS))
+    drawn: _Ints = np.take_along_axis(samples, chosen, axis=0)
+    return drawn
+
+
+def _predict(
+    settings: list[tuple[int, int]], draws: _Draws, law: Interference, handover_ns: float, is_ordered: bool
+) -> list[PredictedStep]:
+    """The mean step with each pair of a number of workers and a prefetch factor."""
+    handover = round(handover_ns)
+
+    def mean_steps(stretch: _Floats, which: list[tuple[int, int]], replications: int) -> _Floats:
+        got_ns = played(
+            draws.service_ns[:, :replications],
+            draws.rest_ns[:, :replications],
+            which,
+            handover_ns=handover,
+            is_ordered=is_ordered,
+            factors=law.factor(stretch),
+        )
+        # Whole rounds of the workers: of equal batches each round's come at once.
+        rounds = np.array([max(1, one) for one, _ in which])
+        last = len(got_ns) - 1
+        counted = (last - draws.warm) // rounds * rounds
+        steps: _Floats = (got_ns[-1] - got_ns[last - counted, np.arange(len(which))]) / counted[:, None]
+        return np.maximum(steps, 1e-3)
+
+    workers = np.array([one for one, _ in settings])
+    low = np.ones(len(settings))
+    high = law.most(workers)
+    is_open = np.flatnonzero(high > 1.005)
+    if len(is_open):
+        which = [settings[one] for one in is_open]
+        for _ in range(_ROUNDS):
+            tried = np.sqrt(low * high)
+            steps_ns = mean_steps(tried[is_open], which, _ROUGHLY).mean(axis=1)
+            is_more = law.at(tried[is_open], workers[is_open], steps_ns) > tried[is_open]
+            low[is_open] = np.where(is_more, tried[is_open], low[is_open])
+            high[is_open] = np.where(is_more, high[is_open], tried[is_open])
+    steps = mean_steps(low, settings, _REPLICATIONS)
+    ends = np.quantile(steps, (0.025, 0.975), axis=1)
+    return [
+        PredictedStep(
+            workers=setting[0],
+            prefetch_factor=setting[1],
+            step_ns=float(steps[place].mean()),
+            low_ns=float(ends[0, place]),
+            high_ns=float(ends[1, place]),
+            stretch=float(low[place]),
+        )
+        for place, setting in enumerate(settings)
+    ]
+
+
+def played(
+    service_ns: _Ints,
+    rest_ns: _Ints,
+    settings: list[tuple[int, int]],
+    *,
+    handover_ns: int = 0,
+    is_ordered: bool = True,
+    factors: _Floats | None = None,
+) -> _Ints:
+    """When the loop gets each batch, if it asks for the first one at 0, as the first indices are handed out.
+
+    Args:
+        service_ns: by index of the batch, shape (batches, replications); without order more of them are
+            needed, as many as are made ahead.
+        rest_ns: from getting a batch to asking for the next one, likewise.
+        settings: number of workers, prefetch factor. 0 workers make a batch when it is asked for.
+        handover_ns: from when a batch is asked for and ready until the loop has it; none without workers.
+        is_ordered: whether batches are delivered in the order of their indices.
+        factors: by setting, of the service times; by default 1.
+
+    Returns:
+        Shape (len(rest_ns), settings, replications).
+    """
+    if not is_ordered:
+        unordered = [
+            _played_unordered(
+                service_ns if factors is None else np.rint(service_ns * factors[place]).astype(np.int64),
+                rest_ns,
+                *setting,
+                handover_ns,
+            )
+            for place, setting in enumerate(settings)
+        ]
+        return np.stack(unordered, axis=1)
+    workers = np.array([one for one, _ in settings])
+    ahead = np.array([one * each for one, each in settings])
+    places = np.arange(len(settings))
+    pad = int(ahead.max(initial=1))
+    is_inline = (workers == 0)[:, None]
+    handover = np.where(is_inline, 0, handover_ns)
+    shape = (pad + len(rest_ns), len(settings), service_ns.shape[1])
+    ready_ns, got_ns = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    asked_ns = np.zeros(shape[1:], np.int64)
+    for number in range(len(rest_ns)):
+        begin_ns = np.maximum(ready_ns[pad + number - workers, places], got_ns[pad + number - ahead, places])
+        begin_ns = np.where(is_inline, asked_ns, begin_ns)
+        took_ns = service_ns[number][None, :]
+        if factors is not None:
+            took_ns = np.rint(took_ns * factors[:, None]).astype(np.int64)
+        ready_ns[pad + number] = begin_ns + took_ns
+        got_ns[pad + number] = np.maximum(asked_ns, ready_ns[pad + number]) + handover
+        asked_ns = got_ns[pad + number] + rest_ns[number]
+    return got_ns[pad:]
+
+
+def _played_unordered(
+    service_ns: _Ints, rest_ns: _Ints, workers: int, factor: int, handover_ns: int
+) -> _Ints:
+    """The same with one setting, and batches as they are ready; of two at once that of the first worker."""
+    if workers == 0:
+        return played(service_ns, rest_ns, [(0, 1)])[:, 0]
+    replications = np.arange(service_ns.shape[1])
+    # A worker's batches are ready one after the other, so a ring holds when.
+    first_ns = service_ns[: workers * factor].reshape(factor, workers, -1).cumsum(axis=0)
+    ring_ns, last_ns = first_ns.copy(), first_ns[-1].copy()
+    delivered = np.zeros(last_ns.shape, np.int64)
+    heads_ns = ring_ns[0].copy()
+    asked_ns = np.zeros(len(replications), np.int64)
+    got_ns = np.empty((len(rest_ns), len(replications)), np.int64)
+    for number in range(len(rest_ns)):
+        worker = heads_ns.argmin(axis=0)
+        got_ns[number] = np.maximum(asked_ns, heads_ns[worker, replications]) + handover_ns
+        asked_ns = got_ns[number] + rest_ns[number]
+        ready_ns = np.maximum(last_ns[worker, replications], got_ns[number])
+        ready_ns = ready_ns + service_ns[workers * factor + number]
+        last_ns[worker, replications] = ready_ns
+        slot = delivered[worker, replications]
+        ring_ns[slot % factor, worker, replications] = ready_ns
+        delivered[worker, replications] = slot + 1
+        heads_ns[worker, replications] = ring_ns[(slot + 1) % factor, worker, replications]
+    return got_ns

@@ -1,0 +1,321 @@
+"""The model of a loader's queue, against torch's own code in simulated time, and the law of shared CPUs."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import _DatasetKind
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.steps.cpu_sharing import stretched
+from lightning_modelprof.analysis.steps.loader_queue import WITHIN, loader_queue, played
+from lightning_modelprof.run.workers import WorkerBatches
+from tests.support.diagnosed import MS
+
+
+class SimulatedLoader(_MultiProcessingDataLoaderIter):
+    """Torch's own iterator, whose workers are numbers on a simulated clock."""
+
+    def __init__(self, service_ns, workers, factor, handover_ns, in_order):
+        self._num_workers, self._prefetch_factor, self._in_order = workers, factor, in_order
+        self._dataset_kind, self._persistent_workers, self._shutdown = _DatasetKind.Map, False, False
+        self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
+        self._task_info = {}
+        self._workers_status = [True] * workers
+        self._workers_num_tasks = [0] * workers
+        self._worker_queue_idx_cycle = itertools.cycle(range(workers))
+        self._index_queues = [SimulatedWorker(self, number) for number in range(workers)]
+        self.service_ns, self.handover_ns, self.now_ns, self.results = service_ns, handover_ns, 0, []
+        for _ in range(workers * factor):
+            self._try_put_index()
+
+    def __del__(self):
+        pass
+
+    def _next_index(self):
+        if self._send_idx >= len(self.service_ns):
+            raise StopIteration
+        return self._send_idx
+
+    def _get_data(self):
+        ready_ns, _, index = heapq.heappop(self.results)
+        self.now_ns = max(self.now_ns, ready_ns)
+        return index, index
+
+    def _process_data(self, data, worker_idx):
+        self.now_ns += self.handover_ns
+        return super()._process_data(data, worker_idx)
+
+
+class SimulatedWorker:
+    """What the loader takes for the queue of a worker's indices."""
+
+    def __init__(self, loader, number):
+        self.loader, self.number, self.free_ns = loader, number, 0
+
+    def put(self, task):
+        index, _ = task
+        self.free_ns = max(self.free_ns, self.loader.now_ns) + self.loader.service_ns[index]
+        heapq.heappush(self.loader.results, (self.free_ns, self.number, index))
+
+
+def torchs_times(service_ns, rest_ns, workers, factor, handover_ns, in_order):
+    """When the loop gets each batch."""
+    got_ns = []
+    if workers == 0:
+        now_ns = 0
+        for service, rest in zip(service_ns, rest_ns, strict=False):
+            got_ns.append(now_ns + service)
+            now_ns = got_ns[-1] + rest
+        return got_ns
+    loader = SimulatedLoader(service_ns, workers, factor, handover_ns, in_order)
+    for rest in rest_ns:
+        loader._next_data()
+        got_ns.append(loader.now_ns)
+        loader.now_ns += rest
+    return got_ns
+
+
+TIMES = st.integers(0, 40)
+SETTINGS = st.tuples(st.integers(0, 5), st.integers(1, 4))
+
+
+@given(
+    st.lists(st.tuples(TIMES, TIMES), min_size=22, max_size=50),
+    st.lists(SETTINGS, min_size=1, max_size=4),
+    st.integers(0, 5),
+    st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_each_batch_comes_when_torchs_own_code_would_give_it(times, which, handover_ns, in_order):
+    service_ns, rest_ns = zip(*times, strict=True)
+    rest_ns = rest_ns[: len(rest_ns) - 20]  # so many indices are handed out ahead
+    found = played(
+        np.array(service_ns)[:, None],
+        np.array(rest_ns)[:, None],
+        which,
+        handover_ns=handover_ns,
+        is_ordered=in_order,
+    )
+    for place, (workers, factor) in enumerate(which):
+        expected = torchs_times(service_ns, rest_ns, workers, factor, handover_ns, in_order)
+        assert found[:, place, 0].tolist() == expected
+
+
+@given(st.lists(TIMES, min_size=40, max_size=60), TIMES, SETTINGS)
+@settings(max_examples=100, deadline=None)
+def test_more_of_anything_never_makes_a_batch_come_later(service_ns, rest_ns, setting):
+    workers, factor = max(1, setting[0]), setting[1]
+    service, rest = np.array(service_ns)[:, None], np.full((len(service_ns), 1), rest_ns)
+    base, ahead, twice = np.moveaxis(
+        played(service, rest, [(workers, factor), (workers, factor + 1), (2 * workers, factor)]), 1, 0
+    )
+    assert (ahead <= base).all()
+    assert (twice <= base).all()
+    assert (played(service + 1, rest, [(workers, factor)])[:, 0] > base).all()
+    assert (played(service, rest + 1, [(workers, factor)])[:, 0] >= base).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(("service", "rest", "handover"), [(12, 3, 0), (12, 5, 1), (240, 60, 24), (0, 7, 2)])
+def test_constant_times_have_a_closed_form(workers, service, rest, handover):
+    got = played(
+        np.full((600, 1), service),
+        np.full((600, 1), rest),
+        [(0, 1), (workers, 1), (workers, 2)],
+        handover_ns=handover,
+    )[:, :, 0]
+    inline, single, double = (got[-1] - got[239]) / 360  # which is so many rounds of each number of workers
+    assert inline == service + rest
+    assert single == max(rest + handover, (service + handover) / workers)
+    assert double == max(rest + handover, service / workers)
+
+
+def test_one_slow_batch_blocks_those_behind_it_only_where_order_is_kept():
+    service = np.array([100, *[10] * 60])[:, None]
+    rest = np.zeros((20, 1), np.int64)
+    ordered = played(service, rest, [(4, 2)])[:, 0, 0]
+    unordered = played(service, rest, [(4, 2)], is_ordered=False)[:, 0, 0]
+    assert ordered[:8].tolist() == [100] * 4 + [110] * 4  # three, and three behind the next of its worker
+    assert unordered[:6].tolist() == [10, 10, 10, 20, 20, 20]
+
+
+def balanced_stretch(busy, waiting, cpus):
+    """The same network from its balance equations: state k has k computing, the rest wait."""
+    flows = np.zeros((busy + 1, busy + 1))
+    for computing in range(busy + 1):
+        if computing < busy:
+            flows[computing, computing + 1] = (busy - computing) / waiting
+        if computing:
+            flows[computing, computing - 1] = min(computing, cpus)
+    balance = flows.T - np.diag(flows.sum(axis=1))
+    balance[-1] = 1
+    shares = np.linalg.solve(balance, np.eye(busy + 1)[-1])
+    rate = sum(share * min(computing, cpus) for computing, share in enumerate(shares))
+    return busy / rate - waiting
+
+
+@pytest.mark.parametrize("busy", [1, 2, 5, 9])
+@pytest.mark.parametrize("waiting", [0.01, 0.5, 3.0])
+@pytest.mark.parametrize("cpus", [0.7, 1.0, 2.0, 3.5, 8.0])
+def test_shared_cpus_stretch_as_the_balance_equations_say(busy, waiting, cpus):
+    found = stretched(np.array([float(busy)]), waiting, np.array([cpus]))[0]
+    assert found == pytest.approx(max(1.0, balanced_stretch(busy, waiting, cpus)), rel=1e-9)
+
+
+def test_without_waiting_cpus_are_simply_divided():
+    found = stretched(np.array([1.0, 2.0, 3.0, 6.0]), 0.0, np.full(4, 2.0))
+    assert found == pytest.approx([1.0, 1.0, 1.5, 3.0])
+
+
+def measured(service_ns, workers, *, rest_ns=0, cpu_share=0.0, turn_ns=0, factor=2, in_order=True):
+    """Batches as they would be recorded, by torch's own code, and the mean wait of a step."""
+    service_ns = [int(one) + turn_ns for one in service_ns]
+    steps = len(service_ns) - workers * factor
+    got_ns = torchs_times(service_ns, [rest_ns] * steps, workers, factor, 0, in_order)
+    free_ns, begins = [0] * max(1, workers), []
+    for index, service in enumerate(service_ns):
+        worker, handed = index % max(1, workers), index - workers * factor
+        asked_ns = (got_ns[index - 1] + rest_ns if index else 0) if workers == 0 else 0
+        handed_ns = got_ns[handed] if workers and handed >= 0 else asked_ns
+        begins.append(max(free_ns[worker], handed_ns))
+        free_ns[worker] = begins[-1] + service
+    rows = range(len(service_ns))
+    ready_ns = tuple(begins[row] + service_ns[row] - turn_ns for row in rows)
+    batches = WorkerBatches(
+        worker=tuple(row % max(1, workers) for row in rows),
+        index=tuple(rows),
+        begin_ns=tuple(begins),
+        fetched_ns=ready_ns,
+        ready_ns=ready_ns,
+        cpu_ns=tuple(int(cpu_share * (service_ns[row] - turn_ns)) for row in rows),
+        samples=(1,) * len(service_ns),
+    )
+    return batches, (got_ns[-1] - got_ns[steps // 2]) / (steps - 1 - steps // 2) - rest_ns
+
+
+def predicted(batches, wait_ns, workers, rest_ns, **more):
+    found = loader_queue(
+        batches,
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        rests_ns=np.full(30, rest_ns),
+        wait_ns=wait_ns,
+        **more,
+    )
+    return found, {(one.workers, one.prefetch_factor): one for one in found.predictions}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_constant_waiting_batches_are_predicted_from_any_number_of_workers(workers):
+    batches, wait_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS)
+    found, steps = predicted(batches, wait_ns, workers, 2 * MS, cpus=2.0)
+    assert steps[0, 2].step_ns == 14 * MS
+    assert [steps[each, 2].step_ns / MS for each in (1, 2, 3, 4, 5, 6, 7, 8)] == [12, 6, 4, 3, 2.4, 2, 2, 2]
+    assert max(one.workers for one in found.predictions) == 8  # as they wait, more than there are CPUs
+    assert (found.advised.workers, found.advised.prefetch_factor, found.left_ns) == (6, 2, 0)
+    assert found.needed_factor is None
+    assert found.present.step_ns == pytest.approx(found.step_ns, rel=0.03)
+    assert all(one.low_ns == one.step_ns == one.high_ns for one in found.predictions)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_that_compute_get_no_faster_than_the_cpus(workers):
+    batches, wait_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS, cpu_share=1.0)
+    found, steps = predicted(batches, wait_ns, workers, 2 * MS, cpus=2.0)
+    assert {one.workers for one in found.predictions} == {0, 1, 2}
+    assert steps[2, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
+    assert found.needed_factor == pytest.approx(3, rel=0.01)  # from 6 to 2 ms
+    assert found.left_ns == pytest.approx(4 * MS, rel=0.01)
+
+
+def test_the_rest_of_a_step_takes_cpus_too():
+    """12 ms of a batch and 6 of a step on two CPUs: no step is shorter than 9 ms."""
+    batches, wait_ns = measured([12 * MS] * 100, 1, rest_ns=6 * MS, cpu_share=1.0)
+    _, steps = predicted(batches, wait_ns, 1, 6 * MS, cpus=2.0, rest_cpu_ns=6.0 * MS)
+    assert steps[1, 2].step_ns == pytest.approx(12 * MS, rel=0.01)
+    assert steps[2, 2].step_ns == pytest.approx(9 * MS, rel=0.02)
+    assert steps[2, 2].stretch == pytest.approx(1.5, rel=0.02)
+
+
+def test_what_is_measured_under_interference_is_freed_of_it():
+    """4 workers on 2 CPUs need 24 ms for 12 ms of work: two need 12."""
+    batches, wait_ns = measured([24 * MS] * 100, 4, cpu_share=0.5)
+    found, steps = predicted(batches, wait_ns, 4, 0, cpus=2.0)
+    assert found.computing == pytest.approx(1, rel=1e-4)
+    assert steps[4, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
+    assert steps[2, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
+    assert steps[1, 2].step_ns == pytest.approx(12 * MS, rel=0.01)
+    assert not found.helps
+    assert found.advised.workers == 2
+
+
+def test_an_interval_holds_the_mean_that_is_true_and_the_same_batches_give_the_same():
+    draw = np.random.default_rng(5)
+    true_ns, inside = 10 * MS / 2, 0
+    for _ in range(20):
+        batches, wait_ns = measured(draw.lognormal(-0.125, 0.5, 300) * 10 * MS, 2)
+        found, steps = predicted(batches, wait_ns, 2, 0)
+        assert predicted(batches, wait_ns, 2, 0)[0] == found
+        inside += steps[2, 4].low_ns <= true_ns * 1.01 and true_ns <= steps[2, 4].high_ns
+    assert inside >= 16
+
+
+def test_what_passes_between_two_batches_is_seen_at_the_start_of_an_epoch():
+    batches, wait_ns = measured([2 * MS] * 100, 2, rest_ns=20 * MS, turn_ns=MS // 10)
+    found, _ = predicted(batches, wait_ns, 2, 20 * MS)
+    assert found.turn_ns == MS // 10
+    assert found.service_ns == 2.1 * MS
+    later = WorkerBatches(**{name: getattr(batches, name)[10:] for name in WorkerBatches.__struct_fields__})
+    assert predicted(later, wait_ns, 2, 20 * MS)[0].turn_ns == 0  # they had to wait for the next index
+
+
+def test_a_hand_over_is_the_wait_for_batches_that_are_ready():
+    batches, _ = measured([2 * MS] * 100, 2, rest_ns=20 * MS)
+    found, steps = predicted(batches, 0.5 * MS, 2, 20 * MS, shortest_wait_ns=0.4 * MS)
+    assert found.handover_ns == pytest.approx(0.4 * MS)
+    assert steps[2, 2].step_ns == pytest.approx(20.4 * MS)
+    assert not found.helps
+    assert found.left_ns == pytest.approx(0)
+
+
+def test_keeping_the_order_costs_what_it_costs():
+    draw = np.random.default_rng(7)
+    slow = np.where(draw.random(400) < 0.05, 100 * MS, 5 * MS)
+    batches, wait_ns = measured(slow, 4, rest_ns=MS)
+    kept, _ = predicted(batches, wait_ns, 4, MS)
+    assert kept.order_cost_ns > 0.1 * kept.present.step_ns
+    free, _ = predicted(batches, wait_ns, 4, MS, is_ordered=False)
+    assert free.order_cost_ns is None
+    assert free.present.step_ns == pytest.approx(kept.present.step_ns - kept.order_cost_ns)
+
+
+@given(st.integers(0, 4), st.floats(0, 1), st.integers(0, 20), st.integers(0, 2**31))
+@settings(max_examples=25, deadline=None)
+def test_the_advice_is_the_least_number_within_two_percent(workers, cpu_share, rest_ms, seed):
+    service_ns = np.random.default_rng(seed).lognormal(0, 0.7, 60) * 5 * MS
+    batches, wait_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
+    found, steps = predicted(batches, wait_ns, workers, rest_ms * MS, cpus=4.0)
+    best_ns = min(one.step_ns for one in steps.values())
+    assert found.best.step_ns == best_ns
+    enough = [one for one in steps.values() if one.step_ns <= (1 + WITHIN) * best_ns]
+    assert found.advised in enough
+    assert found.advised.workers == min(one.workers for one in enough)
+    assert found.present == steps[workers, 2]
+    assert all(one.low_ns <= one.high_ns for one in steps.values())
+
+
+def test_few_batches_say_nothing():
+    batches, wait_ns = measured([MS] * 19, 0)
+    found = loader_queue(batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(3), wait_ns=wait_ns)
+    assert found == Absent("only 19 batches were timed (at least 20)")
+    batches, _ = measured([MS] * 20, 0)
+    assert isinstance(
+        loader_queue(batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(0), wait_ns=0), Absent
+    )
