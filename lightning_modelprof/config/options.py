@@ -49,6 +49,8 @@ class InspectOptions:
     Attributes:
         sampling: look every few milliseconds, and ever less often, at the line that the training thread is at
             and at the memory in use, from a thread of its own.
+        workers: look into the workers of DataLoaders: what each transform takes, and at which statements they
+            are.
         device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
         fvcore: count the forward with fvcore too, and say where the two counts differ. For this,
             training_step is called once more, on a copy of the module.
@@ -60,6 +62,7 @@ class InspectOptions:
     """
 
     sampling: bool = True
+    workers: bool = True
     device_timing: bool = True
     fvcore: bool = False
     flop_formulas: Mapping[Any, Callable[..., int]] | None = None

@@ -44,7 +44,7 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
             benchmark leaves out. A compiled model is counted on a copy without data. None means that as well,
             once it takes less than 5 % of the time that the loop has run so far, or 0.1 s in all.
         inspect: what is looked at beside the clock, as InspectOptions or a dict of its values: sampling,
-            device_timing, fvcore, flop_formulas, peak_flops_per_s, ignore_modules.
+            workers, device_timing, fvcore, flop_formulas, peak_flops_per_s, ignore_modules.
         samples_fn: counts the samples (or tokens, ...) of a batch; None means the one number that all
             parts of the batch allow, mostly the first dimension of its tensors.
             It is called every step and must return an int without waiting for the device.

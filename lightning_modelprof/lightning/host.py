@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -194,6 +195,11 @@ class LightningHost(Host):
         """As of Host."""
         return None if self._clock is None else self._clock.times()
 
+    def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
+        """As of Host: where Lightning lets the strategy change a dataloader."""
+        strategy = self.trainer.strategy
+        stand_in(strategy, "process_dataloader", _WatchesLoaders(self, watched), cleanup)
+
     def join_progress_bar(self, live: LiveFigures, cleanup: ExitStack) -> None:
         """Show throughput in the progress bar by adding to the metrics it asks for.
 
@@ -229,6 +235,28 @@ class _WithThroughput(StandIn):
         if newest.reader_ratio is not None:
             ours["reader"] = f"{100 * newest.reader_ratio:.0f}%"
         return {**metrics, **ours}  # theirs may be one that the bar keeps
+
+
+class _WatchesLoaders(StandIn):
+    """``process_dataloader`` of a strategy, which is called before the first worker starts.
+
+    Lightning gives workers their seed where they have no ``worker_init_fn``, after this call: so that is done
+    first, or the seed would be another one with us.
+    """
+
+    def __init__(self, host: LightningHost, watched: Any) -> None:
+        super().__init__(host.trainer.strategy.process_dataloader)
+        self._host, self._watched = host, watched
+
+    def __call__(self, dataloader: Any) -> Any:
+        trainer = self._host.trainer
+        dataloader = self.original(dataloader)
+        if trainer.training if self._host.loop.is_fit else not trainer.training:
+            with suppress(Exception):  # batches come as they would without us
+                seed = vars(sys.modules[type(trainer._data_connector).__module__])["_auto_add_worker_init_fn"]
+                seed(dataloader, trainer.global_rank)
+                self._watched.add(dataloader, trainer.current_epoch)
+        return dataloader
 
 
 class LiveTrainer(Live):

@@ -147,6 +147,9 @@ class Host:
         """What passed around the loop so far; ``None`` where nobody tells of it."""
         return None
 
+    def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
+        """Tell ``watched`` of dataloaders before their workers start, until ``cleanup``."""
+
     def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None:
         """Show throughput in the progress bar."""
 

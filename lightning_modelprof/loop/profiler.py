@@ -230,6 +230,7 @@ class LoopProfiler:
         self._session: LoopSession | None = None
         self._seam: PlainSeam | None = None
         self._fetches = False  # whether batches come by fetch()
+        self._epochs = 0
         self._has_batch = False  # a batch that came by it and has not ended
 
     # Life
@@ -325,7 +326,10 @@ class LoopProfiler:
             return
         self._fetches = True
         host.fetches_from(loader)
-        number = 0
+        workers, number = None if self._session is None else self._session.workers, 0
+        if workers is not None:
+            self._epochs += 1
+            self._guard(lambda: workers.add(loader, self._epochs))
         try:
             self._guard(seam.epoch.__enter__)
             iterator = iter(loader)

@@ -27,7 +27,9 @@ from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.training_setup import finish_setup
+from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.window.other_profilers import CLAIM
+from lightning_modelprof.measure.workers.watch import WatchedLoaders
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
@@ -58,6 +60,7 @@ class LoopSession:
         seam: hears of phases.
         live: averages while the loop runs.
         thread: number of the thread in which the loop runs.
+        workers: of its dataloaders; ``None`` where nobody looks into them.
         is_armed: whether the loop has begun.
         is_finished: whether it has ended.
         is_first: whether this rank reports for all; known when the loop begins.
@@ -96,6 +99,7 @@ class LoopSession:
         )
         self.ledger, self.seam, self.live = self._timing.ledger, self._timing.seam, self._timing.live
         self._parts: LoopParts | None = None
+        self.workers: WatchedLoaders | None = None
         self._boundaries: StepBoundaries | None = None
         self._began_s = 0.0
         self._armed_ns = 0
@@ -105,6 +109,12 @@ class LoopSession:
         self._saves = SaveTimer(clock)
         self._cleanup = ExitStack()
         self._cleanup.callback(self._uninstall)
+        if config.inspect.workers:
+            workers = self.workers = WatchedLoaders(
+                UserCode((type(host.module),)).roots, sampling=config.inspect.sampling
+            )
+            self._cleanup.callback(workers.end)
+            host.watch_loaders(workers, self._cleanup)
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
         self.is_first = host.is_first
         self.message: bytes | None = None
@@ -332,6 +342,8 @@ class LoopSession:
     def _on_boundary(self) -> None:
         if self._boundaries is not None and self._parts is not None:
             self._parts.results.hear()
+            if self.workers is not None:
+                self.workers.hear()
             self._boundaries.begin_step()
 
     def meet_size(self, size: int) -> None:
@@ -385,6 +397,7 @@ class LoopSession:
             samples_note=self._samples_note(),
             notes=self._notes,
             around=self._host.around(),
+            workers=self.workers,
         )
         return Run(info=replace(self._parts.info, status=status), ranks=(record,))
 
@@ -424,6 +437,7 @@ def make_rank_record(
     samples_note: str,
     notes: Iterable[str],
     around: AroundLoop | None = None,
+    workers: WatchedLoaders | None = None,
 ) -> RankRecord:
     """The record of a loop that runs or has ended.
 
@@ -434,6 +448,7 @@ def make_rank_record(
         samples_note: what is to be known of the counting of samples.
         notes: what else the report is to say.
         around: what passed around the loop.
+        workers: of its dataloaders; ``None`` where nobody looks into them.
     """
     device, inspection, sampling = timing.device, parts.inspection, parts.sampling
     notes = [*notes, *parts.results.notes]
@@ -463,6 +478,7 @@ def make_rank_record(
         slow=timing.slow.record(),
         cpu=timing.ledger.cpu.record(),
         repeated=None if timing.repeated is None else timing.repeated.record(),
+        workers=None if workers is None else workers.record(),
         stacks=None if sampling is None else sampling.stacks(),
         helper_cpu_ns=parts.results.helper_cpu_ns,
         samples_note=samples_note,

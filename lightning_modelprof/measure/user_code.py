@@ -48,7 +48,7 @@ _TYPED_IN: Final = (
 """What notebooks and consoles call code that somebody typed in; other such names are generated code."""
 
 
-_LOOPS: Final = ("lightning.pytorch.loops.", "pytorch_lightning.loops.")
+_LOOPS: Final = ("lightning.pytorch.loops.", "pytorch_lightning.loops.", "torch.utils.data._utils.worker")
 
 
 class UserCode:
@@ -60,10 +60,14 @@ class UserCode:
 
     Args:
         owners: classes of the user, such as that of the LightningModule.
+        roots: folders that are the user's, as of :attr:`roots` in another process.
+
+    Attributes:
+        roots: folders of the owners' packages.
     """
 
-    def __init__(self, owners: Iterable[type] = ()) -> None:
-        self._own = tuple(root for owner in owners for root in _package_roots(owner))
+    def __init__(self, owners: Iterable[type] = (), roots: Iterable[str] = ()) -> None:
+        self.roots = (*roots, *(root for owner in owners for root in _package_roots(owner)))
         self._foreign = _foreign_roots()
 
     def is_users(self, frame: FrameType) -> bool:
@@ -88,7 +92,7 @@ class UserCode:
     def is_users_file(self, file: str) -> bool:
         """Whether a file is the user's, by its path."""
         path = absolute_file(file)
-        if any(_is_below(path, root) for root in self._own):
+        if any(_is_below(path, root) for root in self.roots):
             return True
         for name in {path, os.path.realpath(path) if os.path.isabs(path) else path}:  # noqa: PTH117
             if any(_is_below(name, root) for root in self._foreign):
@@ -145,7 +149,7 @@ def _package_roots(owner: type) -> tuple[str, ...]:
 
 
 def is_loop(module: str) -> bool:
-    """Whether a module of this name is part of Lightning's loops.
+    """Whether a module of this name is part of Lightning's loops, or torch's loop of a worker.
 
     Fetchers do not count: a ``training_step`` that takes a ``dataloader_iter`` calls them.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lightning_modelprof.record import Count, Record, Whole
 from lightning_modelprof.run.sites import LOGGER, logging_kind
@@ -146,3 +147,54 @@ def logging_begins(frames: Sequence[StackFrame]) -> tuple[int, int] | None:
         if frame.is_users:
             caller = position
     return None
+
+
+def merge_stacks(
+    parts: Sequence[StackSamples], *, most: int | None = None, without: str = ""
+) -> StackSamples:
+    """The samples of several threads or processes as those of one.
+
+    Args:
+        parts: at least one.
+        most: stacks that are kept, those with most time; the samples of others are dropped. ``None`` is all.
+        without: what modules begin with whose frames are left out; ``""`` leaves out none.
+
+    Caveats:
+        What other threads did is left out: their frames are those of a process of its own.
+    """
+    numbers: dict[StackFrame, int] = {}
+    stacks: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    hooks: set[int] = set()
+    for part in parts:
+        places = [
+            -1 if without and frame.module.startswith(without) else numbers.setdefault(frame, len(numbers))
+            for frame in part.frames
+        ]
+        hooks |= {places[number] for number in part.hook_calls}
+        for stack in part.stacks:
+            frames = tuple(places[number] for number in stack.frames if places[number] >= 0)
+            counts = stacks.setdefault((stack.phase, stack.part, frames), [0, 0])
+            counts[0] += stack.samples
+            counts[1] += stack.time_ns
+    merged = sorted(
+        (
+            SampledStack(phase=phase, part=part, frames=frames, samples=samples, time_ns=time_ns)
+            for (phase, part, frames), (samples, time_ns) in stacks.items()
+        ),
+        key=lambda stack: -stack.time_ns,
+    )
+    kept, known = merged[:most], list(numbers)
+    used = {old: new for new, old in enumerate(sorted({one for stack in kept for one in stack.frames}))}
+    return StackSamples(
+        frames=tuple(known[old] for old in used),
+        stacks=tuple(replace(stack, frames=tuple(used[one] for one in stack.frames)) for stack in kept),
+        samples=sum(part.samples for part in parts),
+        first_interval_ns=min(part.first_interval_ns for part in parts),
+        last_interval_ns=max(part.last_interval_ns for part in parts),
+        dropped=sum(part.dropped for part in parts) + sum(stack.samples for stack in merged[len(kept) :]),
+        cost_ns=sum(part.cost_ns for part in parts),
+        log_calls=tuple(dict.fromkeys(call for part in parts for call in part.log_calls)),
+        hook_calls=tuple(sorted(used[one] for one in hooks & used.keys())),
+        loop_ns=sum(part.loop_ns for part in parts),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )

@@ -161,6 +161,7 @@ LIBRARIES = {
     "msgspec": (
         "record",
         "run.archive",
+        "measure.workers",
         "trace",
         "show.json",
         "show.tensorboard",

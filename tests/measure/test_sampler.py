@@ -677,18 +677,28 @@ class Counting(Numbers):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_workers_have_no_sampling_thread(tmp_path):
-    seen = []
+@pytest.mark.parametrize("workers", [False, True])
+def test_workers_have_a_sampling_thread_of_their_own_or_none(tmp_path, workers):
+    seen, in_training = [], []
 
     class Reading(Net):
         def training_step(self, batch, batch_idx):
             seen.extend(batch[1].tolist())
-            seen.append(len(sampling_threads()) - 1)
+            in_training.append(len(sampling_threads()))
             return self.loss(batch)
 
     data = DataLoader(Counting(16), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    run_fit(tmp_path, module=Reading(), data=data, active=0, sampling=True, trainer={"max_epochs": 2})
-    assert set(seen) == {0.0}
+    run_fit(
+        tmp_path,
+        module=Reading(),
+        data=data,
+        active=0,
+        sampling=True,
+        workers=workers,
+        trainer={"max_epochs": 2},
+    )
+    assert set(seen) == {float(workers)}
+    assert set(in_training) == {1}
     assert not sampling_threads()
 
 

@@ -25,6 +25,7 @@ from lightning_modelprof.measure.setup.model_setup import (
     convolution_biases,
 )
 from lightning_modelprof.measure.user_code import place_of
+from lightning_modelprof.measure.workers.in_worker import WorkerStart
 from lightning_modelprof.run.setup import (
     DeviceSetup,
     LayerShape,
@@ -190,6 +191,9 @@ def loader_setup(loader: Any) -> LoaderSetup:
         None,
     )
     context = loader.multiprocessing_context
+    init: Any = loader.worker_init_fn
+    if isinstance(init, WorkerStart):  # ours
+        init = init.original
     return LoaderSetup(
         kind=type(loader).__name__,
         num_workers=loader.num_workers,
@@ -206,5 +210,5 @@ def loader_setup(loader: Any) -> LoaderSetup:
         batch_size=loader.batch_size,
         dataset=None if method is None else place_of(method),
         collate=None if loader.collate_fn is None else place_of(loader.collate_fn),
-        worker_init=None if loader.worker_init_fn is None else place_of(loader.worker_init_fn),
+        worker_init=None if init is None else place_of(init),
     )

@@ -1,0 +1,1 @@
+"""What happens in the workers of a DataLoader, measured there."""

@@ -1,0 +1,324 @@
+"""Memory that the training and the workers of one DataLoader share: a slot for each worker, without a name.
+
+A worker claims a slot and is the only one that writes there: sums, its newest durations, a ring of batches,
+and texts. Nobody waits for anybody. The memory is a file without a name (``memfd``), which is gone with the
+last process that has it, however that ends; the claim is a lock of the system's, which ends likewise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_CALLS: Final = 64
+"""Different calls that a worker tells apart."""
+
+NUM_KEPT: Final = 2048
+"""Newest durations of a call that a worker keeps, for percentiles. A power of two."""
+
+NUM_BATCHES: Final = 4096
+"""Batches that a worker may be ahead of who reads them. A power of two."""
+
+BATCH_COLUMNS: Final = 8
+"""Numbers that a batch takes in the ring; see :class:`SlotWriter`."""
+
+CALL_HEAD: Final = 8
+"""Numbers of a call before its durations; see :class:`Sum`."""
+
+_WORD: Final = 8
+_HEAD_WORDS: Final = 64
+_CALL_WORDS: Final = CALL_HEAD + NUM_KEPT
+_NAMES_BYTES: Final = 1 << 16
+_TEXT_BYTES: Final = 1 << 18
+_PAGE: Final = mmap.ALLOCATIONGRANULARITY
+_NUM_TEXTS: Final = 2  # one is read while the other is written
+
+_BATCHES_AT: Final = _HEAD_WORDS * _WORD
+_CALLS_AT: Final = _BATCHES_AT + NUM_BATCHES * BATCH_COLUMNS * _WORD
+_NAMES_AT: Final = _CALLS_AT + MOST_CALLS * _CALL_WORDS * _WORD
+_TEXTS_AT: Final = _NAMES_AT + _NAMES_BYTES
+_SLOT_BYTES: Final = -(-(_TEXTS_AT + _NUM_TEXTS * _TEXT_BYTES) // _PAGE) * _PAGE
+
+
+class Head(IntEnum):
+    """Numbers at the begin of a slot, and of the file, which has the first one only."""
+
+    SILENT = 0
+    """Not 0 once the training wants to hear no more."""
+    WORKER = auto()
+    """Number of the worker, counted from 1; 0 where the slot was never used."""
+    STARTS = auto()
+    """Processes that had the slot."""
+    STARTS_NS = auto()
+    """From their start until they were ready, all together."""
+    STARTS_TIMED = auto()
+    """How many of them told."""
+    BATCHES = auto()
+    SAMPLES = auto()
+    FETCH_NS = auto()
+    COLLATE_NS = auto()
+    WAIT_NS = auto()
+    CPU_NS = auto()
+    PROCESS_CPU_NS = auto()
+    """CPU time of the whole process since it was ready."""
+    SAMPLER_CPU_NS = auto()
+    """Of that, our own thread's."""
+    READ_BYTES = auto()
+    DISK_BYTES = auto()
+    PAGE_FAULTS = auto()
+    MEMORY_BYTES = auto()
+    THREADS = auto()
+    SYSTEM_TOLD = auto()
+    """Not 0 where the numbers of the system above were read."""
+    TIMED_SAMPLES = auto()
+    """Samples of batches in which single calls were timed."""
+    DROPPED = auto()
+    WRITTEN = auto()
+    """Batches that were ever written to the ring."""
+    READ = auto()
+    """Of those, the ones that were read; the only number that the training writes to a slot."""
+    NAMES_BYTES = auto()
+    TEXT = auto()
+    """Which text is the newest: 0 for none yet, then odd and even in turns."""
+    TEXT_BYTES_EVEN = auto()
+    TEXT_BYTES_ODD = auto()
+
+
+class Sum(IntEnum):
+    """Numbers at the begin of a call."""
+
+    CALLS = 0
+    TOTAL_NS = auto()
+    INNER_NS = auto()
+    MAX_NS = auto()
+    CPU_NS = auto()
+    SAMPLES = auto()
+
+
+class CallName(msgspec.Struct, frozen=True):
+    """What a call is, as the worker knows it; fields as of CallTimes."""
+
+    name: str
+    kind: str
+    depth: int = 0
+    file: str = ""
+    line: int = 0
+    is_users: bool = False
+    package: str = ""
+
+    def numbered(self, number: int) -> CallName:
+        """The same name for another one in the same row."""
+        return msgspec.structs.replace(self, name=f"{self.name} #{number}")
+
+
+@dataclass
+class ReadCall:
+    """One call of one slot.
+
+    Attributes:
+        name: what it is.
+        sums: int64, by :class:`Sum`.
+        kept_ns: int64: its newest durations, in no order.
+    """
+
+    name: CallName
+    sums: NDArray[np.int64]
+    kept_ns: NDArray[np.int64]
+
+
+@dataclass
+class ReadSlot:
+    """A copy of a slot.
+
+    Attributes:
+        head: int64, by :class:`Head`.
+        calls: that it has.
+        text: the newest one; empty without.
+    """
+
+    head: NDArray[np.int64]
+    calls: list[ReadCall] = field(default_factory=list)
+    text: bytes = b""
+
+
+class Rings:
+    """The shared memory of one loader, as the training has it.
+
+    Args:
+        num_slots: processes that may write at the same time.
+
+    Raises:
+        OSError: where the system has no such memory.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memory without a name (memfd)")
+        self.num_slots = num_slots
+        self.fd = os.memfd_create("modelprof-workers")
+        size = _PAGE + num_slots * _SLOT_BYTES
+        try:
+            os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._heads = [self._words(slot, 0, _HEAD_WORDS) for slot in range(num_slots)]
+
+    def _words(self, slot: int, at: int, number: int) -> NDArray[np.int64]:
+        return np.frombuffer(self._map, np.int64, number, _PAGE + slot * _SLOT_BYTES + at)
+
+    @property
+    def path(self) -> str:
+        """Where another process of the same user finds the memory while this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def silence(self) -> None:
+        """Ask all workers to measure no more."""
+        self._map[:_WORD] = (1).to_bytes(_WORD, "little")
+
+    def new_batches(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Batches since the last call.
+
+        Returns:
+            Of each slot that has some: number of the worker, and int64 of shape (n, ``BATCH_COLUMNS``).
+        """
+        found = []
+        for slot, head in enumerate(self._heads):
+            read, written = int(head[Head.READ]), int(head[Head.WRITTEN])
+            if written > read:
+                ring = self._words(slot, _BATCHES_AT, NUM_BATCHES * BATCH_COLUMNS)
+                rows = np.arange(read, written) & (NUM_BATCHES - 1)
+                found.append((int(head[Head.WORKER]) - 1, ring.reshape(-1, BATCH_COLUMNS)[rows]))
+                head[Head.READ] = written
+        return found
+
+    def slots(self) -> list[ReadSlot]:
+        """Copies of all slots that were ever used."""
+        return [self._slot(slot) for slot, head in enumerate(self._heads) if head[Head.WORKER]]
+
+    def _slot(self, slot: int) -> ReadSlot:
+        head = self._heads[slot].copy()
+        at = _PAGE + slot * _SLOT_BYTES
+        names = _decode_names(self._map[at + _NAMES_AT : at + _NAMES_AT + int(head[Head.NAMES_BYTES])])
+        calls = []
+        for number, name in enumerate(names):
+            words = self._words(slot, _CALLS_AT + number * _CALL_WORDS * _WORD, _CALL_WORDS).copy()
+            kept = min(int(words[Sum.CALLS]), NUM_KEPT)
+            calls.append(ReadCall(name, words[:CALL_HEAD], words[CALL_HEAD : CALL_HEAD + kept]))
+        return ReadSlot(head, calls, _read_text(self._map, at, head))
+
+    def close(self) -> None:
+        """Let the memory go; what was read before stays."""
+        self._heads = []
+        self._map.close()
+        os.close(self.fd)
+
+
+def _decode_names(text: bytes) -> list[CallName]:
+    try:
+        return msgspec.json.decode(text, type=list[CallName]) if text else []
+    except msgspec.DecodeError:  # it is being written
+        return []
+
+
+def _read_text(memory: Any, at: int, head: Any) -> bytes:
+    newest = int(head[Head.TEXT])
+    if not newest:
+        return b""
+    begin = at + _TEXTS_AT + (newest % _NUM_TEXTS) * _TEXT_BYTES
+    size = int(head[Head.TEXT_BYTES_ODD if newest % _NUM_TEXTS else Head.TEXT_BYTES_EVEN])
+    return bytes(memory[begin : begin + size])
+
+
+class SlotWriter:
+    """A slot, as the worker that has it sees it.
+
+    Args:
+        memory: of all slots.
+        slot: number of the slot.
+
+    Attributes:
+        head: int64, by :class:`Head`.
+        silent: int64: the first is not 0 once the training wants to hear no more.
+        batches: int64: ``BATCH_COLUMNS`` numbers for each batch: its number in the epoch, begin, samples
+            there, ready, CPU time, samples.
+        names: of the calls in this slot, in order.
+    """
+
+    def __init__(self, memory: mmap.mmap, slot: int) -> None:
+        self._map = memory
+        self._at = _PAGE + slot * _SLOT_BYTES
+        self.silent = memoryview(memory)[:_WORD].cast("q")
+        self.head = self._words(0, _HEAD_WORDS)
+        self.batches = self._words(_BATCHES_AT, NUM_BATCHES * BATCH_COLUMNS)
+        begin = self._at + _NAMES_AT
+        self.names = _decode_names(memory[begin : begin + self.head[Head.NAMES_BYTES]])
+
+    def _words(self, at: int, number: int) -> memoryview:
+        begin = self._at + at
+        return memoryview(self._map)[begin : begin + number * _WORD].cast("q")
+
+    def call(self, name: CallName) -> memoryview | None:
+        """The numbers of a call, by :class:`Sum`, and its durations; ``None`` where calls are too many."""
+        if name in self.names:
+            number = self.names.index(name)
+        else:
+            text = msgspec.json.encode([*self.names, name])
+            if len(self.names) >= MOST_CALLS or len(text) > _NAMES_BYTES:
+                return None
+            number = len(self.names)
+            self.names.append(name)
+            begin = self._at + _NAMES_AT
+            self._map[begin : begin + len(text)] = text
+            self.head[Head.NAMES_BYTES] = len(text)
+        return self._words(_CALLS_AT + number * _CALL_WORDS * _WORD, _CALL_WORDS)
+
+    def text(self) -> bytes:
+        """The newest text."""
+        return _read_text(self._map, self._at, self.head)
+
+    def write_text(self, text: bytes) -> bool:
+        """Put a text in the place of the one before; returns whether it was short enough."""
+        if len(text) > _TEXT_BYTES:
+            return False
+        newest = self.head[Head.TEXT] + 1
+        begin = self._at + _TEXTS_AT + (newest % _NUM_TEXTS) * _TEXT_BYTES
+        self._map[begin : begin + len(text)] = text
+        self.head[Head.TEXT_BYTES_ODD if newest % _NUM_TEXTS else Head.TEXT_BYTES_EVEN] = len(text)
+        self.head[Head.TEXT] = newest
+        return True
+
+
+def claim_slot(fd: int, num_slots: int, worker: int) -> SlotWriter | None:
+    """A slot that no living process has, in a worker; its own number's if that is free.
+
+    Args:
+        fd: of the memory; stays open as long as the claim is to hold.
+        num_slots: that there are.
+        worker: number of the worker.
+
+    Returns:
+        ``None`` where all are taken.
+    """
+    order = [worker % num_slots, *(slot for slot in range(num_slots) if slot != worker % num_slots)]
+    memory = mmap.mmap(fd, _PAGE + num_slots * _SLOT_BYTES)
+    for slot in order:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:
+            continue
+        writer = SlotWriter(memory, slot)
+        if writer.head[Head.WORKER] in (0, worker + 1):
+            writer.head[Head.WORKER] = worker + 1
+            return writer
+        fcntl.lockf(fd, fcntl.LOCK_UN, 1, slot)
+    return None

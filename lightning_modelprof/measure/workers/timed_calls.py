@@ -1,0 +1,439 @@
+"""Calls in a worker that are timed: samples of its data set, and transforms that it finds there.
+
+The data set is not wrapped: it gets a class of its own, derived from the one that it has, whose
+``__getitem__`` is timed; so do transforms. Functions have one of ours in their place.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe
+
+from lightning_modelprof.measure.steps.ledger import DATALOADER
+from lightning_modelprof.measure.user_code import UserCode, place_of
+from lightning_modelprof.measure.workers.ring import CALL_HEAD, NUM_KEPT, CallName, SlotWriter, Sum
+
+_MOST_OBJECTS: Final = 1_000
+_DEEPEST: Final = 6
+
+OUTSIDE: Final = object()
+"""In place of an inspection: a worker that waits is not looked at."""
+
+
+class State:
+    """The phase ledger of a worker: batches, and waiting between them."""
+
+    current: int = DATALOADER
+    inspection: Any = OUTSIDE
+    ranges: Any = None
+    in_validation: bool = False
+    validation: Any = None
+
+
+class TimedCalls:
+    """What is timed in one worker, and the batch that is being made.
+
+    Args:
+        slot: where times are written.
+        user_code: whose code is whose.
+
+    Attributes:
+        state: whether a batch is being made.
+        batch: its begin, CPU time at its begin, samples, and calls that were timed. A list, as its items are
+            read and written faster than attributes.
+        inner: the time in timed calls inside the running one.
+    """
+
+    def __init__(self, slot: SlotWriter, user_code: UserCode) -> None:
+        self._slot, self._user_code = slot, user_code
+        self._thread = get_ident()
+        self.state = State()
+        self.batch = [0, 0, 0, 0]
+        self.inner = [0]
+        self._is_busy = [False]  # a sample is being made
+        self._switches: list[Callable[[bool | None], None]] = []  # None: as it was before us
+        self._seen: dict[int, Any] = {}  # id → object, which is held so that its id stays its own
+        self._replaced: dict[int, _TimedCall] = {}
+
+    def switch(self, is_timing: bool | None) -> None:
+        """Time calls or not; ``None`` leaves everything as it was, for good."""
+        for switch in self._switches:
+            switch(is_timing)
+        if is_timing is None:
+            self._switches = []
+
+    def begin(self, dataset: Any) -> None:
+        """Time samples of a data set, and what it has for making them."""
+        self._time_dataset(dataset, 0)
+
+    def _time_dataset(self, dataset: Any, depth: int) -> None:
+        """Time samples of a data set, and what it has for making them."""
+        if not self._is_new(dataset):
+            return
+        kind = type(dataset)
+        if isinstance(dataset, IterDataPipe):
+            return  # its metaclass does not let __iter__ be derived
+        names = ("__iter__",) if isinstance(dataset, IterableDataset) else ("__getitem__", "__getitems__")
+        methods = {name: getattr(kind, name) for name in names if callable(getattr(kind, name, None))}
+        timed, noted = {}, {}
+        for name, method in methods.items():
+            words = self._slot.call(self.name(f"{kind.__qualname__}.{name}", "sample", depth, method))
+            if words is None:
+                continue
+            if depth:
+                if name != "__iter__":
+                    timed[name] = self._timed(method, words)
+            elif name == "__iter__":
+                timed[name] = self._timed_iter(method, words)
+            else:
+                timed[name] = self._timed_sample(method, words, is_batch=name == "__getitems__")
+                noted[name] = self._noted(method)
+        if timed:
+            self._derive(dataset, timed, noted)
+        self._time_attributes(dataset, depth + 1)
+
+    def _time_attributes(self, owner: Any, depth: int) -> None:
+        """Time what an object has that can be called, and other data sets in it."""
+        try:
+            attributes = vars(owner)
+        except TypeError:  # __slots__
+            return
+        for name, value in list(attributes.items()):
+            if name.startswith("__"):
+                continue
+            if _is_dataset(value):
+                self._time_dataset(value, depth)
+            elif isinstance(value, list | tuple | dict):
+                self._time_several(attributes, name, depth)
+            elif self._can_be_timed(value, owner):
+                replaced = self._time_one(value, depth)
+                if replaced is not None:
+                    attributes[name] = replaced
+
+    def _time_several(self, attributes: Any, name: Any, depth: int) -> None:
+        """A list of transforms or of data sets that stands in ``attributes``."""
+        several = attributes[name]
+        items = list(several.values() if isinstance(several, dict) else several)
+        if not items or len(items) > _MOST_OBJECTS:
+            return
+        if all(_is_dataset(item) for item in items):
+            for item in items:
+                self._time_dataset(item, depth)
+        elif all(self._can_be_timed(item, None) for item in items):
+            replaced = self._time_each(items, depth)
+            if any(one is not None for one in replaced):
+                new = [item if one is None else one for item, one in zip(items, replaced, strict=True)]
+                if isinstance(several, dict):
+                    several.update(zip(several, new, strict=True))
+                elif isinstance(several, list):
+                    several[:] = new
+                elif type(several) is tuple:
+                    attributes[name] = tuple(new)
+
+    def _time_each(self, items: Iterable[Any], depth: int) -> list[_TimedCall | None]:
+        """Time transforms in a row, and tell those of one class apart."""
+        numbers: Counter[Any] = Counter()
+        found = []
+        for item in items:
+            what = item if isinstance(item, _FUNCTIONS) else type(item)
+            numbers[what] += 1
+            found.append(self._time_one(item, depth, numbers[what]))
+        return found
+
+    def _can_be_timed(self, value: Any, owner: Any) -> bool:
+        if not callable(value) or isinstance(value, type):
+            return False
+        return owner is None or getattr(value, "__self__", None) is not owner
+
+    def _time_one(self, call: Any, depth: int, number: int = 1) -> _TimedCall | None:
+        """Time a transform and those inside; what is returned has to stand in its place."""
+        if id(call) in self._replaced:
+            return self._replaced[id(call)]
+        if not self._is_new(call) or depth > _DEEPEST:
+            return None
+        kind = type(call)
+        is_plain = isinstance(call, _FUNCTIONS)
+        inside = () if is_plain else _inside(call)
+        what = "compose" if inside else "transform"
+        code = call if is_plain else getattr(kind, "forward", None) or getattr(kind, "__call__", None)  # noqa: B004
+        name = self.name("" if is_plain else kind.__qualname__, what, depth, code)
+        words = self._slot.call(name if number == 1 else name.numbered(number))
+        replaced = None
+        if words is not None and (
+            is_plain or not self._derive(call, {"__call__": self._timed(kind.__call__, words)}, {})
+        ):
+            replaced = self._replaced[id(call)] = _TimedCall(call, self._timed(call, words))
+            self._switches.append(replaced.switch)
+        if inside is _MODULES:
+            self._time_each(call.children(), depth + 1)
+            return replaced
+        for attribute in inside:
+            value = getattr(call, attribute)
+            if isinstance(value, list | tuple | dict):
+                self._time_several(vars(call), attribute, depth + 1)
+            elif isinstance(value, torch.nn.ModuleList):
+                self._time_each(value, depth + 1)
+            elif self._can_be_timed(value, call):
+                one = self._time_one(value, depth + 1)
+                if one is not None:
+                    vars(call)[attribute] = one
+        return replaced
+
+    def _is_new(self, one: Any) -> bool:
+        if id(one) in self._seen or len(self._seen) >= _MOST_OBJECTS:
+            return False
+        self._seen[id(one)] = one
+        return True
+
+    def name(self, name: str, what: str, depth: int, code: Any) -> CallName:
+        """What a call is called, and where its code is.
+
+        Args:
+            name: ``""`` takes that of the code.
+            what: as of CallTimes.
+            depth: as of CallTimes.
+            code: function, or what has one.
+        """
+        place = place_of(code)
+        if not name:
+            name = type(code).__qualname__ if place is None else place.name
+        name = name.rpartition("<locals>.")[2]
+        if place is None or place.file is None:
+            return CallName(name, what, depth)
+        is_users = self._user_code.is_users_file(place.file)
+        return CallName(
+            name, what, depth, place.file, place.line or 0, is_users, "" if is_users else place.package
+        )
+
+    def _derive(self, one: Any, timed: dict[str, Any], noted: dict[str, Any]) -> bool:
+        """Give an object a class of its own with these methods; returns whether that could be done.
+
+        Args:
+            one: the object.
+            timed: name → method, while calls are timed.
+            noted: the same while they are not; the object's own class where there are none.
+        """
+        own = type(one)
+        try:
+            full = _derived(own, timed)
+            light = _derived(own, noted) if noted else own
+            object.__setattr__(one, "__class__", full)
+        except Exception:  # a metaclass that refuses, or a class that is not Python's
+            return False
+
+        def switch(is_timing: bool | None) -> None:
+            object.__setattr__(one, "__class__", own if is_timing is None else full if is_timing else light)
+
+        self._switches.append(switch)
+        return True
+
+    # How it is timed
+
+    def _timed(self, function: Callable[..., Any], words: memoryview) -> Callable[..., Any]:
+        """A call with one pair of clock reads."""
+        clock, ident, thread = time.perf_counter_ns, get_ident, self._thread
+        inner, batch = self.inner, self.batch
+        mask, first = NUM_KEPT - 1, CALL_HEAD
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if ident() != thread:  # sums are of one thread
+                return function(*args, **kwargs)
+            outer = inner[0]
+            inner[0] = 0
+            begin = clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = clock() - begin
+                number = words[0]
+                words[first + (number & mask)] = took
+                words[0] = number + 1
+                words[1] += took
+                words[2] += inner[0]
+                if took > words[3]:  # noqa: PLR1730  # which takes half as long
+                    words[3] = took
+                inner[0] = outer + took
+                batch[3] += 1
+
+        return call
+
+    def _timed_sample(
+        self, function: Callable[..., Any], words: memoryview, *, is_batch: bool = False
+    ) -> Callable[..., Any]:
+        """A sample, or several at once: with CPU time, and perhaps the begin of a batch."""
+        clock, cpu_clock, ident, thread = time.perf_counter_ns, time.thread_time_ns, get_ident, self._thread
+        inner, batch, is_busy, state = self.inner, self.batch, self._is_busy, self.state
+        mask, first = NUM_KEPT - 1, CALL_HEAD
+        calls_at, cpu_at, samples_at = int(Sum.CALLS), int(Sum.CPU_NS), int(Sum.SAMPLES)
+
+        def sample(owner: Any, *index: Any, **named: Any) -> Any:
+            if is_busy[0] or named or ident() != thread:
+                return function(owner, *index, **named)
+            is_busy[0] = True
+            inner[0] = 0
+            cpu = cpu_clock()
+            begin = clock()
+            if not batch[0]:
+                batch[0], batch[1] = begin, cpu
+                state.inspection = None
+            try:
+                result = function(owner, *index)
+            except BaseException:
+                self._give_up()
+                raise
+            took = clock() - begin
+            is_busy[0] = False
+            number = words[calls_at]
+            words[first + (number & mask)] = took
+            words[calls_at] = number + 1
+            words[1] += took
+            words[2] += inner[0]
+            if took > words[3]:  # noqa: PLR1730  # which takes half as long
+                words[3] = took
+            words[cpu_at] += cpu_clock() - cpu
+            count = len(index[0]) if is_batch else 1
+            words[samples_at] += count
+            batch[2] += count
+            return result
+
+        return sample
+
+    def _noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A sample of a batch that is not timed: the batch begins with it."""
+        clock, cpu_clock, batch, state = time.perf_counter_ns, time.thread_time_ns, self.batch, self.state
+
+        def sample(owner: Any, *index: Any, **named: Any) -> Any:
+            if not batch[0]:
+                batch[0], batch[1] = clock(), cpu_clock()
+                state.inspection = None
+            return function(owner, *index, **named)
+
+        return sample
+
+    def _timed_iter(self, function: Callable[..., Any], words: memoryview) -> Callable[..., Any]:
+        """``__iter__`` whose items are timed as samples."""
+        take = self._timed_sample(lambda iterator, _: next(iterator), words)
+
+        def iterate(owner: Any) -> Any:
+            if self._is_busy[0] or get_ident() != self._thread:
+                return function(owner)
+            return _TimedIterator(function(owner), take)
+
+        return iterate
+
+    def _give_up(self) -> None:
+        """The running batch will not be: an exception, or the end of an iterator."""
+        self._is_busy[0] = False
+        if self.batch[2] and isinstance(sys.exc_info()[1], StopIteration):
+            return  # a shorter batch
+        self.batch[:] = [0, 0, 0, 0]
+        self.state.inspection = OUTSIDE
+
+
+_FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+
+
+def itself(original: Any) -> Any:
+    """What a pickle of something of ours becomes."""
+    return original
+
+
+class _TimedCall:
+    """A function, timed; it stands in its place in the worker's copy of the data set.
+
+    Args:
+        original: the function.
+        timed: the same with its time.
+    """
+
+    def __init__(self, original: Callable[..., Any], timed: Callable[..., Any]) -> None:
+        self.original = self.__wrapped__ = original
+        self._timed = self._call = timed
+
+    def switch(self, is_timing: bool | None) -> None:
+        """Whether it is timed."""
+        self._call = self._timed if is_timing else self.original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function."""
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return itself, (self.original,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("original", "_call", "_timed"):
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+
+class _TimedIterator:
+    """An iterator over a data set whose items are timed."""
+
+    def __init__(self, iterator: Iterator[Any], take: Callable[[Any, Any], Any]) -> None:
+        self._iterator, self._take = iterator, take
+
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._take(self._iterator, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_iterator", "_take"):
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+
+def _derived(own: type, methods: dict[str, Any]) -> type:
+    """A class with other methods that is called the same; pickles of its objects are of their own class."""
+
+    def reduce(one: Any, protocol: Any) -> Any:
+        derived = type(one)
+        object.__setattr__(one, "__class__", own)
+        try:
+            return one.__reduce_ex__(protocol)
+        finally:
+            object.__setattr__(one, "__class__", derived)
+
+    namespace = {
+        "__slots__": (),
+        "__module__": own.__module__,
+        "__qualname__": own.__qualname__,
+        "__doc__": own.__doc__,
+        "__reduce_ex__": reduce,
+        **methods,
+    }
+    return type(own)(own.__name__, (own,), namespace)
+
+
+def _is_dataset(value: Any) -> bool:
+    return isinstance(value, Dataset)
+
+
+_MODULES: Final = ("children",)
+"""Of a Sequential: its children are what is inside."""
+
+
+def _inside(call: Any) -> tuple[str, ...]:
+    """Attributes of a transform that hold transforms."""
+    if isinstance(call, torch.nn.Sequential):
+        return _MODULES
+    try:
+        own = {**vars(call), **vars(call).get("_modules", {})}
+    except TypeError:  # __slots__
+        return ()
+    return tuple(
+        name
+        for name in ("transforms", "transform", "target_transform")
+        if isinstance(own.get(name), list | tuple | dict) or callable(own.get(name))
+    )

@@ -1,0 +1,335 @@
+"""The workers of a loop's DataLoaders, as the training sees them: who is watched, and what was read."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.measure.workers.in_worker import Collate, WorkerStart
+from lightning_modelprof.measure.workers.ring import CallName, Head, ReadCall, ReadSlot, Rings, Sum
+from lightning_modelprof.run.stacks import StackSamples, merge_stacks
+from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
+
+MOST_BATCHES: Final = 1_000
+"""Batches of a loader that are in its record, the newest."""
+
+_MOST_HELD: Final = 20_000
+"""Batches that are held while the loop runs, for the timeline of a window."""
+
+_SPARE_SLOTS: Final = 2
+"""More than workers: one of the epoch before may end while the next one's has begun."""
+
+_NUMBERS: Final = itertools.count()
+
+
+class _Shape(NamedTuple):
+    """What tells one loader's workers from another's when it is made anew."""
+
+    position: int
+    kind: str
+    num_workers: int
+    start_method: str
+    batch_size: int | None
+    prefetch_factor: int | None
+    is_persistent: bool
+
+
+class WatchedLoaders:
+    """Gets into the workers of DataLoaders before they start, and reads what they write.
+
+    Args:
+        own: folders of packages that are the user's wherever they are.
+        sampling: whether statements of workers are looked at.
+    """
+
+    def __init__(self, own: tuple[str, ...] = (), *, sampling: bool = True) -> None:
+        self._own, self._sampling = own, sampling
+        self._watched: dict[_Shape, _Watched] = {}
+        self._notes: dict[_Shape, str] = {}
+        self._round: Any = None
+        self._position = 0
+        self._record: tuple[LoaderWorkers, ...] | None = None
+
+    def add(self, loader: Any, round_number: Any = 0) -> None:
+        """Watch a loader whose workers have not started; where they have, say so.
+
+        Args:
+            loader: anything.
+            round_number: changes when all loaders of the loop are made anew.
+        """
+        if self._round != round_number:
+            self._round, self._position = round_number, 0
+        position, self._position = self._position, self._position + 1
+        if self._record is not None or not isinstance(loader, DataLoader) or not loader.num_workers:
+            return
+        shape = _shape(loader, position)
+        if isinstance(loader.worker_init_fn, WorkerStart):
+            return  # the same loader again
+        if getattr(loader, "_iterator", None) is not None:
+            self._notes[shape] = "Its workers had started before this loop: what they do was not seen."
+            return
+        watched = self._watched.get(shape)
+        try:
+            if watched is None:
+                watched = self._watched[shape] = _Watched(shape, loader, self._own, sampling=self._sampling)
+            watched.enter(loader)
+        except Exception as error:  # no such memory here, or a loader whose functions cannot be set
+            self._notes[shape] = f"Its workers could not be looked into: {told(error)}."
+
+    def hear(self) -> None:
+        """Read the batches since the last time."""
+        for watched in self._watched.values():
+            watched.hear()
+
+    def batches_between(self, begin_ns: int, end_ns: int) -> tuple[tuple[int, WorkerBatches], ...]:
+        """Batches that were made in a stretch of time, of those that are still held.
+
+        Returns:
+            Of each loader its position and its batches.
+        """
+        self.hear()
+        return tuple(
+            (shape.position, watched.batches(begin_ns, end_ns)) for shape, watched in self._watched.items()
+        )
+
+    def record(self) -> tuple[LoaderWorkers, ...]:
+        """What was measured until now."""
+        if self._record is not None:
+            return self._record
+        self.hear()
+        records = [watched.record() for watched in self._watched.values()]
+        for shape, note in self._notes.items():
+            if shape not in self._watched:
+                records.append(LoaderWorkers(**_of_shape(shape), notes=(note,)))
+        return tuple(sorted(records, key=lambda record: record.loader))
+
+    def end(self) -> None:
+        """Keep what was measured, let workers that live on measure no more, and give loaders back."""
+        if self._record is not None:
+            return
+        try:
+            self._record = self.record()
+        finally:
+            self._record = self._record or ()
+            for watched in self._watched.values():
+                watched.end()
+
+
+def _shape(loader: DataLoader[Any], position: int) -> _Shape:
+    context = loader.multiprocessing_context
+    method = torch.multiprocessing.get_start_method() if context is None else context.get_start_method()
+    return _Shape(
+        position,
+        type(loader).__name__,
+        loader.num_workers,
+        str(method),
+        loader.batch_size if isinstance(loader.batch_size, int) else None,
+        loader.prefetch_factor,
+        bool(loader.persistent_workers),
+    )
+
+
+def _of_shape(shape: _Shape) -> dict[str, Any]:
+    return {
+        "loader": shape.position,
+        **{name: value for name, value in shape._asdict().items() if name != "position"},
+    }
+
+
+class _Watched:
+    """One loader, and those that are made in its place."""
+
+    def __init__(
+        self, shape: _Shape, loader: DataLoader[Any], own: tuple[str, ...], *, sampling: bool
+    ) -> None:
+        self._shape = shape
+        self._is_ordered = bool(getattr(loader, "in_order", True))
+        self._key = f"{os.getpid()}-{next(_NUMBERS)}"
+        self._rings = Rings(loader.num_workers + _SPARE_SLOTS)
+        self._own, self._sampling = own, sampling
+        self._loaders: list[weakref.ref[Any]] = []
+        self._batches: deque[NDArray[np.int64]] = deque()
+        self._num_held = 0
+
+    def enter(self, loader: DataLoader[Any]) -> None:
+        """Begin each worker of a loader with a function of ours, which calls the user's own."""
+        init, collate = loader.worker_init_fn, loader.collate_fn
+        rings = self._rings
+        loader.worker_init_fn = WorkerStart(
+            init,
+            key=self._key,
+            fd=rings.fd,
+            path=rings.path,
+            num_slots=rings.num_slots,
+            own=self._own,
+            sampling=self._sampling,
+        )
+        try:
+            loader.collate_fn = Collate(collate, self._key)
+        except BaseException:
+            loader.worker_init_fn = init
+            raise
+        self._loaders = [one for one in self._loaders if one() is not None]
+        self._loaders.append(weakref.ref(loader))
+
+    def hear(self) -> None:
+        """As of WatchedLoaders."""
+        for worker, rows in self._rings.new_batches():
+            self._batches.append(np.column_stack([np.full(len(rows), worker), rows[:, :6]]))
+            self._num_held += len(rows)
+        while self._batches and self._num_held - len(self._batches[0]) >= _MOST_HELD:
+            self._num_held -= len(self._batches.popleft())
+
+    def batches(self, begin_ns: int | None = None, end_ns: int | None = None) -> WorkerBatches:
+        """Those that were made in a stretch of time, or else the newest."""
+        if not self._batches:
+            return WorkerBatches()
+        rows = np.concatenate(list(self._batches))
+        rows = rows[np.argsort(rows[:, 4], kind="stable")]
+        if begin_ns is None or end_ns is None:
+            rows = rows[-MOST_BATCHES:]
+        else:
+            rows = rows[(rows[:, 4] >= begin_ns) & (rows[:, 2] <= end_ns)]
+        columns = ("worker", "index", "begin_ns", "fetched_ns", "ready_ns", "cpu_ns", "samples")
+        return WorkerBatches(**{name: tuple(rows[:, place].tolist()) for place, name in enumerate(columns)})
+
+    def record(self) -> LoaderWorkers:
+        """What was measured until now."""
+        slots = self._rings.slots()
+        stacks = [part for slot in slots if (part := _stacks(slot)) is not None]
+        notes = []
+        dropped = sum(int(slot.head[Head.DROPPED]) for slot in slots)
+        if dropped:
+            notes.append(f"{dropped:,} batches are in no figure of single batches: too many came at once.")
+        if not slots:
+            notes.append("No worker has begun to measure.")
+        timed, samples = (
+            sum(int(slot.head[which]) for slot in slots) for which in (Head.TIMED_SAMPLES, Head.SAMPLES)
+        )
+        if timed and samples > 1.5 * timed:
+            notes.append(
+                f"Samples are made so fast that calls were timed in one batch of {round(samples / timed)};"
+                " times of calls are scaled up to all."
+            )
+        return LoaderWorkers(
+            **_of_shape(self._shape),
+            is_ordered=self._is_ordered,
+            calls=_calls(slots),
+            workers=_workers(slots),
+            batches=self.batches(),
+            stacks=merge_stacks(stacks) if stacks else None,
+            notes=tuple(notes),
+        )
+
+    def end(self) -> None:
+        """As of WatchedLoaders."""
+        self._rings.silence()
+        for loader in (one() for one in self._loaders):
+            for name in ("worker_init_fn", "collate_fn"):
+                ours = getattr(loader, name, None)
+                if isinstance(ours, WorkerStart | Collate):
+                    with suppress(Exception):
+                        setattr(loader, name, ours.original)
+        self._rings.close()
+
+
+def _stacks(slot: ReadSlot) -> StackSamples | None:
+    try:
+        return msgspec.json.decode(slot.text, type=StackSamples) if slot.text else None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # its worker wrote it anew twice while it was read
+        return None
+
+
+def _calls(slots: Sequence[ReadSlot]) -> tuple[CallTimes, ...]:
+    """The calls of all workers, those that stand for the same call as one."""
+    found: dict[CallName, list[tuple[ReadSlot, ReadCall]]] = {}
+    for slot in slots:
+        for call in slot.calls:
+            if call.sums[Sum.CALLS]:
+                found.setdefault(call.name, []).append((slot, call))
+    # A worker that has never collated lists its calls without the collate function.
+    return tuple(
+        sorted((_call(name, parts) for name, parts in found.items()), key=lambda one: one.kind == "collate")
+    )
+
+
+def _call(name: CallName, parts: Sequence[tuple[ReadSlot, ReadCall]]) -> CallTimes:
+    sums = np.zeros(len(parts[0][1].sums))
+    for slot, call in parts:
+        scale = 1.0
+        if name.kind == "sample" and not name.depth and call.sums[Sum.SAMPLES]:
+            scale = max(1.0, slot.head[Head.SAMPLES] / call.sums[Sum.SAMPLES])
+        elif name.kind != "collate" and slot.head[Head.TIMED_SAMPLES]:
+            scale = max(1.0, slot.head[Head.SAMPLES] / slot.head[Head.TIMED_SAMPLES])
+        sums += np.where(np.arange(len(sums)) == Sum.MAX_NS, 0, scale * call.sums)
+    kept = np.concatenate([call.kept_ns for _, call in parts])
+    p50, p99 = np.percentile(kept, (50, 99))
+    return CallTimes(
+        name=name.name,
+        kind=name.kind,
+        depth=name.depth,
+        calls=round(sums[Sum.CALLS]),
+        samples=round(sums[Sum.SAMPLES] or sums[Sum.CALLS]),
+        total_ns=round(sums[Sum.TOTAL_NS]),
+        inner_ns=min(round(sums[Sum.INNER_NS]), round(sums[Sum.TOTAL_NS])),
+        cpu_ns=round(sums[Sum.CPU_NS]) if name.kind == "sample" and not name.depth else None,
+        p50_ns=round(p50),
+        p99_ns=round(p99),
+        max_ns=max(int(call.sums[Sum.MAX_NS]) for _, call in parts),
+        file=name.file,
+        line=name.line,
+        is_users=name.is_users,
+        package=name.package,
+    )
+
+
+def _workers(slots: Sequence[ReadSlot]) -> tuple[WorkerTimes, ...]:
+    by_number: dict[int, NDArray[np.int64]] = {}
+    newest = [Head.MEMORY_BYTES, Head.THREADS]
+    for slot in slots:
+        number = int(slot.head[Head.WORKER]) - 1
+        before = by_number.get(number)
+        together = slot.head.copy() if before is None else before + slot.head
+        if before is not None:
+            together[newest] = np.maximum(before[newest], slot.head[newest])
+        by_number[number] = together
+    return tuple(_worker(number, by_number[number]) for number in sorted(by_number))
+
+
+def _worker(number: int, head: NDArray[np.int64]) -> WorkerTimes:
+    has_told = bool(head[Head.SYSTEM_TOLD])
+
+    def system(value: int) -> int | None:
+        return max(0, int(value)) if has_told else None
+
+    starts = int(head[Head.STARTS_TIMED])
+    return WorkerTimes(
+        worker=number,
+        starts=int(head[Head.STARTS]),
+        start_ns=int(head[Head.STARTS_NS]) // starts if starts else None,
+        batches=int(head[Head.BATCHES]),
+        samples=int(head[Head.SAMPLES]),
+        fetch_ns=int(head[Head.FETCH_NS]),
+        collate_ns=int(head[Head.COLLATE_NS]),
+        wait_ns=int(head[Head.WAIT_NS]),
+        cpu_ns=int(head[Head.CPU_NS]),
+        other_cpu_ns=system(head[Head.PROCESS_CPU_NS] - head[Head.CPU_NS] - head[Head.SAMPLER_CPU_NS]),
+        read_bytes=system(head[Head.READ_BYTES]),
+        disk_bytes=system(head[Head.DISK_BYTES]),
+        page_faults=system(head[Head.PAGE_FAULTS]),
+        memory_bytes=system(head[Head.MEMORY_BYTES]),
+        threads=system(head[Head.THREADS]),
+        dropped=int(head[Head.DROPPED]),
+    )
