@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.source.call_tree import call_tree
 from lightning_modelprof.analysis.source.hot_lines import hot_lines, layer_hooks
 from lightning_modelprof.analysis.source.logging_calls import logging_calls
 from lightning_modelprof.analysis.source.source_lines import source_lines
+from lightning_modelprof.analysis.source.worker_stacks import worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import batch_cpu
 from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
@@ -32,6 +33,7 @@ from lightning_modelprof.run.records import (
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import BEGINS_EPOCH, StepTag, StepTimings
+from lightning_modelprof.run.workers import LoaderWorkers
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
 
@@ -123,11 +125,14 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         layer_hooks=layer_hooks(hot),
         logging_calls=logging_calls(hot),
         source_lines=source_lines(None if cost is None else cost.sites, hot),
+        worker_records=record.workers,
+        worker_stacks=worker_stacks(record.workers),
         notes=(
             *record.notes,
             *_kept_notes(len(steps), len(totals), loop_of(run.info.loop)),
             *_setup_notes(record.setup),
             *(() if record.stacks is None else record.stacks.notes),
+            *_worker_notes(record.workers or ()),
         ),
     )
 
@@ -148,6 +153,16 @@ def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:
         " averages and the most and least of a cost are of all; percentiles, standard errors and charts of"
         " the kept ones.",
     )
+
+
+def _worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
+    """What is missing of the workers, each once, with the loader's number where there are several."""
+    notes = [
+        f"Loader {one.loader}: {note}" if len(loaders) > 1 else note
+        for one in loaders
+        for note in (*one.notes, *(() if one.stacks is None else one.stacks.notes))
+    ]
+    return tuple(dict.fromkeys(notes))
 
 
 def _setup_notes(setup: TrainingSetup | None) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
     from lightning_modelprof.analysis.source.logging_calls import LoggingCalls
     from lightning_modelprof.analysis.source.source_lines import SourceLine
+    from lightning_modelprof.analysis.source.worker_stacks import WorkerStacks
     from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
     from lightning_modelprof.analysis.steps.batches import BatchScaling
     from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
     from lightning_modelprof.run.setup import TrainingSetup
     from lightning_modelprof.run.steps import StepTimings
+    from lightning_modelprof.run.workers import LoaderWorkers
 
 
 class WindowFacts(Record, frozen=True, kw_only=True):
@@ -85,6 +87,8 @@ class Analysis(Record, frozen=True, kw_only=True):
         layer_hooks: the time in hooks of modules and tensors.
         logging_calls: the time below ``self.log`` and metrics, by line.
         source_lines: what each line of the user's runs, and how much of the time it takes.
+        worker_records: what was measured in the workers of each loader; ``None`` where nobody looked.
+        worker_stacks: which statements the workers were at.
     """
 
     info: RunInfo
@@ -126,4 +130,6 @@ class Analysis(Record, frozen=True, kw_only=True):
     layer_hooks: FoundCalls | Absent
     logging_calls: LoggingCalls | Absent
     source_lines: tuple[SourceLine, ...] | Absent
+    worker_records: tuple[LoaderWorkers, ...] | None
+    worker_stacks: WorkerStacks | Absent
     notes: tuple[str, ...]

@@ -16,7 +16,6 @@ from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.advice.idioms import with_idiom
-from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
 from lightning_modelprof.report.model import Finding, Report, Severity, Status, Verdict
@@ -291,19 +290,8 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
     """What a rule says; a rule that fails costs its own finding, not the report."""
     try:
         findings = rule.evaluate(analysis)
-        libraries = () if analysis.setup is None else [one.package for one in analysis.setup.libraries]
         if rule.takes_time_there:
-            findings = tuple(
-                at_exact_lines(
-                    finding,
-                    analysis.hot_lines,
-                    outside_modules=rule.outside_modules,
-                    phases=rule.sampled_phases,
-                    libraries=libraries,
-                    into_libraries=rule.into_libraries,
-                )
-                for finding in findings
-            )
+            findings = tuple(rule.at_lines(finding, analysis) for finding in findings)
             findings = tuple(with_idiom(finding, analysis.info.created) for finding in findings)
         return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:

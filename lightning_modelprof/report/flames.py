@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleT
 from lightning_modelprof.analysis.source.call_tree import CallNode, CallTree
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.units import milliseconds
 
 MIN_SHARE: Final = 0.002
@@ -31,18 +32,43 @@ def call_flame(analysis: Analysis) -> FlameGraph | None:
     stack. Boxes of less than 0.2 % of all sampled time are joined into one box, ``other``, beside the rest of
     what the same function called, and the widths still add up.
     """
-    tree = analysis.call_tree
+    tree, hot = analysis.call_tree, analysis.hot_lines
     if isinstance(tree, Absent):
         return None
-    frames: list[FlameFrame] = []
-    _add(frames, tree.phases, None, begin=0, depth=0, least=_least(tree))
+    notes = _notes("the thread that runs the loop", tree, None if isinstance(hot, Absent) else hot.samples)
     return FlameGraph(
         id="call_stacks",
         title="Where the training thread was",
         unit=Unit.DURATION_NS,
-        frames=tuple(frames),
-        notes=_notes(analysis, tree),
+        frames=_boxes(tree),
+        notes=notes,
     )
+
+
+def worker_flame(analysis: Analysis) -> FlameGraph | None:
+    """Where the workers of the busiest loader spent their time, by function; ``None`` without samples.
+
+    Definition: as of :func:`call_flame`, all workers of the loader together.
+    """
+    stacks = analysis.worker_stacks
+    if isinstance(stacks, Absent):
+        return None
+    notes = _notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
+    if len(analysis.worker_records or ()) > 1:
+        notes = (f"Of loader {stacks.loader}, whose workers have most to do.", *notes)
+    return FlameGraph(
+        id="worker_stacks",
+        title="Where the workers were",
+        unit=Unit.DURATION_NS,
+        frames=_boxes(stacks.call_tree),
+        notes=notes,
+    )
+
+
+def _boxes(tree: CallTree) -> tuple[FlameFrame, ...]:
+    frames: list[FlameFrame] = []
+    _add(frames, tree.phases, None, begin=0, depth=0, least=_least(tree))
+    return tuple(frames)
 
 
 def _least(tree: CallTree) -> float:
@@ -124,14 +150,13 @@ def _place(node: CallNode) -> str:
     return f"{node.file}:{node.line}" if node.is_users and node.file else _detail(node)
 
 
-def _notes(analysis: Analysis, tree: CallTree) -> tuple[str, ...]:
-    stacks = analysis.hot_lines
+def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[str, ...]:
     notes = [
-        f"{tree.samples:,} samples of the thread that runs the loop; each stands for the time since the one"
-        " before it. Functions that only call another one are left out.",
+        f"{tree.samples:,} samples of {whose}; each stands for the time since the one before it. Functions"
+        " that only call another one are left out.",
     ]
-    if not isinstance(stacks, Absent):
-        first, last = stacks.samples.first_interval_ns, stacks.samples.last_interval_ns
+    if samples is not None:
+        first, last = samples.first_interval_ns, samples.last_interval_ns
         notes.append(
             f"One sample every {milliseconds(first)} at first, every {milliseconds(last)} in the end."
         )

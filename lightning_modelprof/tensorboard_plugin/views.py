@@ -217,6 +217,14 @@ VIEWS: Final = (
         ),
     ),
     View(
+        key="workers",
+        title="Workers",
+        empty=(
+            "What the workers of a DataLoader do is measured by ModelProfCallback, unless workers=False. A"
+            " trace alone has no such times."
+        ),
+    ),
+    View(
         key="memory",
         title="Memory",
         empty=(

@@ -58,6 +58,7 @@ def analysis_of(
     cpu=None,
     repeated=None,
     around=None,
+    workers=None,
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -74,6 +75,7 @@ def analysis_of(
         cpu=cpu,
         repeated=repeated,
         around=around,
+        workers=workers,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})

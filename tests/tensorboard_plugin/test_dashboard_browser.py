@@ -32,6 +32,7 @@ VIEWS = [
     "operators",
     "kernels",
     "modules",
+    "workers",
     "memory",
     "trace",
     "distributed",

@@ -121,11 +121,20 @@ def loader_advice(
     )
 
 
+def _sampler_share(hot: HotLines | Absent) -> float:
+    return 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
+
+
+def is_of_sampler(hot: HotLines | Absent) -> bool:
+    """Whether the training thread, in Dataloader, is mostly choosing indices."""
+    return _sampler_share(hot) >= _MOSTLY
+
+
 def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | None:
     """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
-    share = 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
-    if share < _MOSTLY:
+    if not is_of_sampler(hot):
         return None
+    share = _sampler_share(hot)
     return LoaderAdvice(
         "Make the sampler cheaper: it chooses the indices in the training process, whatever num_workers is."
         " Compute the order of a whole epoch at once, with operations on arrays, or ahead of the training.",

@@ -18,7 +18,7 @@ from lightning_modelprof.report.charts.steps import (
     throughput,
     validation_shares,
 )
-from lightning_modelprof.report.flames import call_flame, module_flame
+from lightning_modelprof.report.flames import call_flame, module_flame, worker_flame
 from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
 
@@ -187,6 +187,17 @@ FLAMES: Final = (
             ' caller\'s. Boxes below 0.2 % are joined into "other"; the widths add up exactly.'
         ),
         views=("modules",),
+    ),
+    Drawing(
+        id="worker_stacks",
+        title="Where the workers were",
+        draw=worker_flame,
+        help=(
+            "Functions of the DataLoader's workers by who called them, all workers of a loader together;"
+            " the width is sampled time, as in *Where the training thread was*. Of several loaders the one"
+            " whose workers have most to do."
+        ),
+        views=("workers",),
     ),
     Drawing(
         id="modules",

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.advice.lines import location_at
+from lightning_modelprof.report.advice.lines import at_exact_lines, location_at
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
@@ -117,6 +117,24 @@ class Rule(Record, frozen=True, kw_only=True):
     def stake_ns(self, finding: Finding) -> float:
         """What of a finding's time speaks for the verdict; less where another rule speaks of it, too."""
         return finding.saving_ns_per_step or 0.0
+
+    def at_lines(self, finding: Finding, analysis: Analysis, hot: HotLines | Absent | None = None) -> Finding:
+        """A finding of its own with the lines that take the time as its places.
+
+        Args:
+            finding: whose places are functions.
+            analysis: of the run.
+            hot: the samples in which the lines are looked for; ``None`` means the training thread's.
+        """
+        libraries = () if analysis.setup is None else [one.package for one in analysis.setup.libraries]
+        return at_exact_lines(
+            finding,
+            analysis.hot_lines if hot is None else hot,
+            outside_modules=self.outside_modules,
+            phases=self.sampled_phases,
+            libraries=libraries,
+            into_libraries=self.into_libraries,
+        )
 
     @abstractmethod
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.loader import (
     FEWER_ITEMS,
+    is_of_sampler,
     is_row_by_row,
     loader_advice,
     places_of_batches,
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Unit
+from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
@@ -55,6 +58,9 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
 
     Caveats:
         T is that of one process alone; workers that share a disk or a lock are slower together.
+
+    Attributes:
+        least_samples: at a line of the workers' that comes before the others.
     """
 
     kind: ClassVar[str] = "input_bound"
@@ -73,6 +79,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
 
     warning: float = 0.05
     critical: float = 0.20
+    least_samples: int = 10
 
     def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
         """Of a usual clean step."""
@@ -82,6 +89,25 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         """All of the wait: the loop is bound by it, whatever there is to gain."""
         waits = [one.value for one in finding.evidence if one.label == _WAIT]
         return float(waits[0]) if waits and isinstance(waits[0], int | float) else super().stake_ns(finding)
+
+    def at_lines(self, finding: Finding, analysis: Analysis, hot: HotLines | Absent | None = None) -> Finding:
+        """In the workers where these were sampled: they make the batches that the training thread waits for.
+
+        Where no function below the first place takes half of its time, as of a list of transforms, the line
+        of the user's that most time is spent at comes first.
+        """
+        stacks = analysis.worker_stacks
+        if isinstance(stacks, Absent) or is_of_sampler(analysis.hot_lines):
+            return super().at_lines(finding, analysis, hot)
+        placed = super().at_lines(finding, analysis, stacks.hot_lines)
+        top = next(iter(stacks.hot_lines.lines), None)
+        if finding.status is not Status.FOUND or top is None or top.samples < self.least_samples:
+            return placed
+        first = Location(file=top.file, line=top.line, function=top.function, is_exact=True)
+        known = [part for one in placed.locations[:1] for part in (one, one.inner) if part is not None]
+        if any((one.file, one.line) == (top.file, top.line) for one in known):
+            return placed
+        return replace(placed, locations=(first, *(one for one in placed.locations if one != first)))
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where fetches were not seen."""

@@ -1,7 +1,8 @@
-"""The ranks of a job in one table: which of them have the fact, and what to say of the others."""
+"""Rows of tables: those of several ranks in one, their order, and the folder that their files are in."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
@@ -114,3 +115,14 @@ def row_order(
     if value is None:
         return True, 0
     return False, value if figure == "min" else -value
+
+
+def common_folder(files: set[str]) -> str:
+    """That all files are in; ``""`` if there is none, as for what was typed into a notebook."""
+    if not files or any(file.startswith("<") for file in files):
+        return ""
+    try:
+        folder = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
+    except ValueError:  # of several drives, or relative and absolute
+        return ""
+    return folder if len(folder) > 1 else ""

@@ -42,6 +42,7 @@ from lightning_modelprof.report.tables.run.ranks import ALL_RANKS, RANK_SPREAD, 
 from lightning_modelprof.report.tables.run.slow_steps import SLOW_STEPS, WORST_STEP, slow_tables
 from lightning_modelprof.report.tables.run.source_lines import SOURCE_LINES, source_lines_table
 from lightning_modelprof.report.tables.run.validation import VALIDATION, validation_table
+from lightning_modelprof.report.tables.run.workers import WORKER_TRANSFORMS, WORKERS, worker_tables
 from lightning_modelprof.report.tables.trace.model_summary import window_model_summary
 from lightning_modelprof.report.tables.trace.trace_tables import TRACE_TABLES, trace_tables
 
@@ -100,6 +101,7 @@ TABLES: Final = (
     RunTable(callback_times, (CALLBACKS,)),
     RunTable(around_table, (AROUND,)),
     RunTable(source_lines_table, (SOURCE_LINES,)),
+    RunTable(worker_tables, (WORKER_TRANSFORMS, WORKERS)),
     RunTable(flop_tables, (FLOPS, FLOPS_BY_SIZE, FLOPS_BY_OPERATOR)),
     RunTable(run_model_size, (MODEL_SIZE,)),
     RunTable(memory_tables, (MEMORY_PEAKS, MEMORY_BY_PHASE)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -11,6 +10,7 @@ from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import common_folder
 from lightning_modelprof.run.loops import loop_of
 
 _OF_SAMPLES: Final = (
@@ -99,7 +99,7 @@ def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table
     found = () if isinstance(lines, Absent) else lines
     if absent_reason is None and not found:
         absent_reason = "no line of yours was seen"
-    folder = _common_folder({line.file for line in found})
+    folder = common_folder({line.file for line in found})
     notes = [f"Files are in {folder}."] if folder else []
     if any(line.share is not None for line in found):
         notes.append(_SAMPLED)
@@ -120,14 +120,3 @@ def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table
 def _row(line: SourceLine, folder: str) -> tuple[str | int | float | None, ...]:
     file = line.file[len(folder) :].lstrip("/\\") if folder else line.file
     return (f"{file}:{line.line}", *(getattr(line, column.key) for column in _COLUMNS[1:]))
-
-
-def _common_folder(files: set[str]) -> str:
-    """That all files are in; ``""`` if there is none, as for what was typed into a notebook."""
-    if not files or any(file.startswith("<") for file in files):
-        return ""
-    try:
-        folder = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
-    except ValueError:  # of several drives, or relative and absolute
-        return ""
-    return folder if len(folder) > 1 else ""

@@ -1,0 +1,48 @@
+"""Worker stacks: which statements the workers of a DataLoader were at, and in which functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.call_tree import CallTree, call_tree
+from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
+from lightning_modelprof.record import Record
+from lightning_modelprof.run.workers import LoaderWorkers
+
+
+class WorkerStacks(Record, frozen=True, kw_only=True):
+    """What samples say of the workers of one loader.
+
+    Attributes:
+        loader: which one.
+        hot_lines: the lines that they were at.
+        call_tree: the functions that they were in.
+    """
+
+    loader: int
+    hot_lines: HotLines
+    call_tree: CallTree
+
+
+def busiest(loaders: Sequence[LoaderWorkers] | None) -> LoaderWorkers | None:
+    """The loader whose workers have most to do, each of them: the loop waits for that one first."""
+    return max(loaders or (), key=lambda one: making_ns(one) / max(one.num_workers, 1), default=None)
+
+
+def making_ns(loader: LoaderWorkers) -> int:
+    """Wall time in which its workers made batches, all workers together."""
+    return sum(one.fetch_ns + one.collate_ns for one in loader.workers) or sum(
+        one.total_ns for one in loader.calls if not one.depth
+    )
+
+
+def worker_stacks(loaders: Sequence[LoaderWorkers] | None) -> WorkerStacks | Absent:
+    """The samples of the busiest loader's workers, or why there are none."""
+    loader = busiest(loaders)
+    if loader is None or loader.stacks is None:
+        return Absent("the workers were not sampled")
+    lines, tree = hot_lines(loader.stacks), call_tree(loader.stacks)
+    if isinstance(lines, Absent) or isinstance(tree, Absent):
+        return Absent("the workers ended before a sample was taken")
+    return WorkerStacks(loader=loader.loader, hot_lines=lines, call_tree=tree)

@@ -1,0 +1,211 @@
+"""Workers: what the workers of each DataLoader did, call by call and worker by worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Final
+
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.source.worker_stacks import making_ns
+from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import common_folder
+from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerTimes
+
+_LOADER: Final = Column("loader", "Loader", help="its number, where the loop has several.")
+_OF_BATCHES: Final = "while it made batches"
+WORKER_TRANSFORMS: Final = TableKind(
+    id="worker_transforms",
+    title="Worker calls",
+    help=(
+        "What a sample goes through in the workers, all workers of a loader together, in the order in which"
+        " a sample meets it. A call that stands in another one is indented below it. Times are wall times"
+        " by the worker's own clock."
+    ),
+    columns=(
+        Column("name", "Call", help="class or function; of a data set with its method."),
+        _LOADER,
+        Column(
+            "kind",
+            "Kind",
+            help="`sample` (of the data set), `transform`, `compose` (it has others) or `collate`.",
+        ),
+        Column("calls", "Calls", Unit.COUNT, help="that ended."),
+        Column("avg_ns", "Avg", Unit.DURATION_NS, help="of one call, with what it calls."),
+        Column("p50_ns", "p50", Unit.DURATION_NS, help="of one call, to within 3 %."),
+        Column("p99_ns", "p99", Unit.DURATION_NS, help="of one call, to within 3 %."),
+        Column("max_ns", "Max", Unit.DURATION_NS, help="the longest call."),
+        Column("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without the calls below it."),
+        Column(
+            "ratio",
+            "Ratio(%)",
+            Unit.RATIO,
+            help="with what it calls, of the time in which the workers made batches (fetch and collate).",
+        ),
+        Column("own_ratio", "Own(%)", Unit.RATIO, adds_up=True, help="the same without the calls below it."),
+        Column(
+            "cpu_ratio",
+            "CPU(%)",
+            Unit.RATIO,
+            help=(
+                "share of its time in which the worker's thread had a CPU: near 100 % computes, near 0 %"
+                " waits for a disk, a network or a lock. A dash where CPU time was not read: of transforms."
+            ),
+        ),
+        Column("place", "Code", help="file and line of it; a dash where it has no Python code."),
+    ),
+    views=("workers",),
+)
+WORKERS: Final = TableKind(
+    id="workers",
+    title="Workers",
+    help=(
+        "Each worker of each loader, with all processes that had its number one after the other. Without"
+        " workers the row is the training process. A dash where the system does not tell."
+    ),
+    columns=(
+        Column("name", "Worker", help="its number in the loader."),
+        _LOADER,
+        Column("batches", "Batches", Unit.COUNT, adds_up=True, help="that it made."),
+        Column("samples", "Samples", Unit.COUNT, adds_up=True, help="in them."),
+        Column("fetch_ns", "Fetch", Unit.DURATION_NS, adds_up=True, help="wall time in making samples."),
+        Column(
+            "collate_ns", "Collate", Unit.DURATION_NS, adds_up=True, help="wall time in the collate function."
+        ),
+        Column(
+            "wait_ns",
+            "Waiting",
+            Unit.DURATION_NS,
+            adds_up=True,
+            help="wall time between two batches: enough are ready, so it waits for an index.",
+        ),
+        Column(
+            "cpu_ns",
+            "CPU",
+            Unit.DURATION_NS,
+            adds_up=True,
+            help=f"CPU time of its main thread {_OF_BATCHES}.",
+        ),
+        Column(
+            "other_cpu_ns",
+            "Other threads",
+            Unit.DURATION_NS,
+            adds_up=True,
+            help="CPU time of its other threads, such as the one that pickles batches, and of waiting.",
+        ),
+        Column("read_bytes", "Read", Unit.BYTES, adds_up=True, help="from files and sockets."),
+        Column("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="what of it came from a disk."),
+        Column(
+            "page_faults", "Page faults", Unit.COUNT, adds_up=True, help="for which the system had to read."
+        ),
+        Column("memory_bytes", "Memory", Unit.BYTES, help="resident at last; shared pages count in each."),
+        Column("threads", "Threads", Unit.COUNT, help="that it had at most."),
+        Column("starts", "Starts", Unit.COUNT, adds_up=True, help="processes that had its number."),
+        Column(
+            "start_ns",
+            "Start",
+            Unit.DURATION_NS,
+            help=(
+                "from the start of such a process until its first instruction for samples, on average:"
+                " interpreter, imports and the data set, where those come anew."
+            ),
+        ),
+        Column(
+            "dropped",
+            "Dropped",
+            Unit.COUNT,
+            adds_up=True,
+            help="batches that are in no figure of single batches, as they came faster than they were read.",
+        ),
+    ),
+    views=("workers",),
+    place=1,
+)
+_NOTHING: Final = "nothing was seen in the workers"
+
+
+def worker_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """What the workers' time goes to; no table where there is no loader, or nobody looked."""
+    loaders = analysis.worker_records
+    if not loaders:
+        return ()
+    return (_calls_table(loaders), _workers_table(loaders))
+
+
+def _calls_table(loaders: Sequence[LoaderWorkers]) -> Table:
+    calls = [(loader, call) for loader in loaders for call in loader.calls]
+    folder = common_folder({call.file for _, call in calls if call.is_users and call.file})
+    return WORKER_TRANSFORMS.table(
+        columns=_columns(WORKER_TRANSFORMS, loaders),
+        rows=_rows(loaders, [(loader, _call_row(loader, call, folder)) for loader, call in calls]),
+        depths=tuple(call.depth for _, call in calls),
+        notes=(f"Your files are in {folder}.",) if folder else (),
+        absent_reason=None if calls else _reason(loaders),
+    )
+
+
+def _call_row(loader: LoaderWorkers, call: CallTimes, folder: str) -> tuple[Cell, ...]:
+    whole_ns = making_ns(loader)
+    return (
+        call.name,
+        call.kind,
+        call.calls,
+        call.total_ns / call.calls if call.calls else None,
+        call.p50_ns,
+        call.p99_ns,
+        call.max_ns,
+        call.own_ns,
+        call.total_ns / whole_ns if whole_ns else None,
+        call.own_ns / whole_ns if whole_ns else None,
+        call.cpu_ns / call.total_ns if call.cpu_ns is not None and call.total_ns else None,
+        place_of(call, folder),
+    )
+
+
+def place_of(call: CallTimes, folder: str = "") -> str | None:
+    """File and line of a call: the user's without a folder that is known, a library's with its own folder."""
+    if not call.file:
+        return None
+    if call.is_users:
+        file = call.file[len(folder) :].lstrip("/\\") if folder else call.file
+    else:
+        file = "/".join(PurePath(call.file).parts[-2:])
+    return f"{file}:{call.line}"
+
+
+def _workers_table(loaders: Sequence[LoaderWorkers]) -> Table:
+    rows = [(loader, _worker_row(loader, one)) for loader in loaders for one in loader.workers]
+    lost = sum(one.dropped for loader in loaders for one in loader.workers)
+    return WORKERS.table(
+        columns=_columns(WORKERS, loaders),
+        rows=_rows(loaders, rows),
+        notes=(f"{lost:,} batches came faster than they were read: Dropped.",) if lost else (),
+        absent_reason=None if rows else _reason(loaders),
+        is_detail=True,
+    )
+
+
+def _worker_row(loader: LoaderWorkers, worker: WorkerTimes) -> tuple[Cell, ...]:
+    name = f"worker {worker.worker}" if loader.num_workers else "training process"
+    return (name, *(getattr(worker, column.key) for column in WORKERS.columns[2:]))
+
+
+def _columns(kind: TableKind, loaders: Sequence[LoaderWorkers]) -> tuple[Column, ...]:
+    return tuple(one for one in kind.columns if one is not _LOADER or len(loaders) > 1)
+
+
+def _rows(
+    loaders: Sequence[LoaderWorkers], rows: Sequence[tuple[LoaderWorkers, tuple[Cell, ...]]]
+) -> tuple[tuple[Cell, ...], ...]:
+    """With the loader's number behind the name where there are several."""
+    if len(loaders) < 2:
+        return tuple(row for _, row in rows)
+    return tuple((row[0], str(loader.loader), *row[1:]) for loader, row in rows)
+
+
+def _reason(loaders: Sequence[LoaderWorkers]) -> str:
+    """Why there is nothing, by the loaders' own notes."""
+    said = dict.fromkeys(note.rstrip(".") for loader in loaders for note in loader.notes)
+    return "; ".join(said) or _NOTHING
