@@ -166,6 +166,7 @@ class ProfilingHooks(SessionKeeper):
         if dataloader_idx != self._dataloader_idx:
             self._dataloader_idx = dataloader_idx
             ledger.tags |= StepTag.FIRST_OF_EPOCH
+            ledger.epoch_step = ledger.steps_ended
         self._meet_batch(ledger, batch)
         inspection = ledger.inspection
         if inspection is not None:

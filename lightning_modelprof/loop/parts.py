@@ -122,6 +122,7 @@ def make_parts(
         world_size=host.world_size,
         accumulate=host.accumulate,
         why_not=why_no_window,
+        epoch_step=lambda: timing.ledger.epoch_step,
         theirs=timing.seam.inner,
     )
     has_bar = bool(config.report.progress_bar) and host.loop.is_fit and host.progress_bar is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +24,19 @@ from lightning_modelprof.loop.trace_work import (
     TraceWork,
 )
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture, ScheduledSteps
+from lightning_modelprof.measure.window.capture import (
+    BYTES_PER_MB,
+    Capture,
+    ScheduledSteps,
+    nothing_made,
+)
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run, Window, WindowStatus
+from lightning_modelprof.run.workers import LoaderWorkers
 from lightning_modelprof.units import digits
 
 _FIRST_WINDOWS: Final = 16
@@ -60,6 +66,8 @@ def make_capture(
     world_size: int = 1,
     accumulate: int = 1,
     why_not: Callable[[], str] = str,
+    epoch_step: Callable[[], int] = int,
+    batches: Callable[[int, int], Sequence[LoaderWorkers]] = nothing_made,
     theirs: Any = None,
 ) -> Capture | None:
     """The windows that a configuration asks for; ``None`` if it asks for none.
@@ -73,6 +81,8 @@ def make_capture(
         world_size: number of ranks.
         accumulate: batches per optimizer step: without one, ranks do not wait for each other.
         why_not: as of Capture.
+        epoch_step: as of Capture.
+        batches: as of Capture.
         theirs: the user's own profiler of Lightning's.
     """
     if not config.schedule.active or not recording_ranks(config, world_size) or _is_of_torch(theirs):
@@ -94,6 +104,8 @@ def make_capture(
         max_trace_mb=config.bounds.max_trace_mb,
         scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
         why_not=why_not,
+        epoch_step=epoch_step,
+        batches=batches,
     )
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 PLACES = {
     "stop": (torch.profiler.profile, "stop_trace"),
     "export": (torch.profiler.profile, "export_chrome_trace"),
-    "cpu": (capture.Capture, "_cpu_use"),
+    "cpu": (capture.Capture, "_noted"),
     "save": (Outputs, "save_trace"),
     "parse": (trace_work, "parse_trace"),
     "analyze": (trace_work, "analyze_trace"),

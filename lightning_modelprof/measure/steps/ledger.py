@@ -91,6 +91,7 @@ class PhaseLedger:
         outside_ns: nanoseconds per phase that belong to no finished step.
         steps_ended: number of finished steps in this loop.
         epochs_begun: in this loop.
+        epoch_step: number of the step that the running epoch, or dataloader of an evaluation, began with.
         step_end_ns: when the last of them ended, by the host clock.
         unfinished_steps: batches that began and did not end.
         hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
@@ -111,6 +112,7 @@ class PhaseLedger:
         "cpu",
         "current",
         "device",
+        "epoch_step",
         "epochs_begun",
         "gap_range_open",
         "hooks_ns",
@@ -161,7 +163,7 @@ class PhaseLedger:
         self.repeated: RepeatedSampleWatch | None = None
         self.next_boundary = 0
         self.steps_ended = 0
-        self.epochs_begun = 0
+        self.epochs_begun = self.epoch_step = 0
         self.unfinished_steps = 0
         self.hooks_ns = 0
         self.outside_ns = [0] * len(PHASES)
@@ -257,6 +259,7 @@ class PhaseLedger:
             self._start_steps()
         self.tags |= StepTag.FIRST_OF_EPOCH
         self.epochs_begun += 1
+        self.epoch_step = self.steps_ended
         self.open_gap(DATALOADER_INIT)
 
     def begin_evaluation(self) -> None:

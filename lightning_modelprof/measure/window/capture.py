@@ -7,13 +7,14 @@ which are neither warm-up nor active cost nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
@@ -30,9 +31,15 @@ from lightning_modelprof.measure.window.torch_profiler import (
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.workers import LoaderWorkers
 from lightning_modelprof.units import digits
 
 BYTES_PER_MB: Final = 1_000_000
+
+
+def nothing_made(_begin_ns: int, _end_ns: int) -> tuple[LoaderWorkers, ...]:
+    """What workers made in this time, where nobody looks into them."""
+    return ()
 
 
 class Capture:
@@ -49,6 +56,9 @@ class Capture:
         max_trace_mb: a window ends early when another step would make its trace larger than this.
         scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
         why_not: asked before each window but the first; the reason to leave it out, ``""`` if there is none.
+        epoch_step: gives the number of the step that the running epoch began with.
+        batches: gives what workers of DataLoaders made between two readings of the clock; called in a thread
+            of its own, while the training thread waits.
 
     Attributes:
         ranges: set while a window records; the ledger writes phases into it.
@@ -68,9 +78,13 @@ class Capture:
         max_trace_mb: float | None = None,
         scheduled: ScheduledSteps | None = None,
         why_not: Callable[[], str] = str,
+        epoch_step: Callable[[], int] = int,
+        batches: Callable[[int, int], Sequence[LoaderWorkers]] = nothing_made,
     ) -> None:
         self._schedule = schedule
         self._why_not = why_not
+        self._epoch_step = epoch_step
+        self._batches = batches
         self._options = options
         self._export_path = export_path
         self._on_close = on_close
@@ -79,7 +93,8 @@ class Capture:
         self._profiler: Any = None
         self._begun = -1  # what the watch said when ours was prepared or started
         self._cpu_at_start: CpuReading | None = None
-        self._recorded: list[int] = []
+        self._step_began_ns = 0
+        self._recorded: dict[int, StepMark] = {}
         self._is_closing = False
         self._max_trace_mb = max_trace_mb
         self._size = options.make_size()
@@ -139,7 +154,8 @@ class Capture:
         if self.ranges is not None:
             if self._records_still():
                 self.ranges.close_all()
-                self._recorded.append(step - 1)
+                mark = (step - 1 - self._epoch_step(), self._step_began_ns, self._clock())
+                self._recorded[step - 1] = mark
                 self._size.end_step()
             else:
                 self._give_up()
@@ -163,6 +179,7 @@ class Capture:
                 self._start()
         if self.ranges is not None:
             self.ranges.open(f"{STEP_RANGE_PREFIX}{step}")
+            self._step_began_ns = self._clock()
             tags |= StepTag.PROFILED
         elif self._profiler is not None:
             tags |= StepTag.PROFILER_WARMUP
@@ -251,7 +268,7 @@ class Capture:
             return
         self._begun = watch.begun
         self._profiler = profiler
-        self._recorded = []
+        self._recorded = {}
 
     def _start(self) -> None:
         if is_profiling_anywhere():
@@ -292,7 +309,7 @@ class Capture:
         if self.ranges is not None:
             self.ranges.close_all()
             self.ranges = None
-        self._recorded = []  # what torch still has of them is not to be trusted, and crashes on export
+        self._recorded = {}  # what torch still has of them is not to be trusted, and crashes on export
         self._refuse("another torch profiler ran during this window and ended its recording")
 
     def _close(self, status: WindowStatus, reason: str = "") -> None:
@@ -314,11 +331,12 @@ class Capture:
             metadata = {
                 "rank": self._rank,
                 "window": window.index,
-                "recorded_steps": self._recorded,
-                "cpu": self._cpu_use(),
+                "recorded_steps": list(self._recorded),
+                "step_marks": list(self._recorded.values()),
+                **self._noted(),
             }
             # torch writes only what it is told before it stops.
-            profiler.add_metadata_json(TRACE_METADATA_KEY, json.dumps(metadata))
+            profiler.add_metadata_json(TRACE_METADATA_KEY, msgspec.json.encode(metadata).decode())
         path: Path | None = None
         try:
             stop(profiler, ranges)
@@ -365,27 +383,30 @@ class Capture:
             self._size.learn(path.stat().st_size)
         return path
 
-    def _cpu_use(self) -> dict[str, int | None] | None:
-        """CPU times since the window started; ``None`` if they could not be read.
+    def _noted(self) -> dict[str, Any]:
+        """CPU times since the window started, ``None`` if they could not be read; what workers made since.
 
         Read by a thread of its own: with stacks, torch would record each of the many Python calls, but only
         in threads that there were when it started.
         """
         start, self._cpu_at_start = self._cpu_at_start, None
-        result: list[dict[str, int | None]] = []
+        noted: dict[str, Any] = {"cpu": None}
+        since_ns = min((begin_ns for _, begin_ns, _ in self._recorded.values()), default=None)
 
         def read() -> None:
             stop = read_cpu()
             if start is not None and stop is not None:
-                result.append(cpu_use_between(start, stop))
+                noted["cpu"] = cpu_use_between(start, stop)
+            if since_ns is not None and (made := self._batches(since_ns, self._clock())):
+                noted["workers"] = made
 
         reader = threading.Thread(target=read, name="modelprof-cpu")
         try:
             reader.start()
         except RuntimeError:  # the system has no more threads
-            return None
+            return noted
         reader.join()
-        return result[0] if result else None
+        return noted
 
     def _record(self, status: WindowStatus, note: str = "") -> Window:
         assert self._upcoming is not None
@@ -401,11 +422,16 @@ class Capture:
     def _next_window(self) -> None:
         assert self._upcoming is not None
         self._upcoming = self._schedule.window(self._upcoming.index + 1)
-        self._recorded = []
+        self._recorded = {}
 
 
 def _do_nothing() -> None:
     """There is no watch to end."""
+
+
+StepMark = tuple[int, int, int]
+"""Of a recorded step: its number in the epoch, and the clock just after its range in the trace was opened and
+just after it was closed. So times by that clock can be told on the trace's."""
 
 
 NEVER: Final = -1

@@ -21,6 +21,7 @@ from lightning_modelprof.report.timeline.critical_path import with_critical_path
 from lightning_modelprof.report.timeline.details import find_details, find_kinds
 from lightning_modelprof.report.timeline.idle_slices import find_idle_slices, with_texts
 from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label, find_depths, find_lanes
+from lightning_modelprof.report.timeline.worker_lanes import with_workers
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 
@@ -78,6 +79,7 @@ def timeline_of(
         counters=counters,
         notes=(*step_notes, *counter_notes),
     )
+    drawn, order = with_workers(drawn, shared, order)
     return with_critical_path(drawn, shared, order)
 
 

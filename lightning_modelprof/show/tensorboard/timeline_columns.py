@@ -21,7 +21,7 @@ and its columns are, all of as many values as there are slices, in the order of 
     name        int: position in names
     category    int: position in categories
     detail      int: position in details, -1 without one
-    launch      int: position of the slice that launched this one, -1 without one
+    launch      int: position of the slice that launched this one, -1 without one; of a fetch its batch
 
 and for the counter at position i of ``count`` points::
 

@@ -1,0 +1,177 @@
+"""What the workers of DataLoaders made while a window was recorded, on the clock of its trace.
+
+The batches stand in the trace's metadata, by the clock of the training process. That clock was read just
+after the range of each step was opened, and just after it was closed: a reading is later than the begin or
+end in the trace by the difference of the clocks, and a little more. The least of all is the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.tally import rows_named
+from lightning_modelprof.analysis.timeline.timeline import Timeline
+from lightning_modelprof.analysis.trace.dataloader import OWN_FETCH
+from lightning_modelprof.record import LARGEST, Count, Record, Whole
+from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
+
+MOST_APART_NS: Final = 200_000
+"""By so much may the middle one of the readings be later than the least; else nothing is said."""
+
+NO_WORKERS: Final = Absent("the trace does not say what workers of a DataLoader did")
+_DAMAGED: Final = Absent("what the trace says of workers is damaged")
+_APART: Final = Absent(
+    "the clock by which workers were timed cannot be told on that of the trace: readings of both at steps"
+    f" differ by more than {MOST_APART_NS // 1000} us"
+)
+_COLUMNS: Final = WorkerBatches.__struct_fields__
+
+
+class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
+    """The n batches that workers were making while the window was recorded, by loader, worker and begin.
+
+    Columns are int64, shape (n,); times are those of the trace and may be before its first event.
+
+    Attributes:
+        loader, worker, index, begin_ns, fetched_ns, ready_ns, cpu_ns, samples: as of WorkerBatches.
+        waited_ns: since the worker's batch before; -1 where that is not known.
+        step: number of the step that used it; -1 where that is not known.
+        fetch: row of the event in which that step fetched its batch; -1 likewise.
+    """
+
+    loader: NDArray[np.int64]
+    worker: NDArray[np.int64]
+    index: NDArray[np.int64]
+    begin_ns: NDArray[np.int64]
+    fetched_ns: NDArray[np.int64]
+    ready_ns: NDArray[np.int64]
+    cpu_ns: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    waited_ns: NDArray[np.int64]
+    step: NDArray[np.int64]
+    fetch: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class _Noted(Record, frozen=True, kw_only=True):
+    """What the callback noted in the trace."""
+
+    recorded_steps: tuple[Count, ...] = ()
+    step_marks: tuple[tuple[Whole, Whole, Whole], ...] = ()
+    workers: tuple[LoaderWorkers, ...] = ()
+
+
+def find_worker_batches(timeline: Timeline) -> MadeBatches | Absent:
+    """The batches of workers that reach into the time of the trace."""
+    noted = _noted(timeline.trace.metadata)
+    if isinstance(noted, Absent):
+        return noted
+    marks = dict(zip(noted.recorded_steps, noted.step_marks, strict=True))
+    offset_ns = _offset_ns(timeline, marks)
+    columns = _columns(noted.workers)
+    if offset_ns is None or columns is None:
+        return _APART if columns is not None else _DAMAGED
+    for name in ("begin_ns", "fetched_ns", "ready_ns"):
+        columns[name] -= offset_ns
+    end_ns = int(timeline.trace.end_ns.max(initial=0))
+    chosen = np.flatnonzero((columns["ready_ns"] > 0) & (columns["begin_ns"] < end_ns))
+    order = chosen[np.lexsort([columns[name][chosen] for name in ("begin_ns", "worker", "loader")])]
+    columns = {name: column[order] for name, column in columns.items()}
+    step, fetch = _used_by(timeline, {number: mark[0] for number, mark in marks.items()}, columns)
+    return MadeBatches(**columns, waited_ns=_waited_ns(columns), step=step, fetch=fetch)
+
+
+def _noted(metadata: Mapping[str, Any]) -> _Noted | Absent:
+    ours = metadata.get(TRACE_METADATA_KEY)
+    if not isinstance(ours, dict) or "workers" not in ours:
+        return NO_WORKERS
+    try:
+        noted = msgspec.convert(ours, _Noted)
+    except (msgspec.ValidationError, RecursionError):
+        return _DAMAGED
+    return noted if len(noted.recorded_steps) == len(noted.step_marks) else _DAMAGED
+
+
+def _columns(loaders: tuple[LoaderWorkers, ...]) -> dict[str, NDArray[np.int64]] | None:
+    """The batches of all loaders that have workers; ``None`` where columns do not fit together."""
+    own = [one for one in loaders if one.num_workers]
+    if any(len({len(getattr(one.batches, name)) for name in _COLUMNS}) > 1 for one in own):
+        return None
+    columns = {
+        name: np.array([value for one in own for value in getattr(one.batches, name)], np.int64)
+        for name in _COLUMNS
+    }
+    columns["loader"] = np.repeat(
+        np.array([one.loader for one in own], np.int64), [len(one.batches) for one in own]
+    )
+    is_backwards = (columns["fetched_ns"] < columns["begin_ns"]) | (
+        columns["ready_ns"] < columns["fetched_ns"]
+    )
+    return None if is_backwards.any() or (columns["worker"] < 0).any() else columns
+
+
+def _offset_ns(timeline: Timeline, marks: Mapping[int, tuple[int, int, int]]) -> int | None:
+    """What is to be subtracted from a reading of the clock; ``None`` where the marks do not agree on it."""
+    steps = timeline.steps
+    if steps is None or not steps.has_ranges or len(steps.rows):
+        return None
+    late_ns = sorted(
+        mark_ns - range_ns
+        for number, (begin_ns, end_ns) in zip(steps.numbers, steps.intervals.tolist(), strict=True)
+        if number in marks
+        for mark_ns, range_ns in zip(marks[number][1:], (begin_ns, end_ns), strict=True)
+    )
+    agree = late_ns and late_ns[len(late_ns) // 2] - late_ns[0] <= MOST_APART_NS
+    return late_ns[0] if agree and abs(late_ns[0]) <= LARGEST else None
+
+
+def _waited_ns(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    """From the end of the worker's batch before, shape (n,)."""
+    waited_ns = np.full(len(columns["worker"]), -1, np.int64)
+    same = (np.diff(columns["worker"]) == 0) & (np.diff(columns["loader"]) == 0)
+    between_ns = columns["begin_ns"][1:] - columns["ready_ns"][:-1]
+    waited_ns[1:][same] = np.maximum(between_ns[same], 0)
+    return waited_ns
+
+
+def _used_by(
+    timeline: Timeline, in_epoch: Mapping[int, int], columns: Mapping[str, NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The step that used each batch, and the row of its fetch, shape (n,) each; -1 where not known.
+
+    Batches are delivered in the order of their numbers, so the step has the number of its batch in the
+    epoch. Of several epochs it is the first such step whose fetch ends when the batch is ready, or later.
+    Steps that do not fetch exactly once are left out.
+
+    Args:
+        timeline: of the trace.
+        in_epoch: number of a step → its number in the epoch.
+        columns: of n batches.
+    """
+    steps, trace = timeline.steps, timeline.trace
+    assert steps is not None
+    on_thread = timeline.is_annotation & (trace.track == steps.track)
+    fetches = rows_named(trace, np.flatnonzero(on_thread), OWN_FETCH.__eq__)
+    inside = locate(trace.begin_ns[fetches], steps.intervals)
+    fetches_of: dict[int, list[tuple[int, int]]] = {}  # number in the epoch → (step, row), in order of time
+    for place, number in enumerate(steps.numbers):
+        own = fetches[inside == place]
+        if len(own) == 1 and number in in_epoch:
+            fetches_of.setdefault(in_epoch[number], []).append((number, int(own[0])))
+    found = np.full((len(columns["index"]), 2), -1, np.int64)
+    for batch, (index, ready_ns) in enumerate(
+        zip(columns["index"].tolist(), columns["ready_ns"].tolist(), strict=True)
+    ):
+        later = (one for one in fetches_of.get(index, ()) if trace.end_ns[one[1]] + MOST_APART_NS >= ready_ns)
+        found[batch] = next(later, (-1, -1))
+    return found[:, 0], found[:, 1]

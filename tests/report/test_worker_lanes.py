@@ -1,0 +1,300 @@
+"""The lanes of DataLoader workers: batches at known times by another clock, and the steps that used them."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.worker_batches import NO_WORKERS, find_worker_batches
+from lightning_modelprof.loop import parts
+from lightning_modelprof.report.timeline.timeline import timeline_of
+from lightning_modelprof.report.timeline.worker_lanes import GROUP
+from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
+from lightning_modelprof.show.tensorboard.timeline_columns import (
+    check_timeline,
+    pack_timeline,
+    unpack_timeline,
+)
+from tests.support.fits import Net, run_fit, trace_of, windows_of
+from tests.support.traces import event, make_trace
+
+pytestmark = pytest.mark.slow
+
+APART_NS = 7_000_000_000_000
+"""By so much the training's clock is ahead of the trace's."""
+STEP_US = 10_000
+
+
+def batches(*rows):
+    """Of (worker, index, begin, fetched, ready) in microseconds of the trace; in the order of being ready."""
+    rows = sorted(rows, key=lambda row: row[4])
+    worker, index, *times = zip(*rows, strict=True)
+    begin, fetched, ready = (tuple(us * 1000 + APART_NS for us in one) for one in times)
+    return WorkerBatches(
+        worker=worker, index=index, begin_ns=begin, fetched_ns=fetched, ready_ns=ready,
+        cpu_ns=(1_500_000,) * len(rows), samples=(4,) * len(rows),
+    )  # fmt: skip
+
+
+def loader(*rows, number=0, num_workers=2):
+    return LoaderWorkers(loader=number, num_workers=num_workers, batches=batches(*rows))
+
+
+def window(*loaders, first=20, in_epoch=(5, 6, 7), late_us=(3, 5), fetches=1, **changes):
+    """A trace of three steps; each fetches in its first 2 ms.
+
+    Args:
+        loaders: what was noted of them.
+        first: number of the first step.
+        in_epoch: the numbers of the steps in their epochs.
+        late_us: how long after the range was opened and closed the clock was read.
+        fetches: of each step.
+        changes: of what was noted.
+    """
+    events, marks = [], []
+    for place, number in enumerate(in_epoch):
+        begin = place * STEP_US
+        events.append(event("user_annotation", f"ProfilerStep#{first + place}", begin, begin + STEP_US))
+        for fetch in range(fetches):
+            at = begin + 100 + 3_000 * fetch
+            events.append(event("user_annotation", "modelprof: dataloader", at, at + 2_000))
+        events.append(event("cpu_op", "aten::mm", begin + 9_000, begin + 9_500))
+        marks.append(
+            [number, *(us * 1000 + APART_NS for us in (begin + late_us[0], begin + STEP_US + late_us[1]))]
+        )
+    noted = {
+        "recorded_steps": [first + place for place in range(len(in_epoch))],
+        "step_marks": marks,
+        "workers": msgspec.to_builtins(loaders),
+    }
+    return make_trace(events, **{TRACE_METADATA_KEY: noted | changes})
+
+
+def drawn(*loaders, **kwargs):
+    return timeline_of(window(*loaders, **kwargs))
+
+
+def lanes(found):
+    """(lane, depth, name, begin, end in microseconds) of what workers did."""
+    return [
+        (found.lanes[lane].label, depth, found.names[name], begin / 1000, (begin + duration) / 1000)
+        for lane, depth, name, begin, duration in zip(
+            found.lane.tolist(), found.depth.tolist(), found.name.tolist(),
+            found.slice_begin_ns.tolist(), found.slice_duration_ns.tolist(), strict=True,
+        )
+        if found.lanes[lane].group == GROUP
+    ]  # fmt: skip
+
+
+def arrows(found):
+    """(batch, begin of the fetch that got it in microseconds)."""
+    ends = []
+    for place in np.flatnonzero(found.launch >= 0).tolist():
+        batch = int(found.launch[place])
+        if found.lanes[found.lane[batch]].group == GROUP:
+            assert found.names[found.name[place]] == "modelprof: dataloader"
+            assert found.depth[batch] == 0
+            ends.append((found.names[found.name[batch]], int(found.slice_begin_ns[place]) // 1000))
+    return ends
+
+
+def details(found):
+    """Name of a batch → lines that are known of it."""
+    return {
+        found.names[name]: found.details[detail].splitlines()
+        for lane, depth, name, detail in zip(
+            found.lane.tolist(), found.depth.tolist(), found.name.tolist(), found.detail.tolist(), strict=True
+        )
+        if found.lanes[lane].group == GROUP and depth == 0
+    }
+
+
+def test_batches_stand_where_they_were_made():
+    """The least of the readings was 3 us late, so all is 3 us early: so well are the clocks known."""
+    found = drawn(
+        loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 15_503), (0, 8, 12_003, 20_003, 20_003))
+    )
+    assert lanes(found) == [
+        ("worker 0", 0, "batch 6", 1_000, 9_000),
+        ("worker 0", 0, "batch 8", 12_000, 20_000),
+        ("worker 0", 1, "samples", 1_000, 8_000),
+        ("worker 0", 1, "collate", 8_000, 9_000),
+        ("worker 0", 1, "samples", 12_000, 20_000),  # and collating took no time
+        ("worker 1", 0, "batch 7", 2_000, 15_500),
+        ("worker 1", 1, "samples", 2_000, 15_000),
+        ("worker 1", 1, "collate", 15_000, 15_500),
+    ]
+    assert [lane.group for lane in found.lanes[-2:]] == [GROUP] * 2
+    kinds = {found.categories[kind] for lane, kind in zip(found.lane, found.category, strict=True)
+             if found.lanes[lane].group == GROUP}  # fmt: skip
+    assert kinds == {"batch"}
+    assert found.notes == timeline_of(window(workers=[])).notes
+    check_timeline(pack_timeline(found))
+    assert arrows(unpack_timeline(pack_timeline(found))) == arrows(found)
+
+
+def test_an_arrow_leads_from_a_batch_to_the_fetch_of_its_step():
+    found = drawn(
+        loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 15_503), (0, 8, 12_003, 20_003, 20_003))
+    )
+    assert arrows(found) == [("batch 6", 10_100), ("batch 7", 20_100)]
+    known = details(found)
+    assert known["batch 6"] == ["4 samples", "CPU 1.50 ms of 8.00 ms", "used by step 21"]
+    assert known["batch 7"][2:] == ["used by step 22"]
+    assert known["batch 8"][2:] == ["the worker waited 3.00 ms before it"]
+
+
+def test_what_reaches_out_of_the_trace_is_cut_and_what_is_outside_of_it_is_left_out():
+    found = drawn(
+        loader((0, 3, -9_000, -8_000, -7_000), (0, 5, -5_000, -1_000, 1_003), (1, 9, 25_003, 33_000, 34_000),
+               (0, 10, 31_000, 32_000, 33_000))
+    )  # fmt: skip
+    assert lanes(found) == [
+        ("worker 0", 0, "batch 5", 0, 1_000),
+        ("worker 0", 1, "collate", 0, 1_000),
+        ("worker 1", 0, "batch 9", 25_000, 30_000),
+        ("worker 1", 1, "samples", 25_000, 30_000),
+    ]
+    assert details(found)["batch 5"][-2:] == ["used by step 20", "it begins before the trace"]
+    assert details(found)["batch 9"][-1] == "it ends after the trace"
+
+
+def test_batches_of_one_number_in_two_epochs_go_to_the_first_step_that_can_have_had_them():
+    found = drawn(loader((0, 0, 100, 200, 300), (1, 1, 100, 8_000, 9_000), (0, 0, 5_000, 15_000, 16_000)),
+                  in_epoch=(0, 1, 0))  # fmt: skip
+    assert arrows(found) == [("batch 0", 100), ("batch 1", 10_100), ("batch 0", 20_100)]
+
+
+def test_a_batch_that_was_ready_too_late_for_its_step_has_no_arrow():
+    """As with the second of two loaders of which one follows the other."""
+    found = drawn(loader((0, 5, 100, 9_000, 9_500)))
+    assert len(lanes(found)) == 3
+    assert arrows(found) == []
+
+
+def test_steps_that_fetch_twice_have_no_arrows():
+    found = drawn(loader((0, 5, 50, 60, 70)), fetches=2)
+    assert (len(lanes(found)), arrows(found)) == (3, [])
+
+
+def test_of_several_loaders_the_batch_that_was_ready_last_is_at_the_arrow():
+    early, late = (0, 6, 100, 5_000, 6_000), (0, 6, 200, 7_000, 8_000)
+    for first, second in ((early, late), (late, early)):
+        found = drawn(loader(first), loader(second, number=1))
+        labels = {label for label, *_ in lanes(found)}
+        assert labels == {"loader 0 worker 0", "loader 1 worker 0"}
+        (place,) = (at for at in np.flatnonzero(found.launch >= 0).tolist()
+                    if found.lanes[found.lane[found.launch[at]]].group == GROUP)  # fmt: skip
+        batch = int(found.launch[place])
+        end_ns = int(found.slice_begin_ns[batch] + found.slice_duration_ns[batch])
+        assert end_ns == (8_000 - 3) * 1000
+
+
+def test_clocks_that_do_not_agree_give_no_lanes_and_a_reason():
+    found = drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 204))
+    assert lanes(found) == []
+    assert [note for note in found.notes if "worker" in note] == [
+        "DataLoader workers have no lanes: the clock by which workers were timed cannot be told on that of"
+        " the trace: readings of both at steps differ by more than 200 us."
+    ]
+    assert len(lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 203)))) == 3
+
+
+def test_readings_that_come_late_now_and_then_do_no_harm():
+    trace = window(loader((0, 6, 1_003, 8_003, 9_003)))
+    marks = trace.metadata[TRACE_METADATA_KEY]["step_marks"]
+    marks[0][1] += 50_000_000
+    marks[2][2] += 90_000_000
+    assert lanes(timeline_of(trace))[0][3:] == (1_000, 9_000)
+
+
+def test_nothing_is_said_of_workers_where_nothing_was_noted():
+    for trace in (window(workers=[]), make_trace([event("cpu_op", "aten::mm", 0, 5)])):
+        found = timeline_of(trace)
+        assert (lanes(found), [note for note in found.notes if "worker" in note]) == ([], [])
+    assert find_worker_batches(build_timeline(make_trace([event("cpu_op", "aten::mm", 0, 5)]))) == NO_WORKERS
+    assert lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000), num_workers=0))) == []
+
+
+GOOD = msgspec.to_builtins(loader((0, 6, 1_000, 8_000, 9_000)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": 3},
+        {"workers": [{"num_workers": "two"}]},
+        {"workers": [GOOD | {"batches": GOOD["batches"] | {"worker": []}}]},
+        {"workers": [GOOD | {"batches": GOOD["batches"] | {"worker": [-1]}}]},
+        {"workers": [GOOD | {"batches": GOOD["batches"] | {"ready_ns": [0]}}]},
+        {"workers": [GOOD], "step_marks": []},
+        {"workers": [GOOD], "step_marks": [[0]]},
+        {"workers": [GOOD], "recorded_steps": ["20"]},
+    ],
+)  # fmt: skip
+def test_damage_is_a_note(changes):
+    found = find_worker_batches(build_timeline(window(**changes)))
+    assert isinstance(found, Absent)
+    assert "damaged" in found.reason
+
+
+def test_numbers_that_no_clock_has_do_no_harm():
+    largest = 2**62
+    huge = GOOD["batches"] | {"begin_ns": [-largest], "fetched_ns": [largest], "ready_ns": [largest]}
+    check_timeline(pack_timeline(timeline_of(window(workers=[GOOD | {"batches": huge}]))))
+
+
+def test_a_window_notes_where_its_steps_are_on_the_clock(tmp_path):
+    """In a fit of epochs of 7 batches; the second epoch begins in the window."""
+    callback = run_fit(tmp_path, active=6, wait=2, trainer={"max_epochs": 2, "limit_train_batches": 7})
+    (one,) = windows_of(callback)
+    noted = trace_of(tmp_path, one).metadata[TRACE_METADATA_KEY]
+    assert noted["recorded_steps"] == list(one.recorded_steps) == [3, 4, 5, 6, 7, 8]
+    assert [mark[0] for mark in noted["step_marks"]] == [3, 4, 5, 6, 0, 1]
+    times = [time for mark in noted["step_marks"] for time in mark[1:]]
+    assert all(before <= after for before, after in pairwise(times))
+
+
+@pytest.mark.parametrize("with_stack", [False, True])
+def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monkeypatch, with_stack):
+    """Each training step is told as if a worker had made a batch in it; the slice must lie in its forward."""
+    rows, asked = [], []
+
+    def at_batch(batch_idx):
+        begin_ns = time.perf_counter_ns()
+        time.sleep(0.002)
+        end_ns = time.perf_counter_ns()
+        rows.append((batch_idx, begin_ns, end_ns))
+
+    def made(begin_ns, end_ns):
+        asked.append((begin_ns, end_ns))
+        index, begin, end = zip(*(row for row in rows if begin_ns <= row[1]), strict=True)
+        columns = {"worker": (0,) * len(index), "samples": (2,) * len(index), "cpu_ns": (0,) * len(index)}
+        times = {"begin_ns": begin, "fetched_ns": end, "ready_ns": end}
+        return (LoaderWorkers(num_workers=1, batches=WorkerBatches(index=index, **columns, **times)),)
+
+    make_capture = parts.make_capture
+    monkeypatch.setattr(
+        parts, "make_capture", lambda *args, **kwargs: make_capture(*args, **(kwargs | {"batches": made}))
+    )
+    callback = run_fit(
+        tmp_path, module=Net(at_batch), active=4, with_stack=with_stack, trainer={"limit_train_batches": 12}
+    )
+    ((begin_ns, end_ns),) = asked
+    (one,) = windows_of(callback)
+    found = timeline_of(trace_of(tmp_path, one))
+    own = [row for row in lanes(found) if row[1] == 0]
+    assert [name for _, _, name, _, _ in own] == [f"batch {number}" for number in (2, 3, 4, 5)]
+    is_forward = np.array([found.names[name] == "modelprof: forward" for name in found.name.tolist()])
+    begins = found.slice_begin_ns[is_forward] / 1000
+    ends = begins + found.slice_duration_ns[is_forward] / 1000
+    for (_, _, _, begin, end), first, last in zip(own, np.sort(begins), np.sort(ends), strict=True):
+        assert first - 200 <= begin < end <= last + 200
+    assert end_ns - begin_ns >= 4 * 2_000_000
