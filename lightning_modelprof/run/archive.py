@@ -103,6 +103,18 @@ def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
     return decoded
 
 
+def record_of(value: Any, kind: type[RecordT]) -> RecordT:
+    """A record of the objects that its JSON was decoded to.
+
+    Raises:
+        ValueError: when they are no such record.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
 def _decoder(kind: type[RecordT]) -> msgspec.json.Decoder[RecordT]:
     """Made once: two threads in which msgspec looks at the same dataclasses crash the process."""
     with _MAKING:

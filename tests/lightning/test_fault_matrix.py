@@ -386,7 +386,7 @@ PLACES = {
     "window opens": Place(Capture, "_prepare", steps=4, errors=TWO),
     "window starts": Place(Capture, "_start", steps=5),
     "window closes": Place(Capture, "_close", steps=7, errors=(*ALL, "ctrl-c")),
-    "window: cpu times": Place(Capture, "_cpu_use", steps=7, errors=TWO),
+    "window: cpu times": Place(Capture, "_noted", steps=7, errors=TWO),
     "window: export": Place(torch.profiler.profile, "export_chrome_trace", steps=7, errors=TWO),
     "window: path": Place(windows.WindowResults, "raw_path", steps=7),
     "window: trace is read": Place(trace_work, "parse_trace", message="not be analyzed", status="finished"),

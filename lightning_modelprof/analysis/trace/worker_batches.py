@@ -10,25 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.intervals import locate
 from lightning_modelprof.analysis.timeline.tally import rows_named
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import OWN_FETCH
 from lightning_modelprof.record import LARGEST, Count, Record, Whole
+from lightning_modelprof.run.archive import record_of
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
 
 MOST_APART_NS: Final = 200_000
 """By so much may the middle one of the readings be later than the least; else nothing is said."""
 
-NO_WORKERS: Final = Absent("the trace does not say what workers of a DataLoader did")
-_DAMAGED: Final = Absent("what the trace says of workers is damaged")
-_APART: Final = Absent(
+_DAMAGED: Final = "what the trace says of workers is damaged"
+_APART: Final = (
     "the clock by which workers were timed cannot be told on that of the trace: readings of both at steps"
     f" differ by more than {MOST_APART_NS // 1000} us"
 )
@@ -45,6 +43,7 @@ class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
         waited_ns: since the worker's batch before; -1 where that is not known.
         step: number of the step that used it; -1 where that is not known.
         fetch: row of the event in which that step fetched its batch; -1 likewise.
+        problem: a clause that says why there are none though workers were looked into; ``""`` otherwise.
     """
 
     loader: NDArray[np.int64]
@@ -58,6 +57,7 @@ class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
     waited_ns: NDArray[np.int64]
     step: NDArray[np.int64]
     fetch: NDArray[np.int64]
+    problem: str = ""
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -71,35 +71,36 @@ class _Noted(Record, frozen=True, kw_only=True):
     workers: tuple[LoaderWorkers, ...] = ()
 
 
-def find_worker_batches(timeline: Timeline) -> MadeBatches | Absent:
-    """The batches of workers that reach into the time of the trace."""
-    noted = _noted(timeline.trace.metadata)
-    if isinstance(noted, Absent):
-        return noted
+def find_worker_batches(timeline: Timeline) -> MadeBatches:
+    """The batches of workers that reach into the time of the trace; none where it says nothing of workers."""
+    ours = timeline.trace.metadata.get(TRACE_METADATA_KEY)
+    if not isinstance(ours, dict) or "workers" not in ours:
+        return _none()
+    try:
+        noted = record_of(ours, _Noted)
+    except ValueError:
+        return _none(_DAMAGED)
+    columns = _columns(noted.workers)
+    if columns is None or len(noted.recorded_steps) != len(noted.step_marks):
+        return _none(_DAMAGED)
     marks = dict(zip(noted.recorded_steps, noted.step_marks, strict=True))
     offset_ns = _offset_ns(timeline, marks)
-    columns = _columns(noted.workers)
-    if offset_ns is None or columns is None:
-        return _APART if columns is not None else _DAMAGED
+    if offset_ns is None:
+        return _none(_APART)
     for name in ("begin_ns", "fetched_ns", "ready_ns"):
         columns[name] -= offset_ns
     end_ns = int(timeline.trace.end_ns.max(initial=0))
     chosen = np.flatnonzero((columns["ready_ns"] > 0) & (columns["begin_ns"] < end_ns))
     order = chosen[np.lexsort([columns[name][chosen] for name in ("begin_ns", "worker", "loader")])]
-    columns = {name: column[order] for name, column in columns.items()}
-    step, fetch = _used_by(timeline, {number: mark[0] for number, mark in marks.items()}, columns)
-    return MadeBatches(**columns, waited_ns=_waited_ns(columns), step=step, fetch=fetch)
+    kept: dict[str, Any] = {name: column[order] for name, column in columns.items()}
+    step, fetch = _used_by(timeline, {number: mark[0] for number, mark in marks.items()}, kept)
+    return MadeBatches(**kept, waited_ns=_waited_ns(kept), step=step, fetch=fetch)
 
 
-def _noted(metadata: Mapping[str, Any]) -> _Noted | Absent:
-    ours = metadata.get(TRACE_METADATA_KEY)
-    if not isinstance(ours, dict) or "workers" not in ours:
-        return NO_WORKERS
-    try:
-        noted = msgspec.convert(ours, _Noted)
-    except (msgspec.ValidationError, RecursionError):
-        return _DAMAGED
-    return noted if len(noted.recorded_steps) == len(noted.step_marks) else _DAMAGED
+def _none(problem: str = "") -> MadeBatches:
+    empty = np.zeros(0, np.int64)
+    columns: dict[str, Any] = {name: empty for name in MadeBatches.__struct_fields__ if name != "problem"}
+    return MadeBatches(**columns, problem=problem)
 
 
 def _columns(loaders: tuple[LoaderWorkers, ...]) -> dict[str, NDArray[np.int64]] | None:

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
@@ -28,6 +26,7 @@ from lightning_modelprof.measure.window.torch_profiler import (
     prepare,
     stop,
 )
+from lightning_modelprof.run.archive import encode_record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
@@ -336,7 +335,7 @@ class Capture:
                 **self._noted(),
             }
             # torch writes only what it is told before it stops.
-            profiler.add_metadata_json(TRACE_METADATA_KEY, msgspec.json.encode(metadata).decode())
+            profiler.add_metadata_json(TRACE_METADATA_KEY, encode_record(metadata).decode())
         path: Path | None = None
         try:
             stop(profiler, ranges)

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import Timeline
-from lightning_modelprof.analysis.trace.worker_batches import NO_WORKERS, MadeBatches, find_worker_batches
+from lightning_modelprof.analysis.trace.worker_batches import MadeBatches, find_worker_batches
 from lightning_modelprof.report.profile import DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.idle_slices import with_texts
 from lightning_modelprof.report.timeline.lanes import find_depths
@@ -43,11 +42,9 @@ def with_workers(
         The timeline, and ``order`` with -1 for each slice that was added.
     """
     made = find_worker_batches(shared)
-    if isinstance(made, Absent):
-        notes = () if made == NO_WORKERS else (f"DataLoader workers have no lanes: {made.reason}.",)
-        return replace(drawn, notes=(*drawn.notes, *notes)), order
     if not len(made):
-        return drawn, order
+        notes = (f"DataLoader workers have no lanes: {made.problem}.",) if made.problem else ()
+        return replace(drawn, notes=(*drawn.notes, *notes)), order
     keys, lane = np.unique(np.column_stack((made.loader, made.worker)), axis=0, return_inverse=True)
     several = len(set(keys[:, 0].tolist())) > 1
     lanes = tuple(

@@ -180,7 +180,7 @@ export class Body {
     context.fillRect(to - 0.5, view.scrollTop, 1, view.height);
   }
 
-  /** An outline, and arrows from what launched it and to what it launches. */
+  /** An outline, and arrows from what launched it and to what it launches; from the end of a batch to that of its fetch. */
   selection() {
     const { slices, at: selected, palette } = this.view;
     if (selected < 0) return;
@@ -216,8 +216,9 @@ export class Body {
     const { context, view } = this;
     const [from, to] = [this.boxOf(host), this.boxOf(device)];
     if (!from || !to) return;
-    const [x0, y0] = [from.x + Math.min(from.width, 6) / 2, from.y + SLICE / 2];
-    const [x1, y1] = [to.x, to.y + SLICE / 2];
+    const isBatch = view.slices.isBatch[view.slices.category[host]];
+    const [x0, y0] = [from.x + (isBatch ? from.width : Math.min(from.width, 6) / 2), from.y + SLICE / 2];
+    const [x1, y1] = [isBatch ? to.x + to.width : to.x, to.y + SLICE / 2];
     const bend = Math.max(20, Math.abs(x1 - x0) / 2);
     context.lineWidth = 1.5;
     context.strokeStyle = context.fillStyle = view.palette.css.text;

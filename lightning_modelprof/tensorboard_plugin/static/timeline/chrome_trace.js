@@ -86,10 +86,12 @@ function* sliceEvents(slices, pidOf) {
   const names = slices.names.map((name) => JSON.stringify(name));
   const details = slices.details.map((detail) => JSON.stringify(detail));
   const isLaunch = new Uint8Array(slices.count);
+  /** @param {number} index a batch launches no work of a device, which readers would take its fetch for */
+  const isOfBatch = (index) => slices.isBatch[slices.category[slices.launch[index]] ?? -1];
   /** @param {number} index idle time and the critical path are no events of the trace */
   const isDerived = (index) => slices.isIdle[slices.category[index]] || slices.isPath[slices.category[index]];
   for (let index = 0; index < slices.count; index += 1) {
-    if (slices.launch[index] >= 0 && !isDerived(index)) isLaunch[slices.launch[index]] = 1;
+    if (slices.launch[index] >= 0 && !isDerived(index) && !isOfBatch(index)) isLaunch[slices.launch[index]] = 1;
   }
   for (const { lane, first, last } of slices.rows) {
     const { isDevice } = slices.lanes[lane];
@@ -97,7 +99,7 @@ function* sliceEvents(slices, pidOf) {
     const categories = slices.categories.map((category) => JSON.stringify(kinetoOf(category, isDevice)));
     for (let index = first; index < last; index += 1) {
       if (isDerived(index)) continue;
-      const launch = isLaunch[index] ? index : slices.launch[index];
+      const launch = isLaunch[index] ? index : isOfBatch(index) ? -1 : slices.launch[index];
       const detail = slices.detail[index];
       const id = launch >= 0 ? `"correlation":${launch + 1}` : "";
       const known = detail >= 0 ? `"details":${details[detail]}` : "";
@@ -118,22 +120,26 @@ function kinetoOf(category, isDevice) {
 }
 
 /**
- * An arrow from each launch to what it launched.
+ * An arrow from each launch to what it launched, from the end of each batch to the end of its fetch.
  * @param {Slices} slices
  * @param {(lane: {group: string}) => number} pidOf
  */
 function* flowEvents(slices, pidOf) {
-  /** @param {number} index */
-  const placeOf = (index) => {
+  /**
+   * @param {number} index
+   * @param {Float64Array} times
+   */
+  const placeOf = (index, times) => {
     const { lane } = slices.rowOf(index);
-    return `"pid":${pidOf(slices.lanes[lane])},"tid":${lane + 1},"ts":${microseconds(slices.begin[index])}`;
+    return `"pid":${pidOf(slices.lanes[lane])},"tid":${lane + 1},"ts":${microseconds(times[index])}`;
   };
   for (let device = 0; device < slices.launch.length; device += 1) {
     const host = slices.launch[device];
     if (host < 0 || slices.isPath[slices.category[device]]) continue;
-    const flow = `"cat":"ac2g","name":"ac2g","id":${device + 1}`;
-    yield `{"ph":"s",${flow},${placeOf(host)}}`;
-    yield `{"ph":"f","bp":"e",${flow},${placeOf(device)}}`;
+    const [kind, times] = slices.isBatch[slices.category[host]] ? ["batch", slices.end] : ["ac2g", slices.begin];
+    const flow = `"cat":"${kind}","name":"${kind}","id":${device + 1}`;
+    yield `{"ph":"s",${flow},${placeOf(host, times)}}`;
+    yield `{"ph":"f","bp":"e",${flow},${placeOf(device, times)}}`;
   }
 }
 

@@ -134,6 +134,9 @@ function addLaunches(view, add) {
   const launcher = all.launch[selected] ?? -1;
   if (launcher >= 0 && all.isPath[all.category[selected]]) {
     add("Is part of", link(view, launcher));
+  } else if (launcher >= 0 && all.isBatch[all.category[launcher]]) {
+    add("Its batch", link(view, launcher));
+    add("Ready to end", formatDuration(all.end[selected] - all.end[launcher]));
   } else if (launcher >= 0) {
     add("Launched by", link(view, launcher));
     add("Launch to begin", formatDuration(all.begin[selected] - all.begin[launcher]));
@@ -141,7 +144,7 @@ function addLaunches(view, add) {
   const launches = all.launchesOf(selected);
   if (!launches.length) return;
   const more = launches.length - MOST_LINKS;
-  add("Launches", ...launches.slice(0, MOST_LINKS).map((index) => link(view, index)),
+  add(all.isBatch[all.category[selected]] ? "Fetched by" : "Launches", ...launches.slice(0, MOST_LINKS).map((index) => link(view, index)),
     more > 0 ? `and ${formatCount(more)} more` : "");
 }
 

@@ -12,6 +12,7 @@ import { firstAbove, firstFrom } from "../sorted.js";
 
 const IDLE = "idle: "; // what the categories of a device's idle time begin with
 const PATH = "critical path: "; // and those of the critical path, whose slices are parts of others
+const BATCH = "batch"; // that a worker of a DataLoader makes; it launches the fetch that gets it
 
 export class Slices {
   /** @param {import("../columns.js").Unpacked} unpacked */
@@ -35,6 +36,7 @@ export class Slices {
     this.categories = meta.categories;
     this.isIdle = this.categories.map((category) => category.startsWith(IDLE)); // by category
     this.isPath = this.categories.map((category) => category.startsWith(PATH)); // by category
+    this.isBatch = this.categories.map((category) => category === BATCH); // by category
     /** @type {string[]} */
     this.details = meta.details;
     this.traceBegin = /** @type {number} */ (meta.begin_ns);
@@ -210,7 +212,7 @@ export class Slices {
   }
 
   /**
-   * The device slices that a host slice launched.
+   * The device slices that a host slice launched; of a batch the fetch that got it.
    * @param {number} index
    */
   launchesOf(index) {

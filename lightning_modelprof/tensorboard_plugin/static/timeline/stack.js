@@ -36,7 +36,7 @@ export function framesOf(slices, index) {
   const own = detailOf(slices, index).frames;
   if (own.length) return own;
   const launcher = slices.launch[index] ?? -1;
-  const from = launcher >= 0 ? launcher : index;
+  const from = launcher >= 0 && !slices.isBatch[slices.category[launcher]] ? launcher : index;
   if (slices.lanes[slices.rowOf(from).lane].isDevice) return [];
   const around = slices.around(from);
   const frames = around.filter((at) => slices.categoryOf(at) === PYTHON).map((at) => slices.nameOf(at));

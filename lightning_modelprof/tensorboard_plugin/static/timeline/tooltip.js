@@ -3,6 +3,7 @@
 import { make } from "../dom.js";
 import { formatBytes, formatCount, formatDuration, formatRatio } from "../units.js";
 import { firstAbove } from "../sorted.js";
+import { detailOf } from "./stack.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
@@ -19,7 +20,8 @@ export function showTooltip({ parts, slices, shown }, x, y, place) {
   const { tooltip, stage } = parts;
   tooltip.hidden = index < 0;
   if (index < 0) return;
-  const words = [formatDuration(slices.duration[index]), slices.categoryOf(index)];
+  const known = slices.isBatch[slices.category[index]] ? detailOf(slices, index).lines : [];
+  const words = [formatDuration(slices.duration[index]), slices.categoryOf(index), ...known];
   tooltip.replaceChildren(
     make("b", { dir: "auto" }, slices.nameOf(index)),
     make("span", {}, words.join(" · "))
