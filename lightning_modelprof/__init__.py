@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.inspect.flops.count import count_flops
     from lightning_modelprof.lightning.callback import ModelProfCallback
     from lightning_modelprof.lightning.profiler import ModelProfiler
+    from lightning_modelprof.loop.loader_profile import profile_loader
     from lightning_modelprof.loop.profiler import LoopProfiler
     from lightning_modelprof.reading import read_report
     from lightning_modelprof.reading_traces import analyze
@@ -49,6 +50,7 @@ __all__ = [
     "benchmark_inference",
     "count_flops",
     "print_report",
+    "profile_loader",
     "profile_model",
     "read_report",
 ]
@@ -65,6 +67,7 @@ _HOMES = {
     "benchmark_inference": "timing.inference",
     "count_flops": "inspect.flops.count",
     "print_report": "show.terminal.terminal",
+    "profile_loader": "loop.loader_profile",
     "profile_model": "timing.model_profile",
     "read_report": "reading",
 }

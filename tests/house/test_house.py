@@ -20,7 +20,7 @@ SAME_NAME = {
     ("run", "analysis", "report", "measure", "inspect", "loop", "lightning", "trace", "timing"),
     # How it is shown, and how it is asked for.
     ("show", "report", "loop", "trace"),
-    ("cli", "analysis"),
+    ("cli", "analysis", "report"),
     ("config", "report", "lightning"),
     # A door and what is behind it.
     ("callback", "lightning"),

@@ -110,6 +110,7 @@ LAWS = {
     "cli": (
         "cli",
         "lightning.from_environment",
+        "loop.loader_profile",
         "config",
         "reading",
         "reading_traces",
@@ -133,6 +134,7 @@ LAWS = {
         "record",
         "inspect.flops.count",
         "lightning.profiler",
+        "loop.loader_profile",
         "loop.profiler",
         "reading",
         "reading_traces",

@@ -1,0 +1,114 @@
+"""profile_loader: what a DataLoader's batches take, without a model or a Trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from lightning_modelprof.errors import ModelProfError, quoted
+from lightning_modelprof.loop.profiler import LoopProfiler
+from lightning_modelprof.report.model import Report
+from lightning_modelprof.run.records import Run
+from lightning_modelprof.show.terminal.terminal import print_report
+
+_WHO: Final = "profile_loader"
+
+_WARM_BATCHES: Final = 2
+"""At the begin of an epoch that are in no figure: workers start meanwhile."""
+
+
+class LoaderProfile(NamedTuple):
+    """What ``profile_loader`` returns.
+
+    Attributes:
+        batches_per_s: over the batches after the first ones; ``None`` where there were none.
+        samples_per_s: the same for samples; ``None`` where they could not be counted.
+        report: all of it.
+        run: the measured facts behind it.
+    """
+
+    batches_per_s: float | None
+    samples_per_s: float | None
+    report: Report
+    run: Run
+
+
+def profile_loader(
+    loader: Iterable[Any],
+    *,
+    step_s: float = 0.0,
+    max_batches: int | None = None,
+    max_s: float | None = 20.0,
+    print_profile: bool = True,
+    full: bool = False,
+) -> LoaderProfile:
+    """Show what a loader's batches take: transforms, statements, workers, and how many workers are enough.
+
+    Batches are taken as a training would, epoch after epoch, and let go. Nothing is written to files.
+
+    Args:
+        loader: a DataLoader; of anything else that gives batches only the waiting is seen.
+        step_s: what a step of the training takes without its batch, in seconds: slept after each batch. 0
+            asks for batches as fast as they come.
+        max_batches: batches to take; ``None`` sets no limit.
+        max_s: seconds after which no further batch is taken; ``None`` sets no limit but one epoch's end.
+        print_profile: whether the report is printed.
+        full: whether it is printed with all tables.
+
+    Raises:
+        ModelProfError: when an argument cannot be meant, or there was no batch at all.
+    """
+    for name, value, is_right in (
+        ("step_s", step_s, _is_number(step_s) and step_s >= 0),
+        ("max_batches", max_batches, max_batches is None or (_is_number(max_batches) and max_batches >= 1)),
+        ("max_s", max_s, max_s is None or (_is_number(max_s) and max_s > 0)),
+    ):
+        if not is_right:
+            raise ModelProfError(
+                f"{_WHO}({name}): expected a number that is not negative, got {quoted(value)}."
+            )
+    if not hasattr(loader, "__iter__"):
+        raise ModelProfError(
+            f"{_WHO}(loader): expected a DataLoader, or what else gives batches, got {quoted(loader)}."
+        )
+    profiler = LoopProfiler(
+        active=0,
+        flops=False,
+        skip_first=_WARM_BATCHES,
+        report={"files": False, "terminal": False, "tensorboard": False, "progress_bar": False},
+    )
+    num_batches, ends_s = 0, None if max_s is None else time.monotonic() + max_s
+    with profiler:
+        while True:
+            before = num_batches
+            for _ in profiler.fetch(loader):
+                num_batches += 1
+                if step_s:
+                    with profiler.phase("forward"):
+                        time.sleep(step_s)
+                if num_batches == max_batches or (ends_s is not None and time.monotonic() >= ends_s):
+                    break
+            else:
+                if num_batches > before and (max_batches is not None or ends_s is not None):
+                    continue
+            break
+    if profiler.report is None or profiler.run is None or not num_batches:
+        raise ModelProfError(f"{_WHO}(loader): expected batches, got none from {quoted(loader)}.")
+    kind = type(loader).__name__
+    report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
+    if print_profile:
+        print_report(report, full=full)
+    figures = report.sections["benchmark"] or {}
+    return LoaderProfile(
+        _average(figures.get("ips")), _average(figures.get("samples_per_s")), report, profiler.run
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _average(figure: dict[str, Any] | None) -> float | None:
+    return None if figure is None else figure["avg"]
