@@ -24,6 +24,7 @@ from lightning_modelprof.analysis.steps.phase_times import around_times, own_cos
 from lightning_modelprof.analysis.steps.slowdown import slowdown
 from lightning_modelprof.analysis.steps.step_costs import slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import validation_split
+from lightning_modelprof.analysis.steps.workers import workers_facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.run.loops import Loop, loop_of
 from lightning_modelprof.run.records import (
@@ -69,6 +70,12 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         cpu_wait_share=waited,
         num_workers=_num_workers(record.setup) or 0,
     )
+    cpu = batch_cpu(
+        record.cpu,
+        num_workers=_num_workers(record.setup),
+        usable_cpus=None if record.setup is None else record.setup.usable_cpus,
+        cpu_wait_share=waited,
+    )
     return Analysis(
         info=run.info,
         rank=record.rank,
@@ -111,12 +118,8 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         rank_skew=rank_skew(run.rank_steps, run.info.world_size),
         slow=slow_facts(record.slow, costs),
         slowdown=slowdown(steps),
-        batch_cpu=batch_cpu(
-            record.cpu,
-            num_workers=_num_workers(record.setup),
-            usable_cpus=None if record.setup is None else record.setup.usable_cpus,
-            cpu_wait_share=waited,
-        ),
+        batch_cpu=cpu,
+        workers=workers_facts(record.workers, steps=steps, costs=costs, batch_cpu=cpu, setup=record.setup),
         batch_scaling=batch_scaling(steps, None if cost is None else cost.batch_sizes),
         repeated=record.repeated,
         own_cost=own_cost(totals, record.outside_ns, costs, record.helper_cpu_ns),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.steps.slowdown import Slowdown
     from lightning_modelprof.analysis.steps.step_costs import SlowFacts, StepCosts
     from lightning_modelprof.analysis.steps.validation import ValidationSplit
+    from lightning_modelprof.analysis.steps.workers import WorkersFacts
     from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
     from lightning_modelprof.run.batches import RepeatedSamples
     from lightning_modelprof.run.loops import LoopLine, ShortLoops
@@ -79,6 +80,7 @@ class Analysis(Record, frozen=True, kw_only=True):
         slow: steps that took much longer than usual, and why.
         slowdown: whether steps take longer and longer.
         batch_cpu: what batches and steps take of the CPUs.
+        workers: of each loader, where the time of its workers went, and how many are enough.
         batch_scaling: how the time of a step depends on the size of its batch.
         repeated: whether samples are the same in each epoch; ``None`` where nobody looked.
         own_cost: what this profiler took of the loop.
@@ -122,6 +124,7 @@ class Analysis(Record, frozen=True, kw_only=True):
     slow: SlowFacts | Absent
     slowdown: Slowdown | Absent
     batch_cpu: BatchCpu | Absent
+    workers: tuple[WorkersFacts, ...] | Absent
     batch_scaling: BatchScaling | Absent
     repeated: RepeatedSamples | None
     own_cost: OwnCost | Absent

@@ -157,6 +157,7 @@ def loader_queue(
     shortest_wait_ns: float = 0.0,
     is_ordered: bool = True,
     cpus: float | None = None,
+    num_cpus: int | None = None,
     rest_cpu_ns: float = 0.0,
 ) -> LoaderQueue | Absent:
     """Predict the mean step for other numbers of workers and prefetch factors.
@@ -169,7 +170,8 @@ def loader_queue(
         wait_ns: mean of that wait.
         shortest_wait_ns: of nearly all waits, the least: a batch that is ready cannot take longer.
         is_ordered: whether batches are delivered in the order of their indices.
-        cpus: that training and workers may use; ``None`` if unknown.
+        cpus: that training and workers may use on average; ``None`` if unknown.
+        num_cpus: up to which numbers of workers are tried; by default ``cpus``.
         rest_cpu_ns: CPU time of the rest of a step, all threads together.
     """
     is_steady = _steady(batches, num_workers)
@@ -193,7 +195,7 @@ def loader_queue(
         rest_cpu_ns=rest_cpu_ns,
         step_ns=rest_ns + wait_ns,
     )
-    most = max(1, num_workers, round(cpus or 1))
+    most = max(1, num_workers, num_cpus or round(cpus or 1))
     if cpus is None or law.computing < 0.5:
         most = max(most, WAITING_WORKERS)
     draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))

@@ -1,0 +1,442 @@
+"""Workers of a DataLoader: where their time went, who was late, and why the loop waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent, sum_of_all
+from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, loader_queue
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.record import Record
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.setup import TrainingSetup
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
+
+SLOW: Final = 3
+"""Times the median from which on a sample or a batch is slow."""
+
+
+_LITTLE: Final = 0.03
+"""Share of a step that may be waiting before anybody asks why."""
+
+
+_MOSTLY: Final = 0.5
+
+
+_A_PART: Final = 1 / 3
+"""Of the waiting, that a cause must explain to be named before what all batches have in common."""
+
+
+_NEARLY: Final = 0.9
+
+
+_OWN_THREADS: Final = 3
+"""Of any worker: its main thread, the one that pickles batches, and ours."""
+
+
+_SEVERAL: Final = 0.25
+"""CPU time of other threads, by the time of making batches, from which on these compute, too."""
+
+
+class Why(Enum):
+    """Why the loop waits for its batches."""
+
+    NONE = "none"
+    """It hardly does."""
+    START_UP = "start_up"
+    """Workers are started, or fill their queues, at each epoch."""
+    THREADS = "threads"
+    """Workers compute in several threads each, more in all than there are CPUs."""
+    PICKLING = "pickling"
+    """Other threads of a worker, of which one pickles batches, take long beside the making of them."""
+    COLLATE = "collate"
+    """Samples are there, but to join them takes long."""
+    SLOW_SAMPLES = "slow_samples"
+    """A few take much longer than the others, and those that are ready wait behind them."""
+    TOO_FEW_WORKERS = "too_few_workers"
+    """Another number of workers, or prefetch factor, is enough by the model of the queue."""
+    WAITS = "waits"
+    """Making a batch waits for a disk, a network or a lock, and more workers do not help."""
+    COMPUTES = "computes"
+    """Making a batch computes, and no CPU is free for more workers."""
+
+
+class WaitCause(Record, frozen=True, kw_only=True):
+    """One cause, and what a step would gain without it.
+
+    Attributes:
+        why: which one.
+        share: of the time in which workers make batches, for collate and slow samples; CPU time of other
+            threads by that time for pickling and threads; of the loop's time for the others.
+        saving_ns: of a step, without this cause alone; never more than it waits.
+    """
+
+    why: Why
+    share: float
+    saving_ns: float
+
+
+class ServiceTimes(Record, frozen=True, kw_only=True):
+    """How long one batch takes in a worker.
+
+    Attributes:
+        count: how many were timed.
+        mean_ns, p50_ns, p99_ns, max_ns: of one.
+        slow: share of them that took more than three times the median.
+        slow_time: share of the time of all that is these batches'.
+    """
+
+    count: int
+    mean_ns: float
+    p50_ns: float
+    p99_ns: float
+    max_ns: float
+    slow: float
+    slow_time: float
+
+
+class CallFacts(Record, frozen=True, kw_only=True):
+    """One call in the workers.
+
+    Attributes:
+        call: what was measured.
+        share: of the time in which workers made batches, in it and in no other call of the list.
+        per_sample_ns: wall time with what it calls, by sample of the loader; a call may be for some only.
+        computing: CPU time by wall time; ``None`` where CPU time was not read.
+        beyond_median: share of its time that it would not take if each call took as long as the median;
+            0 unless one call in a hundred takes three times the median.
+    """
+
+    call: CallTimes
+    share: float
+    per_sample_ns: float
+    computing: float | None
+    beyond_median: float
+
+
+class WorkerShares(Record, frozen=True, kw_only=True):
+    """One worker.
+
+    Attributes:
+        times: what was measured.
+        waiting: share of its time in which it waited for an index, as enough batches were ready.
+        late: batches of it that were ready after ones that come behind them.
+        held_back: these ones; a batch that waits behind two counts with the last of them.
+    """
+
+    times: WorkerTimes
+    waiting: float
+    late: int
+    held_back: int
+
+
+class WorkersFacts(Record, frozen=True, kw_only=True):
+    """The workers of one loader.
+
+    Attributes:
+        record: what was measured.
+        making_ns: wall time in which they made batches, all workers together.
+        calls: in the order of the record.
+        workers: by number.
+        batch: of single batches; ``None`` where none were timed.
+        sample_ns, sample_cpu_ns: wall and CPU time of the fetch, by sample; ``None`` without samples.
+        waiting: share of the workers' time in which they waited for an index; ``None`` without workers.
+        collate: share of ``making_ns`` in the collate function.
+        computing: CPU time of the thread that makes batches by ``making_ns``.
+        other_cpu: CPU time of the workers' other threads by ``making_ns``; ``None`` if unknown.
+        wait_ns: of a usual step, the wait for its batch; ``None`` where fetches were not seen.
+        start_up_ns: by step, what epochs after the first wait for workers to start and fill their queues.
+        step_ns: a usual step.
+        queue: what a step would take with other numbers of workers.
+        why: the cause to name.
+        causes: all that explain something, the largest saving first.
+    """
+
+    record: LoaderWorkers
+    making_ns: int
+    calls: tuple[CallFacts, ...]
+    workers: tuple[WorkerShares, ...]
+    batch: ServiceTimes | None
+    sample_ns: float | None
+    sample_cpu_ns: float | None
+    waiting: float | None
+    collate: float
+    computing: float
+    other_cpu: float | None
+    wait_ns: float | None
+    start_up_ns: float
+    step_ns: float
+    queue: LoaderQueue | Absent
+    why: Why
+    causes: tuple[WaitCause, ...]
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether making a batch mostly computes; where workers lack CPUs, they wait for these, too."""
+        known = self.computing if isinstance(self.queue, Absent) else self.queue.computing
+        return known >= _MOSTLY
+
+    @property
+    def cause(self) -> WaitCause | None:
+        """What is known of ``why``; ``None`` where nothing waits."""
+        return next((one for one in self.causes if one.why is self.why), None)
+
+
+def workers_facts(
+    records: Sequence[LoaderWorkers] | None,
+    *,
+    steps: StepTimings,
+    costs: StepCosts | Absent,
+    batch_cpu: BatchCpu | Absent,
+    setup: TrainingSetup | None,
+) -> tuple[WorkersFacts, ...] | Absent:
+    """What follows from the records of a loop's loaders.
+
+    Where several loaders feed one step, the wait is that for all of them, and each queue is played as if the
+    others were never waited for.
+
+    Args:
+        records: of each loader; ``None`` where nobody looked into the workers.
+        steps: of the loop.
+        costs: what a usual step costs.
+        batch_cpu: of the loop.
+        setup: of the training.
+    """
+    if records is None:
+        return Absent("not measured (workers=False, or the run was saved by an older version)")
+    if not records:
+        return Absent("the loop has no DataLoader of torch's")
+    return tuple(_facts(record, steps, costs, batch_cpu, setup) for record in records)
+
+
+def _facts(
+    record: LoaderWorkers,
+    steps: StepTimings,
+    costs: StepCosts | Absent,
+    batch_cpu: BatchCpu | Absent,
+    setup: TrainingSetup | None,
+) -> WorkersFacts:
+    times = record.workers
+    fetch_ns, collate_ns = sum(one.fetch_ns for one in times), sum(one.collate_ns for one in times)
+    making_ns, samples = fetch_ns + collate_ns, sum(one.samples for one in times)
+    waited_ns, cpu_ns = sum(one.wait_ns for one in times), sum(one.cpu_ns for one in times)
+    other_ns = sum_of_all(one.other_cpu_ns for one in times)
+    fetch_cpu_ns = sum_of_all(one.cpu_ns for one in record.calls if one.kind == "sample")
+    cpus = None if setup is None else setup.usable_cpus
+    wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
+    queue: LoaderQueue | Absent = Absent("no step is clean")
+    if not isinstance(costs, Absent):
+        wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+        start_up_ns = _start_up_ns(costs)
+        queue = _queue(record, steps, wait_ns=wait_ns, step_ns=step_ns, batch_cpu=batch_cpu, cpus=cpus)
+    late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))
+    facts = WorkersFacts(
+        record=record,
+        making_ns=making_ns,
+        calls=tuple(_call(one, making_ns, samples) for one in record.calls),
+        workers=tuple(
+            WorkerShares(
+                times=one,
+                waiting=_ratio(one.wait_ns, one.fetch_ns + one.collate_ns + one.wait_ns),
+                late=late.get(one.worker, 0),
+                held_back=held.get(one.worker, 0),
+            )
+            for one in times
+        ),
+        batch=_service(record.batches),
+        sample_ns=fetch_ns / samples if samples else None,
+        sample_cpu_ns=fetch_cpu_ns / samples if samples and fetch_cpu_ns is not None else None,
+        waiting=_ratio(waited_ns, making_ns + waited_ns) if record.num_workers else None,
+        collate=_ratio(collate_ns, making_ns),
+        computing=min(1.0, _ratio(cpu_ns, making_ns)),
+        other_cpu=None if other_ns is None else _ratio(other_ns, making_ns),
+        wait_ns=wait_ns,
+        start_up_ns=start_up_ns,
+        step_ns=step_ns,
+        queue=queue,
+        why=Why.NONE,
+        causes=(),
+    )
+    causes = _causes(facts, cpus)
+    return replace(facts, causes=causes, why=_why(facts, causes))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _call(call: CallTimes, making_ns: int, samples: int) -> CallFacts:
+    mean_ns = _ratio(call.total_ns, call.calls)
+    is_tailed = call.p99_ns >= SLOW * call.p50_ns > 0
+    return CallFacts(
+        call=call,
+        share=_ratio(call.own_ns, making_ns),
+        per_sample_ns=_ratio(call.total_ns, samples),
+        computing=None if call.cpu_ns is None else min(1.0, _ratio(call.cpu_ns, call.total_ns)),
+        beyond_median=max(0.0, 1 - _ratio(call.p50_ns, mean_ns)) if is_tailed else 0.0,
+    )
+
+
+def _service(batches: WorkerBatches) -> ServiceTimes | None:
+    times = np.asarray(batches.ready_ns, np.int64) - np.asarray(batches.begin_ns, np.int64)
+    if not len(times):
+        return None
+    median, high = (float(one) for one in np.quantile(times, (0.5, 0.99)))
+    is_slow = times > SLOW * median
+    return ServiceTimes(
+        count=len(times),
+        mean_ns=float(times.mean()),
+        p50_ns=median,
+        p99_ns=high,
+        max_ns=float(times.max()),
+        slow=float(is_slow.mean()),
+        slow_time=_ratio(float(times[is_slow].sum()), float(times.sum())),
+    )
+
+
+def _start_up_ns(costs: StepCosts) -> float:
+    """By step of the steady ones, the time that the starts of epochs take for the loader."""
+    boundaries = costs.boundaries
+    return (boundaries.init_ns + (boundaries.extra_wait_ns or 0)) / max(1, costs.steady.num_steps)
+
+
+def _queue(
+    record: LoaderWorkers,
+    steps: StepTimings,
+    *,
+    wait_ns: float | None,
+    step_ns: float,
+    batch_cpu: BatchCpu | Absent,
+    cpus: int | None,
+) -> LoaderQueue | Absent:
+    clean = steps.clean()
+    fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
+    seen = fetches_ns != NOT_MEASURED
+    if wait_ns is None or not seen.any():
+        return Absent("fetches were not seen")
+    rests_ns: NDArray[np.float64] = (clean.duration_ns - fetches_ns)[seen].astype(np.float64)
+    # A usual step may be shorter than the mean one, and a device may hide a part of the fetch.
+    rests_ns *= _ratio(max(0.0, step_ns - wait_ns), float(rests_ns.mean()))
+    known = None if isinstance(batch_cpu, Absent) else batch_cpu
+    free = None if known is None else known.free_cpus
+    return loader_queue(
+        record.batches,
+        num_workers=record.num_workers,
+        prefetch_factor=record.prefetch_factor,
+        rests_ns=rests_ns,
+        wait_ns=wait_ns,
+        shortest_wait_ns=min(wait_ns, float(np.quantile(fetches_ns[seen], 0.05))),
+        is_ordered=record.is_ordered,
+        cpus=free or cpus,
+        num_cpus=cpus,
+        rest_cpu_ns=0.0 if known is None else known.rest_ns,
+    )
+
+
+def _late(batches: WorkerBatches, num_ahead: int) -> tuple[dict[int, int], dict[int, int]]:
+    """By worker: batches that were ready after ones behind them, and how many these were.
+
+    A batch that is ready counts with the last of those in front of it, which is the one that it waited for.
+    """
+    late: dict[int, int] = {}
+    held: dict[int, int] = {}
+    for epoch in _epochs(batches, num_ahead):
+        last: tuple[int, int] | None = None  # ready last of those so far: when, and its worker
+        waiting = 0
+        for ready_ns, worker in epoch:
+            if last is None or ready_ns >= last[0]:
+                _count(late, held, last, waiting)
+                last, waiting = (ready_ns, worker), 0
+            else:
+                waiting += 1
+        _count(late, held, last, waiting)
+    return late, held
+
+
+def _count(late: dict[int, int], held: dict[int, int], last: tuple[int, int] | None, waiting: int) -> None:
+    if last is not None and waiting:
+        late[last[1]] = late.get(last[1], 0) + 1
+        held[last[1]] = held.get(last[1], 0) + waiting
+
+
+def _epochs(batches: WorkerBatches, num_ahead: int) -> list[list[tuple[int, int]]]:
+    """When batches were ready, and whose they are, in the order in which they are delivered, by epoch.
+
+    Of two batches that are under way at once the numbers differ by less than are made ahead, and none comes
+    twice: otherwise an epoch has begun.
+    """
+    epochs: list[dict[int, tuple[int, int]]] = []
+    highest = -1
+    for index, ready_ns, worker in zip(batches.index, batches.ready_ns, batches.worker, strict=True):
+        if index < 0:
+            continue
+        if not epochs or index in epochs[-1] or highest - index >= max(1, num_ahead):
+            epochs.append({})
+            highest = -1
+        epochs[-1][index] = (ready_ns, worker)
+        highest = max(highest, index)
+    return [[epoch[index] for index in sorted(epoch)] for epoch in epochs]
+
+
+def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
+    """What each cause alone explains of the wait: a batch that takes less shortens the step."""
+    wait_ns = facts.wait_ns or 0.0
+    found: list[WaitCause] = []
+
+    def add(why: Why, share: float, saving_ns: float) -> None:
+        if share > 0 and saving_ns > 0:
+            found.append(WaitCause(why=why, share=share, saving_ns=saving_ns))
+
+    add(Why.START_UP, _ratio(facts.start_up_ns, facts.step_ns + facts.start_up_ns), facts.start_up_ns)
+    workers, queue = facts.record.num_workers, facts.queue
+    other = facts.other_cpu or 0.0
+    others_ns = min(wait_ns, other / (1 + other) * facts.step_ns)
+    more_threads = max((one.times.threads or 0 for one in facts.workers), default=0) - _OWN_THREADS
+    is_crowded = more_threads >= 1 and cpus is not None and workers * (1 + more_threads) > cpus
+    if is_crowded and other >= _SEVERAL:
+        add(Why.THREADS, other, others_ns)
+    elif workers and other >= _MOSTLY:
+        add(Why.PICKLING, other, others_ns)
+    add(Why.COLLATE, facts.collate, min(wait_ns, facts.collate * facts.step_ns))
+    tails = [one.beyond_median for one in facts.calls if one.call.kind == "sample"]
+    slow = max([0.0, *tails]) * (1 - facts.collate)
+    if facts.batch is not None and facts.batch.slow > 0:
+        slow = max(slow, facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns)
+    order_ns = 0.0 if isinstance(queue, Absent) else queue.order_cost_ns or 0.0
+    add(Why.SLOW_SAMPLES, slow, min(wait_ns, max(slow * facts.step_ns, order_ns if slow > 0 else 0.0)))
+    left_ns = wait_ns
+    if not isinstance(queue, Absent) and queue.helps:
+        gained_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns)
+        add(Why.TOO_FEW_WORKERS, _ratio(gained_ns, facts.step_ns), gained_ns)
+        left_ns -= gained_ns
+    add(
+        Why.COMPUTES if facts.is_computing else Why.WAITS,
+        _ratio(left_ns, facts.step_ns),
+        left_ns,
+    )
+    return tuple(sorted(found, key=lambda one: -one.saving_ns))
+
+
+def _why(facts: WorkersFacts, causes: tuple[WaitCause, ...]) -> Why:
+    """What to name: of causes that explain nearly as much as the strongest the first in the order of ``Why``.
+
+    What all batches have in common, that they wait or compute, is named where no other explains a third.
+    """
+    waited_ns = (facts.wait_ns or 0.0) + facts.start_up_ns
+    if waited_ns <= _LITTLE * (facts.step_ns + facts.start_up_ns):
+        return Why.NONE
+    common = (Why.WAITS, Why.COMPUTES)
+    special = [one for one in causes if one.why not in common and one.saving_ns >= _A_PART * waited_ns]
+    if special:
+        order = list(Why)
+        enough_ns = _NEARLY * special[0].saving_ns
+        return min((one.why for one in special if one.saving_ns >= enough_ns), key=order.index)
+    return Why.COMPUTES if facts.is_computing else Why.WAITS
