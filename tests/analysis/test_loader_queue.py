@@ -14,7 +14,12 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.cpu_sharing import stretched
-from lightning_modelprof.analysis.steps.loader_queue import WITHIN, loader_queue, played
+from lightning_modelprof.analysis.steps.loader_queue import (
+    ASSUMED_HANDOVER_NS,
+    WITHIN,
+    loader_queue,
+    played,
+)
 from lightning_modelprof.run.workers import WorkerBatches
 from tests.support.diagnosed import MS
 
@@ -175,7 +180,7 @@ def test_without_waiting_cpus_are_simply_divided():
 
 
 def measured(service_ns, workers, *, rest_ns=0, cpu_share=0.0, turn_ns=0, factor=2, in_order=True):
-    """Batches as they would be recorded, by torch's own code, and the mean wait of a step."""
+    """Batches as they would be recorded, by torch's own code, and the waits of steps for them."""
     service_ns = [int(one) + turn_ns for one in service_ns]
     steps = len(service_ns) - workers * factor
     got_ns = torchs_times(service_ns, [rest_ns] * steps, workers, factor, 0, in_order)
@@ -197,16 +202,16 @@ def measured(service_ns, workers, *, rest_ns=0, cpu_share=0.0, turn_ns=0, factor
         cpu_ns=tuple(int(cpu_share * (service_ns[row] - turn_ns)) for row in rows),
         samples=(1,) * len(service_ns),
     )
-    return batches, (got_ns[-1] - got_ns[steps // 2]) / (steps - 1 - steps // 2) - rest_ns
+    return batches, (np.diff(got_ns) - rest_ns)[steps // 4 :]
 
 
-def predicted(batches, wait_ns, workers, rest_ns, **more):
+def predicted(batches, waits_ns, workers, rest_ns, **more):
     found = loader_queue(
         batches,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
         rests_ns=np.full(30, rest_ns),
-        wait_ns=wait_ns,
+        waits_ns=waits_ns,
         **more,
     )
     return found, {(one.workers, one.prefetch_factor): one for one in found.predictions}
@@ -214,10 +219,15 @@ def predicted(batches, wait_ns, workers, rest_ns, **more):
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_constant_waiting_batches_are_predicted_from_any_number_of_workers(workers):
-    batches, wait_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS)
-    found, steps = predicted(batches, wait_ns, workers, 2 * MS, cpus=2.0)
+    batches, waits_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS)
+    found, steps = predicted(batches, waits_ns, workers, 2 * MS, cpus=2.0)
     assert steps[0, 2].step_ns == 14 * MS
-    assert [steps[each, 2].step_ns / MS for each in (1, 2, 3, 4, 5, 6, 7, 8)] == [12, 6, 4, 3, 2.4, 2, 2, 2]
+    # Three workers are ready together, so two batches of three were seen to be handed over at once.
+    assert found.handover_ns == (0 if workers == 3 else ASSUMED_HANDOVER_NS)
+    assert [steps[each, 2].step_ns / MS for each in (1, 2, 3, 4, 5, 6, 7, 8)] == [
+        *(12, 6, 4, 3, 2.4),
+        *[2 + found.handover_ns / MS] * 3,
+    ]
     assert max(one.workers for one in found.predictions) == 8  # as they wait, more than there are CPUs
     assert (found.advised.workers, found.advised.prefetch_factor, found.left_ns) == (6, 2, 0)
     assert found.needed_factor is None
@@ -227,18 +237,18 @@ def test_constant_waiting_batches_are_predicted_from_any_number_of_workers(worke
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_batches_that_compute_get_no_faster_than_the_cpus(workers):
-    batches, wait_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS, cpu_share=1.0)
-    found, steps = predicted(batches, wait_ns, workers, 2 * MS, cpus=2.0)
+    batches, waits_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS, cpu_share=1.0)
+    found, steps = predicted(batches, waits_ns, workers, 2 * MS, cpus=2.0)
     assert {one.workers for one in found.predictions} == {0, 1, 2}
     assert steps[2, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
     assert found.needed_factor == pytest.approx(3, rel=0.01)  # from 6 to 2 ms
-    assert found.left_ns == pytest.approx(4 * MS, rel=0.01)
+    assert found.left_ns == pytest.approx(4 * MS - found.handover_ns, rel=0.01)
 
 
 def test_the_rest_of_a_step_takes_cpus_too():
     """12 ms of a batch and 6 of a step on two CPUs: no step is shorter than 9 ms."""
-    batches, wait_ns = measured([12 * MS] * 100, 1, rest_ns=6 * MS, cpu_share=1.0)
-    _, steps = predicted(batches, wait_ns, 1, 6 * MS, cpus=2.0, rest_cpu_ns=6.0 * MS)
+    batches, waits_ns = measured([12 * MS] * 100, 1, rest_ns=6 * MS, cpu_share=1.0)
+    _, steps = predicted(batches, waits_ns, 1, 6 * MS, cpus=2.0, rest_cpu_ns=6.0 * MS)
     assert steps[1, 2].step_ns == pytest.approx(12 * MS, rel=0.01)
     assert steps[2, 2].step_ns == pytest.approx(9 * MS, rel=0.02)
     assert steps[2, 2].stretch == pytest.approx(1.5, rel=0.02)
@@ -246,8 +256,8 @@ def test_the_rest_of_a_step_takes_cpus_too():
 
 def test_what_is_measured_under_interference_is_freed_of_it():
     """4 workers on 2 CPUs need 24 ms for 12 ms of work: two need 12."""
-    batches, wait_ns = measured([24 * MS] * 100, 4, cpu_share=0.5)
-    found, steps = predicted(batches, wait_ns, 4, 0, cpus=2.0)
+    batches, waits_ns = measured([24 * MS] * 100, 4, cpu_share=0.5)
+    found, steps = predicted(batches, waits_ns, 4, 0, cpus=2.0)
     assert found.computing == pytest.approx(1, rel=1e-4)
     assert steps[4, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
     assert steps[2, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
@@ -260,38 +270,47 @@ def test_an_interval_holds_the_mean_that_is_true_and_the_same_batches_give_the_s
     draw = np.random.default_rng(5)
     true_ns, inside = 10 * MS / 2, 0
     for _ in range(20):
-        batches, wait_ns = measured(draw.lognormal(-0.125, 0.5, 300) * 10 * MS, 2)
-        found, steps = predicted(batches, wait_ns, 2, 0)
-        assert predicted(batches, wait_ns, 2, 0)[0] == found
+        batches, waits_ns = measured(draw.lognormal(-0.125, 0.5, 300) * 10 * MS, 2)
+        found, steps = predicted(batches, waits_ns, 2, 0)
+        assert predicted(batches, waits_ns, 2, 0)[0] == found
         inside += steps[2, 4].low_ns <= true_ns * 1.01 and true_ns <= steps[2, 4].high_ns
     assert inside >= 16
 
 
 def test_what_passes_between_two_batches_is_seen_at_the_start_of_an_epoch():
-    batches, wait_ns = measured([2 * MS] * 100, 2, rest_ns=20 * MS, turn_ns=MS // 10)
-    found, _ = predicted(batches, wait_ns, 2, 20 * MS)
+    batches, waits_ns = measured([2 * MS] * 100, 2, rest_ns=20 * MS, turn_ns=MS // 10)
+    found, _ = predicted(batches, waits_ns, 2, 20 * MS)
     assert found.turn_ns == MS // 10
     assert found.service_ns == 2.1 * MS
     later = WorkerBatches(**{name: getattr(batches, name)[10:] for name in WorkerBatches.__struct_fields__})
-    assert predicted(later, wait_ns, 2, 20 * MS)[0].turn_ns == 0  # they had to wait for the next index
+    assert predicted(later, waits_ns, 2, 20 * MS)[0].turn_ns == 0  # they had to wait for the next index
 
 
 def test_a_hand_over_is_the_wait_for_batches_that_are_ready():
     batches, _ = measured([2 * MS] * 100, 2, rest_ns=20 * MS)
-    found, steps = predicted(batches, 0.5 * MS, 2, 20 * MS, shortest_wait_ns=0.4 * MS)
-    assert found.handover_ns == pytest.approx(0.4 * MS)
+    found, steps = predicted(batches, np.full(30, 0.4 * MS), 2, 20 * MS)
+    assert (found.ready, found.handover_ns) == (1, 0.4 * MS)
     assert steps[2, 2].step_ns == pytest.approx(20.4 * MS)
     assert not found.helps
     assert found.left_ns == pytest.approx(0)
 
 
+def test_where_some_batches_are_ready_the_shortest_waits_are_hand_overs():
+    """Batches of 1 and 21 ms in turn, a worker, steps of 10 ms: about each second one is ready."""
+    batches, _ = measured([MS, 21 * MS] * 100, 1, rest_ns=10 * MS)
+    found, _ = predicted(batches, np.array([0.3, 9] * 15) * MS, 1, 10 * MS)
+    assert 0.2 < found.ready < 0.6
+    expected = sorted([0.3] * 15 + [9] * 15)[: round(0.9 * 30 * found.ready)]
+    assert found.handover_ns == pytest.approx(np.mean(expected) * MS)
+
+
 def test_keeping_the_order_costs_what_it_costs():
     draw = np.random.default_rng(7)
     slow = np.where(draw.random(400) < 0.05, 100 * MS, 5 * MS)
-    batches, wait_ns = measured(slow, 4, rest_ns=MS)
-    kept, _ = predicted(batches, wait_ns, 4, MS)
+    batches, waits_ns = measured(slow, 4, rest_ns=MS)
+    kept, _ = predicted(batches, waits_ns, 4, MS)
     assert kept.order_cost_ns > 0.1 * kept.present.step_ns
-    free, _ = predicted(batches, wait_ns, 4, MS, is_ordered=False)
+    free, _ = predicted(batches, waits_ns, 4, MS, is_ordered=False)
     assert free.order_cost_ns is None
     assert free.present.step_ns == pytest.approx(kept.present.step_ns - kept.order_cost_ns)
 
@@ -300,8 +319,8 @@ def test_keeping_the_order_costs_what_it_costs():
 @settings(max_examples=25, deadline=None)
 def test_the_advice_is_the_least_number_within_two_percent(workers, cpu_share, rest_ms, seed):
     service_ns = np.random.default_rng(seed).lognormal(0, 0.7, 60) * 5 * MS
-    batches, wait_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
-    found, steps = predicted(batches, wait_ns, workers, rest_ms * MS, cpus=4.0)
+    batches, waits_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
+    found, steps = predicted(batches, waits_ns, workers, rest_ms * MS, cpus=4.0)
     best_ns = min(one.step_ns for one in steps.values())
     assert found.best.step_ns == best_ns
     enough = [one for one in steps.values() if one.step_ns <= (1 + WITHIN) * best_ns]
@@ -312,10 +331,13 @@ def test_the_advice_is_the_least_number_within_two_percent(workers, cpu_share, r
 
 
 def test_few_batches_say_nothing():
-    batches, wait_ns = measured([MS] * 19, 0)
-    found = loader_queue(batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(3), wait_ns=wait_ns)
+    batches, _ = measured([MS] * 19, 0)
+    found = loader_queue(
+        batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(3), waits_ns=np.ones(3)
+    )
     assert found == Absent("only 19 batches were timed (at least 20)")
     batches, _ = measured([MS] * 20, 0)
     assert isinstance(
-        loader_queue(batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(0), wait_ns=0), Absent
+        loader_queue(batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(0), waits_ns=np.ones(0)),
+        Absent,
     )

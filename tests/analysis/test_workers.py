@@ -14,15 +14,15 @@ from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 from tests.analysis.test_loader_queue import measured
-from tests.support.diagnosed import MS, SETUP, analysis_of, steps_of
+from tests.support.diagnosed import MS, SETUP, analysis_of, steps_of, with_loader
 
 SAMPLE = CallTimes(name="Images.__getitem__", kind="sample", calls=400, samples=400, total_ns=0)
 
 
 def loader(service_ms, workers, *, rest_ms=0, cpu_share=0.0, collate_share=0.0, tail=None, **worker):
-    """A loader whose batches of 4 take these times, and how long a step waits for them."""
+    """A loader whose batches of 4 take these times, and how long steps wait for them."""
     service_ns = [one * MS for one in service_ms]
-    batches, wait_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
+    batches, waits_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
     making_ns, number = sum(service_ns), max(1, workers)
     fetch_ns = round((1 - collate_share) * making_ns)
     p50_ns, p99_ns = tail or (1, 1)
@@ -51,44 +51,46 @@ def loader(service_ms, workers, *, rest_ms=0, cpu_share=0.0, collate_share=0.0, 
         workers=tuple(replace(times, worker=each) for each in range(number)),
         batches=batches,
     )
-    return record, wait_ns / MS
+    return record, waits_ns[:40] / MS
 
 
-def facts_of(record, wait_ms, rest_ms, *, cpus=2, cpu=None, init_ms=0, **phases):
+def facts_of(record, waits_ms, rest_ms, *, cpus=2, cpu=None, init_ms=0, **phases):
     steps = steps_of(
         40,
         [StepTag.FIRST_OF_EPOCH if number % 10 == 0 else 0 for number in range(40)],
         forward=rest_ms,
-        dataloader=wait_ms,
+        dataloader=waits_ms,
         dataloader_init=[init_ms if number % 10 == 0 else 0 for number in range(40)],
         **phases,
     )
-    found = analysis_of(steps, workers=(record,), setup=replace(SETUP, usable_cpus=cpus), cpu=cpu).workers
+    setup = replace(with_loader(num_workers=record.num_workers), usable_cpus=cpus)
+    found = analysis_of(steps, workers=(record,), setup=setup, cpu=cpu).workers
     assert len(found) == 1
     return found[0]
 
 
 def test_one_worker_that_waits_is_too_few():
     """12 ms a batch, 4 ms of training: three workers are enough."""
-    record, wait_ms = loader([12] * 100, 1, rest_ms=4)
-    facts = facts_of(record, wait_ms, 4)
+    record, waits_ms = loader([12] * 100, 1, rest_ms=4)
+    facts = facts_of(record, waits_ms, 4)
     assert facts.wait_ns == pytest.approx(8 * MS)
     assert facts.why is Why.TOO_FEW_WORKERS
-    assert facts.cause.saving_ns == pytest.approx(8 * MS)
-    assert facts.cause.share == pytest.approx(8 / 12)
+    left_ns = facts.queue.handover_ns  # which no number of workers saves
+    assert facts.cause.saving_ns == pytest.approx(8 * MS - left_ns)
+    assert facts.cause.share == pytest.approx((8 * MS - left_ns) / (12 * MS))
     assert facts.queue.advised.workers == 3
     assert (facts.sample_ns, facts.sample_cpu_ns) == (3 * MS, 0)
     assert not facts.is_computing
 
 
 def test_where_no_number_helps_it_waits_or_computes():
-    record, wait_ms = loader([40] * 100, 8, rest_ms=1)
-    facts = facts_of(record, wait_ms, 1)
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1)
+    facts = facts_of(record, waits_ms, 1)
     assert not facts.queue.helps
     assert facts.why is Why.WAITS
     assert facts.cause.saving_ns == pytest.approx(facts.wait_ns)
-    record, wait_ms = loader([40] * 100, 2, rest_ms=1, cpu_share=1.0)
-    facts = facts_of(record, wait_ms, 1)
+    record, waits_ms = loader([40] * 100, 2, rest_ms=1, cpu_share=1.0)
+    facts = facts_of(record, waits_ms, 1)
     assert facts.why is Why.COMPUTES
     assert facts.is_computing
     assert facts.computing == 1
@@ -102,8 +104,8 @@ def test_a_training_that_hardly_waits_has_no_cause():
 
 
 def test_collate_that_takes_most_of_it_is_named():
-    record, wait_ms = loader([40] * 100, 8, rest_ms=1, collate_share=0.75)
-    facts = facts_of(record, wait_ms, 1)
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1, collate_share=0.75)
+    facts = facts_of(record, waits_ms, 1)
     assert facts.collate == 0.75
     assert facts.why is Why.COLLATE
     assert facts.cause.share == 0.75
@@ -113,8 +115,8 @@ def test_collate_that_takes_most_of_it_is_named():
 
 def test_one_sample_in_twenty_that_is_slow():
     """Samples of 1 ms, one in twenty of 41: two thirds of the time are beyond the median."""
-    record, wait_ms = loader([12] * 100, 8, rest_ms=0.5, tail=(MS, 41 * MS))
-    facts = facts_of(record, wait_ms, 0.5)
+    record, waits_ms = loader([12] * 100, 8, rest_ms=0.5, tail=(MS, 41 * MS))
+    facts = facts_of(record, waits_ms, 0.5)
     [call] = facts.calls
     assert call.beyond_median == pytest.approx(2 / 3)
     assert call.per_sample_ns == 3 * MS
@@ -123,8 +125,8 @@ def test_one_sample_in_twenty_that_is_slow():
 
 
 def test_slow_batches_are_counted():
-    record, wait_ms = loader(([10] * 19 + [110]) * 10, 8, rest_ms=1)
-    facts = facts_of(record, wait_ms, 1)
+    record, waits_ms = loader(([10] * 19 + [110]) * 10, 8, rest_ms=1)
+    facts = facts_of(record, waits_ms, 1)
     batch = facts.batch
     assert (batch.count, batch.p50_ns, batch.max_ns) == (200, 10 * MS, 110 * MS)
     assert batch.mean_ns == 15 * MS
@@ -136,19 +138,19 @@ def test_slow_batches_are_counted():
 
 def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
     busy = {"other_cpu_ns": 300 * MS}
-    record, wait_ms = loader([40] * 100, 8, rest_ms=1, threads=3, **busy)  # 500 ms of batches in each worker
-    facts = facts_of(record, wait_ms, 1)
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=3, **busy)  # 500 ms of batches in each worker
+    facts = facts_of(record, waits_ms, 1)
     assert facts.other_cpu == pytest.approx(0.6)
     assert facts.why is Why.PICKLING
-    record, wait_ms = loader([40] * 100, 8, rest_ms=1, threads=11, **busy)
-    assert facts_of(record, wait_ms, 1).why is Why.THREADS
-    roomy = facts_of(record, wait_ms, 1, cpus=72)  # each thread has a CPU, and more workers have, too
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=11, **busy)
+    assert facts_of(record, waits_ms, 1).why is Why.THREADS
+    roomy = facts_of(record, waits_ms, 1, cpus=72)  # each thread has a CPU, and more workers have, too
     assert roomy.why is Why.TOO_FEW_WORKERS
-    assert {one.why for one in roomy.causes} == {Why.TOO_FEW_WORKERS, Why.PICKLING}
-    record, wait_ms = loader([40] * 100, 8, rest_ms=1, threads=11, other_cpu_ns=50 * MS)
-    assert facts_of(record, wait_ms, 1).why is Why.WAITS
-    record, wait_ms = loader([40] * 100, 8, rest_ms=1)
-    assert facts_of(record, wait_ms, 1).other_cpu is None
+    assert {one.why for one in roomy.causes} >= {Why.TOO_FEW_WORKERS, Why.PICKLING}
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=11, other_cpu_ns=50 * MS)
+    assert facts_of(record, waits_ms, 1).why is Why.WAITS
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1)
+    assert facts_of(record, waits_ms, 1).other_cpu is None
 
 
 def test_the_start_of_each_epoch_may_be_all():
@@ -160,12 +162,12 @@ def test_the_start_of_each_epoch_may_be_all():
 
 
 def test_shares_of_workers_and_calls():
-    record, wait_ms = loader([10] * 100, 2, rest_ms=1, wait_ns=500 * MS, collate_share=0.5)
+    record, waits_ms = loader([10] * 100, 2, rest_ms=1, wait_ns=500 * MS, collate_share=0.5)
     inner = CallTimes(
         name="Blur", kind="transform", depth=1, calls=100, samples=100, total_ns=400 * MS, cpu_ns=100 * MS
     )
     record = replace(record, calls=(replace(record.calls[0], inner_ns=400 * MS), inner))
-    facts = facts_of(record, wait_ms, 1)
+    facts = facts_of(record, waits_ms, 1)
     assert facts.making_ns == 1000 * MS
     assert [one.share for one in facts.calls] == [0.1, 0.4]
     assert [one.computing for one in facts.calls] == [0, 0.25]
@@ -175,7 +177,7 @@ def test_shares_of_workers_and_calls():
 
 def test_what_others_use_of_the_cpus_is_taken_off():
     """Two of four CPUs are taken, so four workers that compute are no faster than two."""
-    record, wait_ms = loader([10] * 100, 1, cpu_share=1.0, rest_ms=1)
+    record, waits_ms = loader([10] * 100, 1, cpu_share=1.0, rest_ms=1)
     use = CpuUse(
         num_steps=10,
         steps_ns=100 * MS,
@@ -191,7 +193,7 @@ def test_what_others_use_of_the_cpus_is_taken_off():
     )
     setup = replace(SETUP, usable_cpus=4, loaders=(replace(SETUP.loaders[0], num_workers=1),))
     found = analysis_of(
-        steps_of(40, forward=1, dataloader=wait_ms), workers=(record,), setup=setup, cpu=use
+        steps_of(40, forward=1, dataloader=waits_ms), workers=(record,), setup=setup, cpu=use
     ).workers[0]
     steps = {(one.workers, one.prefetch_factor): one.step_ns / MS for one in found.queue.predictions}
     assert found.queue.cpus == 2

@@ -52,6 +52,16 @@ _BATCHES: Final = 256
 _REPLICATIONS: Final = 32
 
 
+ASSUMED_HANDOVER_NS: Final = 150_000.0
+"""Hand-over of a small batch, where hardly any was ready when it was asked for, so that none was seen."""
+
+
+_SEEN: Final = 0.05
+
+
+_SURELY: Final = 0.9
+
+
 _ROUNDS: Final = 10
 
 
@@ -95,6 +105,7 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
         step_ns: mean step as measured; ``present`` is the same by the model.
         rest_ns: of that, what is no wait for a batch.
         handover_ns: of the wait, what passes although the batch is ready.
+        ready: share of the present steps whose batch is ready when they ask for it; 0 without workers.
         computing: share of the service time that would compute if nobody else needed a CPU.
         cpus: that the training and its workers may use; ``None`` where that is unknown, and nothing is
             stretched.
@@ -113,6 +124,7 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
     step_ns: float
     rest_ns: float
     handover_ns: float
+    ready: float
     computing: float
     cpus: float | None
     predictions: tuple[PredictedStep, ...]
@@ -153,8 +165,7 @@ def loader_queue(
     num_workers: int,
     prefetch_factor: int | None,
     rests_ns: _Floats,
-    wait_ns: float,
-    shortest_wait_ns: float = 0.0,
+    waits_ns: _Floats,
     is_ordered: bool = True,
     cpus: float | None = None,
     num_cpus: int | None = None,
@@ -167,8 +178,7 @@ def loader_queue(
         num_workers: the present one.
         prefetch_factor: likewise; ``None`` without workers.
         rests_ns: of some steps, the time without the wait for the batch.
-        wait_ns: mean of that wait.
-        shortest_wait_ns: of nearly all waits, the least: a batch that is ready cannot take longer.
+        waits_ns: of these steps, that wait.
         is_ordered: whether batches are delivered in the order of their indices.
         cpus: that training and workers may use on average; ``None`` if unknown.
         num_cpus: up to which numbers of workers are tried; by default ``cpus``.
@@ -186,7 +196,7 @@ def loader_queue(
     factor = prefetch_factor or 2
     turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(service_ns))) if num_workers else 0.0
     service_ns = service_ns + round(turn_ns)
-    mean_ns, rest_ns = float(service_ns.mean()), float(np.mean(rests_ns))
+    mean_ns, rest_ns, wait_ns = (float(np.mean(one)) for one in (service_ns, rests_ns, waits_ns))
     law = Interference.measured(
         max(1.0, mean_ns),
         max(0.0, float(cpu_ns.mean())),
@@ -200,10 +210,10 @@ def loader_queue(
         most = max(most, WAITING_WORKERS)
     draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
     present = [(num_workers, factor)]
-    handover_ns = 0.0
-    if num_workers:
-        without = _predict(present, draws, law, 0.0, is_ordered)[0]
-        handover_ns = max(0.0, min(shortest_wait_ns, rest_ns + wait_ns - without.step_ns))
+    ready = _ready(present[0], draws, law, is_ordered) if num_workers else 0.0
+    # By the model this share of the fetches was for ready batches, so about so many waits were hand-overs.
+    shortest_ns = np.sort(waits_ns)[: round(_SURELY * ready * len(waits_ns))]
+    handover_ns = float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else ASSUMED_HANDOVER_NS
     factors = sorted({factor, *PREFETCH_FACTORS})
     numbers = [one for one in _numbers(most, num_workers) if one]
     found = _predict(
@@ -226,6 +236,7 @@ def loader_queue(
         step_ns=rest_ns + wait_ns,
         rest_ns=rest_ns,
         handover_ns=handover_ns,
+        ready=ready,
         computing=law.computing,
         cpus=law.cpus,
         predictions=tuple(found),
@@ -303,6 +314,20 @@ def _drawn(values: _Ints, rows: int, generator: np.random.Generator) -> _Ints:
     chosen = generator.integers(0, len(values), (rows, _REPLICATIONS))
     drawn: _Ints = np.take_along_axis(samples, chosen, axis=0)
     return drawn
+
+
+def _ready(setting: tuple[int, int], draws: _Draws, law: Interference, is_ordered: bool) -> float:
+    """Share of the steps that find their batch ready, if handing it over takes no time."""
+    stretch = _predict([setting], draws, law, 0.0, is_ordered)[0].stretch
+    got_ns = played(
+        draws.service_ns,
+        draws.rest_ns,
+        [setting],
+        is_ordered=is_ordered,
+        factors=law.factor(np.array([stretch])),
+    )[:, 0]
+    waits_ns = np.diff(got_ns, axis=0) - draws.rest_ns[:-1]
+    return float((waits_ns[draws.warm :] == 0).mean())
 
 
 def _predict(

@@ -236,7 +236,7 @@ def _facts(
     if not isinstance(costs, Absent):
         wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
         start_up_ns = _start_up_ns(costs)
-        queue = _queue(record, steps, wait_ns=wait_ns, step_ns=step_ns, batch_cpu=batch_cpu, cpus=cpus)
+        queue = _queue(record, steps, costs, batch_cpu=batch_cpu, cpus=cpus)
     late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))
     facts = WorkersFacts(
         record=record,
@@ -311,20 +311,24 @@ def _start_up_ns(costs: StepCosts) -> float:
 def _queue(
     record: LoaderWorkers,
     steps: StepTimings,
+    costs: StepCosts,
     *,
-    wait_ns: float | None,
-    step_ns: float,
     batch_cpu: BatchCpu | Absent,
     cpus: int | None,
 ) -> LoaderQueue | Absent:
+    wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
     clean = steps.clean()
     fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
     seen = fetches_ns != NOT_MEASURED
     if wait_ns is None or not seen.any():
         return Absent("fetches were not seen")
-    rests_ns: NDArray[np.float64] = (clean.duration_ns - fetches_ns)[seen].astype(np.float64)
-    # A usual step may be shorter than the mean one, and a device may hide a part of the fetch.
-    rests_ns *= _ratio(max(0.0, step_ns - wait_ns), float(rests_ns.mean()))
+    # A device may hide a part of the fetch, and a usual step may be shorter than the mean one. But long waits
+    # are not unusual here: they are for slow batches.
+    host_ns, exposed_ns = costs.typical.phases_ns["dataloader"], costs.typical.exposed_wait_ns
+    waits_ns = _scaled(
+        fetches_ns[seen], float(fetches_ns[seen].mean()) * _ratio(exposed_ns or 0, host_ns or 1)
+    )
+    rests_ns = _scaled((clean.duration_ns - fetches_ns)[seen], max(0.0, step_ns - wait_ns))
     known = None if isinstance(batch_cpu, Absent) else batch_cpu
     free = None if known is None else known.free_cpus
     return loader_queue(
@@ -332,13 +336,17 @@ def _queue(
         num_workers=record.num_workers,
         prefetch_factor=record.prefetch_factor,
         rests_ns=rests_ns,
-        wait_ns=wait_ns,
-        shortest_wait_ns=min(wait_ns, float(np.quantile(fetches_ns[seen], 0.05))),
+        waits_ns=waits_ns,
         is_ordered=record.is_ordered,
         cpus=free or cpus,
         num_cpus=cpus,
         rest_cpu_ns=0.0 if known is None else known.rest_ns,
     )
+
+
+def _scaled(times_ns: NDArray[np.int64], mean_ns: float) -> NDArray[np.float64]:
+    scaled: NDArray[np.float64] = times_ns.astype(np.float64) * _ratio(mean_ns, float(times_ns.mean()))
+    return scaled
 
 
 def _late(batches: WorkerBatches, num_ahead: int) -> tuple[dict[int, int], dict[int, int]]:
