@@ -28,7 +28,7 @@ from lightning_modelprof.measure.workers.ring import (
     Sum,
     claim_slot,
 )
-from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls, itself
+from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls, drop_frame, itself
 from lightning_modelprof.run.stacks import StackSamples, merge_stacks
 
 _WORKERS: Final[dict[str, Worker]] = {}
@@ -93,7 +93,11 @@ class WorkerStart:
                 slot = claim_slot(os.open(path, os.O_RDWR) if fd < 0 else fd, num_slots, worker_id)
                 worker = None if slot is None else Worker(slot, UserCode(roots=own), sampling=sampling)
         if self.original is not None:
-            self.original(worker_id)
+            try:
+                self.original(worker_id)
+            except BaseException as error:
+                drop_frame(error)
+                raise
         info = get_worker_info()
         if worker is not None and info is not None:
             with suppress(Exception):
@@ -133,7 +137,11 @@ class Collate:
     def __call__(self, data: Any) -> Any:
         """As the user's."""
         worker = _WORKERS.get(self._key)
-        return self.original(data) if worker is None else worker.collate(self.original, data)
+        try:
+            return self.original(data) if worker is None else worker.collate(self.original, data)
+        except BaseException as error:
+            drop_frame(error)
+            raise
 
 
 class Worker:
@@ -200,6 +208,9 @@ class Worker:
         self._calls.inner[0] = 0
         try:
             return original(data)
+        except BaseException as error:
+            drop_frame(error)
+            raise
         finally:
             ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
             self._calls.state.inspection = OUTSIDE

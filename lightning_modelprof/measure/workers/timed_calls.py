@@ -7,10 +7,9 @@ The data set is not wrapped: it gets a class of its own, derived from the one th
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
@@ -93,10 +92,10 @@ class TimedCalls:
                 if name != "__iter__":
                     timed[name] = self._timed(method, words)
             elif name == "__iter__":
-                timed[name] = self._timed_iter(method, words)
+                timed[name] = noted[name] = self._timed_iter(method, words)
             else:
                 timed[name] = self._timed_sample(method, words, is_batch=name == "__getitems__")
-                noted[name] = self._noted(method)
+                noted[name] = self._noted(method, is_batch=name == "__getitems__")
         if timed:
             self._derive(dataset, timed, noted)
         self._time_attributes(dataset, depth + 1)
@@ -246,12 +245,19 @@ class TimedCalls:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if ident() != thread:  # sums are of one thread
-                return function(*args, **kwargs)
+                try:
+                    return function(*args, **kwargs)
+                except BaseException as error:
+                    drop_frame(error)
+                    raise
             outer = inner[0]
             inner[0] = 0
             begin = clock()
             try:
                 return function(*args, **kwargs)
+            except BaseException as error:
+                drop_frame(error)
+                raise
             finally:
                 took = clock() - begin
                 number = words[0]
@@ -277,7 +283,11 @@ class TimedCalls:
 
         def sample(owner: Any, *index: Any, **named: Any) -> Any:
             if is_busy[0] or named or ident() != thread:
-                return function(owner, *index, **named)
+                try:
+                    return function(owner, *index, **named)
+                except BaseException as error:
+                    drop_frame(error)
+                    raise
             is_busy[0] = True
             inner[0] = 0
             cpu = cpu_clock()
@@ -287,8 +297,9 @@ class TimedCalls:
                 state.inspection = None
             try:
                 result = function(owner, *index)
-            except BaseException:
-                self._give_up()
+            except BaseException as error:
+                self._give_up(error)
+                drop_frame(error)
                 raise
             took = clock() - begin
             is_busy[0] = False
@@ -307,39 +318,72 @@ class TimedCalls:
 
         return sample
 
-    def _noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A sample of a batch that is not timed: the batch begins with it."""
-        clock, cpu_clock, batch, state = time.perf_counter_ns, time.thread_time_ns, self.batch, self.state
+    def _noted(self, function: Callable[..., Any], *, is_batch: bool = False) -> Callable[..., Any]:
+        """A sample of a batch that is not timed: it is counted, and the batch begins with it."""
+        clock, cpu_clock, ident, thread = time.perf_counter_ns, time.thread_time_ns, get_ident, self._thread
+        batch, is_busy, state = self.batch, self._is_busy, self.state
 
         def sample(owner: Any, *index: Any, **named: Any) -> Any:
-            if not batch[0]:
-                batch[0], batch[1] = clock(), cpu_clock()
-                state.inspection = None
-            return function(owner, *index, **named)
+            is_outer = not (is_busy[0] or named or ident() != thread)
+            if is_outer:
+                is_busy[0] = True
+                if not batch[0]:
+                    batch[0], batch[1] = clock(), cpu_clock()
+                    state.inspection = None
+            try:
+                result = function(owner, *index, **named)
+            except BaseException as error:
+                if is_outer:
+                    self._give_up(error)
+                drop_frame(error)
+                raise
+            if is_outer:
+                is_busy[0] = False
+                batch[2] += len(index[0]) if is_batch else 1
+            return result
 
         return sample
 
     def _timed_iter(self, function: Callable[..., Any], words: memoryview) -> Callable[..., Any]:
         """``__iter__`` whose items are timed as samples."""
-        take = self._timed_sample(lambda iterator, _: next(iterator), words)
+        timed, noted = self._timed_sample(next, words), self._noted(next)
+        take: list[Callable[[Iterator[Any]], Any]] = [timed]
+
+        def switch(is_timing: bool | None) -> None:  # iterators live on
+            take[0] = next if is_timing is None else timed if is_timing else noted
+
+        self._switches.append(switch)
 
         def iterate(owner: Any) -> Any:
-            if self._is_busy[0] or get_ident() != self._thread:
-                return function(owner)
-            return _TimedIterator(function(owner), take)
+            try:
+                if self._is_busy[0] or get_ident() != self._thread:
+                    return function(owner)
+                return _TimedIterator(function(owner), take)
+            except BaseException as error:
+                drop_frame(error)
+                raise
 
         return iterate
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """The running batch will not be: an exception, or the end of an iterator."""
         self._is_busy[0] = False
-        if self.batch[2] and isinstance(sys.exc_info()[1], StopIteration):
+        if self.batch[2] and isinstance(error, StopIteration):
             return  # a shorter batch
         self.batch[:] = [0, 0, 0, 0]
         self.state.inspection = OUTSIDE
 
 
 _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+
+
+def drop_frame(error: BaseException) -> None:
+    """Take the frame that has caught an error out of its traceback; a bare ``raise`` has to follow.
+
+    What the user reads is then as without us. Before Python 3.11 such a frame stays.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
 
 
 def itself(original: Any) -> Any:
@@ -365,7 +409,11 @@ class _TimedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function."""
-        return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        except BaseException as error:
+            drop_frame(error)
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return itself, (self.original,)
@@ -377,16 +425,25 @@ class _TimedCall:
 
 
 class _TimedIterator:
-    """An iterator over a data set whose items are timed."""
+    """An iterator over a data set whose items are timed.
 
-    def __init__(self, iterator: Iterator[Any], take: Callable[[Any, Any], Any]) -> None:
+    Args:
+        iterator: the data set's own.
+        take: the first takes an item from it, timed or not.
+    """
+
+    def __init__(self, iterator: Iterator[Any], take: Sequence[Callable[[Iterator[Any]], Any]]) -> None:
         self._iterator, self._take = iterator, take
 
     def __iter__(self) -> _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        return self._take(self._iterator, 0)
+        try:
+            return self._take[0](self._iterator)
+        except BaseException as error:
+            drop_frame(error)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_iterator", "_take"):
