@@ -13,8 +13,9 @@ fixed before:
 - Simulated: the model is given the batches of one epoch, and its advice is played by an event-driven
   simulation, which shares no code with the model, over another epoch. It may lose 5 % against the best of
   0 to 8 workers and all prefetch factors.
-- Real: the model is given what one epoch of a real DataLoader took in its workers. Then each number of
-  workers from 0 to 8 runs an epoch. A pipeline is predicted if steps/s are right within 15 % for all nine.
+- Real: the model is given what was measured in the workers of a real DataLoader over one epoch, by what the
+  callback measures with. Then each number of workers from 0 to 8 runs an epoch without that.
+  A pipeline is predicted if steps/s are right within 15 % for all nine.
 
 A sleep takes some 60 us longer than it is told to; the real part knows only what was measured, with that.
 """
@@ -39,6 +40,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.loader_queue import PREFETCH_FACTORS, LoaderQueue, loader_queue
+from lightning_modelprof.measure.workers.watch import WatchedLoaders
 from lightning_modelprof.run.workers import WorkerBatches
 
 SEED, PIPELINES, BATCHES, MOST_WORKERS, PREFETCH, WARM = 30, 20, 240, 8, 2, 16
@@ -97,6 +99,7 @@ class Epoch:
     waits_ns: list[int]
     rests_ns: list[int]
     rows: list[tuple[int, ...]]
+    batches: WorkerBatches | None = None
 
     @property
     def step_ns(self) -> float:
@@ -104,18 +107,8 @@ class Epoch:
 
     def advice(self, workers: int, cpus: float | None) -> LoaderQueue:
         """What the model makes of it."""
-        rows = sorted(self.rows, key=lambda row: row[3])
-        worker, index, begin, ready, cpu = (tuple(column) for column in zip(*rows, strict=True))
         found = loader_queue(
-            WorkerBatches(
-                worker=worker,
-                index=index,
-                begin_ns=begin,
-                fetched_ns=ready,
-                ready_ns=ready,
-                cpu_ns=cpu,
-                samples=(1,) * len(rows),
-            ),
+            self.batches or _columns(self.rows),
             num_workers=workers,
             prefetch_factor=PREFETCH if workers else None,
             rests_ns=np.array(self.rests_ns[WARM:]),
@@ -125,6 +118,20 @@ class Epoch:
         )
         assert not isinstance(found, Absent), found
         return found
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> WorkerBatches:
+    rows = sorted(rows, key=lambda row: row[3])
+    worker, index, begin, ready, cpu = (tuple(column) for column in zip(*rows, strict=True))
+    return WorkerBatches(
+        worker=worker,
+        index=index,
+        begin_ns=begin,
+        fetched_ns=ready,
+        ready_ns=ready,
+        cpu_ns=cpu,
+        samples=(1,) * len(rows),
+    )
 
 
 def simulated(service_ns: Sequence[int], rest_ns: int, workers: int, prefetch: int) -> Epoch:
@@ -202,7 +209,9 @@ def joined(samples: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[torch.Tens
     return batch, (0 if info is None else info.id, *times)
 
 
-def real(pipeline: Pipeline, epoch: int, workers: int, prefetch: int) -> Epoch:
+def real(
+    pipeline: Pipeline, epoch: int, workers: int, prefetch: int = PREFETCH, *, is_watched: bool = False
+) -> Epoch:
     """An epoch of a real loader, and a loop that sleeps."""
     loader = DataLoader(
         Sleeping(pipeline.samples_s()),
@@ -213,6 +222,9 @@ def real(pipeline: Pipeline, epoch: int, workers: int, prefetch: int) -> Epoch:
         collate_fn=joined,
     )
     found = Epoch([], [], [], [])
+    watched = WatchedLoaders() if is_watched and workers else None
+    if watched is not None:
+        watched.add(loader)
     asked_ns = time.perf_counter_ns()
     for index, (_, (worker, begin_ns, ready_ns, cpu_ns)) in enumerate(loader):
         got_ns = time.perf_counter_ns()
@@ -222,6 +234,11 @@ def real(pipeline: Pipeline, epoch: int, workers: int, prefetch: int) -> Epoch:
         time.sleep(pipeline.step_s)
         asked_ns = time.perf_counter_ns()
         found.rests_ns.append(asked_ns - got_ns)
+    if watched is not None:
+        watched.end()
+        [record] = watched.record()
+        found.batches = record.batches
+        assert len(found.batches) == BATCHES, record.notes
     return found
 
 
@@ -269,11 +286,11 @@ def in_simulation(pipeline: Pipeline, outcome: Outcome) -> None:
 
 def in_reality(pipeline: Pipeline, outcome: Outcome) -> None:
     cpus = float(len(os.sched_getaffinity(0)))
-    found = real(pipeline, 0, pipeline.workers, PREFETCH).advice(pipeline.workers, cpus)
+    found = real(pipeline, 0, pipeline.workers, is_watched=True).advice(pipeline.workers, cpus)
     steps = {(one.workers, one.prefetch_factor): one.steps_per_s for one in found.predictions}
     for workers in range(MOST_WORKERS + 1):
         outcome.predicted.append(steps[workers, PREFETCH])
-        outcome.measured.append(1e9 / real(pipeline, 1 + workers, workers, PREFETCH).step_ns)
+        outcome.measured.append(1e9 / real(pipeline, 1 + workers, workers).step_ns)
     advised = found.advised.workers, found.advised.prefetch_factor
     outcome.real_advised = advised
     own = outcome.measured[advised[0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -282,6 +283,12 @@ def test_what_passes_between_two_batches_is_seen_at_the_start_of_an_epoch():
     found, _ = predicted(batches, waits_ns, 2, 20 * MS)
     assert found.turn_ns == MS // 10
     assert found.service_ns == 2.1 * MS
+    # Processes that are still starting make a gap longer, which is no turn.
+    late = {name: list(getattr(batches, name)) for name in ("begin_ns", "ready_ns")}
+    for times in late.values():
+        times[2] += 5 * MS
+    late = replace(batches, **{name: tuple(times) for name, times in late.items()})
+    assert predicted(late, waits_ns, 2, 20 * MS)[0].turn_ns == MS // 10
     later = WorkerBatches(**{name: getattr(batches, name)[10:] for name in WorkerBatches.__struct_fields__})
     assert predicted(later, waits_ns, 2, 20 * MS)[0].turn_ns == 0  # they had to wait for the next index
 

@@ -62,6 +62,10 @@ _SEEN: Final = 0.05
 _SURELY: Final = 0.9
 
 
+_LONGEST_TURN_NS: Final = 500_000
+"""A longer gap is one in which the worker, or the machine, did something else."""
+
+
 _ROUNDS: Final = 10
 
 
@@ -258,8 +262,9 @@ def _steady(batches: WorkerBatches, num_workers: int) -> NDArray[np.bool_]:
 def _turn_ns(batches: WorkerBatches, num_ahead: int, median_ns: float) -> float:
     """What a worker needs from one batch to the next when it has the next index already.
 
-    At the start of an epoch it has as many as are made ahead. Without such a start it is known only where
-    workers never have to wait, and 0 elsewhere.
+    At the start of an epoch it has as many as are made ahead; but processes start then, and gaps may be
+    long. No gap is shorter than that time, so the shortest ones bound it. Without such a start it is known
+    only where workers never have to wait, and 0 elsewhere.
     """
     index, worker = np.asarray(batches.index, np.int64), np.asarray(batches.worker, np.int64)
     known: list[int] = []
@@ -271,11 +276,13 @@ def _turn_ns(batches: WorkerBatches, num_ahead: int, median_ns: float) -> float:
             if 0 <= index[before] < index[after]:
                 gap_ns = max(0, batches.begin_ns[after] - batches.ready_ns[before])
                 every.append(gap_ns)
-                if index[after] < num_ahead:
+                if index[after] < num_ahead and gap_ns <= _LONGEST_TURN_NS:
                     known.append(gap_ns)
+    if not every:
+        return 0.0
     if known:
-        return float(np.median(known))
-    usual_ns = float(np.median(every)) if every else 0.0
+        return float(min(np.median(known), np.quantile(every, 0.05)))
+    usual_ns = float(np.median(every))
     return usual_ns if usual_ns < 0.05 * median_ns else 0.0
 
 
