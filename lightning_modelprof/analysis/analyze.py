@@ -128,7 +128,6 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         layer_hooks=layer_hooks(hot),
         logging_calls=logging_calls(hot),
         source_lines=source_lines(None if cost is None else cost.sites, hot),
-        worker_records=record.workers,
         worker_stacks=worker_stacks(record.workers),
         notes=(
             *record.notes,
@@ -159,13 +158,12 @@ def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:
 
 
 def _worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
-    """What is missing of the workers, each once, with the loader's number where there are several."""
-    notes = [
-        f"Loader {one.loader}: {note}" if len(loaders) > 1 else note
+    """What is missing of the workers of each loader."""
+    return tuple(
+        f"Workers of the {one.kind}{f' {one.loader}' if len(loaders) > 1 else ''}: {note}"
         for one in loaders
         for note in (*one.notes, *(() if one.stacks is None else one.stacks.notes))
-    ]
-    return tuple(dict.fromkeys(notes))
+    )
 
 
 def _setup_notes(setup: TrainingSetup | None) -> tuple[str, ...]:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     )
     from lightning_modelprof.run.setup import TrainingSetup
     from lightning_modelprof.run.steps import StepTimings
-    from lightning_modelprof.run.workers import LoaderWorkers
 
 
 class WindowFacts(Record, frozen=True, kw_only=True):
@@ -89,7 +88,6 @@ class Analysis(Record, frozen=True, kw_only=True):
         layer_hooks: the time in hooks of modules and tensors.
         logging_calls: the time below ``self.log`` and metrics, by line.
         source_lines: what each line of the user's runs, and how much of the time it takes.
-        worker_records: what was measured in the workers of each loader; ``None`` where nobody looked.
         worker_stacks: which statements the workers were at.
     """
 
@@ -133,6 +131,5 @@ class Analysis(Record, frozen=True, kw_only=True):
     layer_hooks: FoundCalls | Absent
     logging_calls: LoggingCalls | Absent
     source_lines: tuple[SourceLine, ...] | Absent
-    worker_records: tuple[LoaderWorkers, ...] | None
     worker_stacks: WorkerStacks | Absent
     notes: tuple[str, ...]

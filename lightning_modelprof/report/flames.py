@@ -54,7 +54,7 @@ def worker_flame(analysis: Analysis) -> FlameGraph | None:
     if isinstance(stacks, Absent):
         return None
     notes = _notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
-    if len(analysis.worker_records or ()) > 1:
+    if not isinstance(analysis.workers, Absent) and len(analysis.workers) > 1:
         notes = (f"Of loader {stacks.loader}, whose workers have most to do.", *notes)
     return FlameGraph(
         id="worker_stacks",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
+from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.steps.worker_curve import worker_curve
+from lightning_modelprof.analysis.steps.workers import WaitCause, Why
+from lightning_modelprof.report.advice.owners import Owner
+from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.input import InputBound
+from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
-from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerTimes
+from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 from tests.support.diagnosed import MS, analysis_of, only, steps_of, with_loader
 
 DATA = "/home/me/data.py"
@@ -163,10 +170,10 @@ def test_the_reason_why_nothing_was_seen_and_notes_of_the_report():
     report = report_of(empty)
     for name in ("worker_transforms", "workers"):
         assert table(report, name).absent_reason == "The workers were alive before"
-    assert report.notes.count(why) == 1
+    assert report.notes.count(f"Workers of the DataLoader: {why}") == 1
     # Of several loaders the notes say of which they are.
     both = report_of(LOADER, replace(empty, loader=1))
-    assert f"Loader 1: {why}" in both.notes
+    assert f"Workers of the DataLoader 1: {why}" in both.notes
 
 
 # The flame graph
@@ -190,7 +197,7 @@ def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
     alone = replace(LOADER, loader=1, num_workers=1, workers=(WorkerTimes(worker=0, fetch_ns=700 * MS),))
     assert busiest((LOADER, alone)) is alone
     assert busiest((LOADER, replace(alone, num_workers=2))) is LOADER
-    assert busiest(()) is busiest(None) is None
+    assert busiest(()) is None
     flame = next(one for one in report_of(LOADER, alone).flames if one.id == "worker_stacks")
     assert flame.notes[0] == "Of loader 1, whose workers have most to do."
 
@@ -247,3 +254,299 @@ def test_a_slow_sampler_is_sought_in_the_training_process():
         samples=50,
     )
     assert places(LOADER, stacks=slow) == [(71, None)]
+
+
+# Why, and how many workers
+
+
+def played(service_ms, *, workers=1, rest_ms=10, count=60, cpu=0.0, **record):
+    """A run in which every batch takes so long and workers are always behind: a step is one's share of it.
+
+    Each worker begins the next batch when the one before is ready; ``cpu`` is the share of it on a CPU.
+    """
+    begins = [service_ms * (number // workers) for number in range(count)]
+    column = {
+        "worker": tuple(number % workers for number in range(count)),
+        "index": tuple(range(count)),
+        "begin_ns": tuple(begin * MS for begin in begins),
+        "fetched_ns": tuple((begin + service_ms) * MS for begin in begins),
+        "ready_ns": tuple((begin + service_ms) * MS for begin in begins),
+        "cpu_ns": (round(cpu * service_ms * MS),) * count,
+        "samples": (4,) * count,
+    }
+    making_ms = count * service_ms // workers
+    collate_ms = record.pop("collate_ms", 0)
+    record.setdefault(
+        "calls",
+        (
+            call(
+                "Images.__getitem__",
+                "sample",
+                0,
+                4 * count,
+                count * service_ms,
+                count * service_ms * 9 // 10,
+                cpu_ms=round(cpu * count * service_ms),
+                line=10,
+            ),
+            call("Crop", "transform", 1, 4 * count, count * service_ms * 9 // 10, line=20),
+        ),
+    )
+    times = {
+        "batches": count // workers,
+        "samples": 4 * count // workers,
+        "fetch_ns": (making_ms - collate_ms) * MS,
+        "collate_ns": collate_ms * MS,
+        "cpu_ns": round(cpu * making_ms * MS),
+        **record.pop("times", {}),
+    }
+    loader = LoaderWorkers(
+        num_workers=workers,
+        prefetch_factor=2,
+        batch_size=4,
+        workers=tuple(WorkerTimes(worker=number, **times) for number in range(workers)),
+        batches=WorkerBatches(**column),
+        **record,
+    )
+    # Workers are ready at once, so one step of a round waits for all of them.
+    wait_ms = max(0, service_ms - workers * rest_ms)
+    waits_ms = [0 if number % workers else wait_ms for number in range(24)]
+    steps = steps_of(24, forward=rest_ms, dataloader=waits_ms)
+    return analysis_of(
+        steps,
+        workers=(loader,),
+        setup=with_loader(num_workers=workers, prefetch_factor=2, batch_size=4),
+    )
+
+
+def finding(analysis):
+    return only(diagnose(analysis, [InputBound()])[1])
+
+
+def evidence(one):
+    return {item.label: item.value for item in one.evidence}
+
+
+def test_too_few_workers():
+    """A batch takes 40 ms and the rest of a step 10: four workers hide it, two make a step 20 ms long."""
+    one = finding(played(40, workers=2))
+    assert one.summary == (
+        "A usual step of 20 ms waits 10 ms (50.0 % of it) for its batch. In the workers Crop takes most: 9 ms"
+        " a sample, 90.0 % of their time."
+    )
+    assert one.action == (
+        "DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now. A step is predicted to"
+        " take 10 ms instead of 20 ms."
+    )
+    assert one.saving_ns_per_step == 10 * MS
+    told = evidence(one)
+    assert told["cause"] == "too few workers"
+    assert (told["num_workers"], told["num_workers advised"]) == (2, 4)
+    assert told["a step with these workers, predicted"] == pytest.approx(10 * MS)
+    assert (told["most expensive in the workers"], told["its own time for a sample"]) == ("Crop", 9 * MS)
+
+
+def test_no_number_of_workers_helps_and_what_would():
+    """400 ms of computing a batch on 8 CPUs are 50 ms a step, beside 10 ms of the rest: five times it."""
+    one = finding(played(400, workers=8, cpu=1.0))
+    assert one.action == (
+        "Making a batch computes (100.0 % of its time is CPU time): make Crop cheaper; keep what is the same"
+        " in each epoch, decode whole batches at once, or do it on the GPU. No num_workers from 0 to 8 makes"
+        " a step shorter than 50 ms: batches would have to be 5 times cheaper."
+    )
+    assert evidence(one)["cause"] == "samples compute"
+    assert "num_workers advised" not in evidence(one)
+
+
+def test_collate_and_more_workers_instead():
+    """800 of the 1,200 ms of each worker are in the collate function."""
+    one = finding(played(40, workers=2, collate_ms=800))
+    assert one.action.startswith("The collate function takes 66.7 % of the workers' time: join whole arrays")
+    assert one.action.endswith(
+        " Or DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now. A step is predicted to"
+        " take 10 ms instead of 20 ms."
+    )
+
+
+BEGINS = {
+    Why.START_UP: "DataLoader(persistent_workers=True): workers are started at each epoch now.",
+    Why.THREADS: "Each of 2 workers has up to 18 threads, on 8 CPUs: ",
+    Why.PICKLING: "Pickling batches takes CPU time as long as 60.0 % of making them. Let the collate",
+    Why.COLLATE: "The collate function takes 60.0 % of the workers' time: ",
+    Why.SLOW_SAMPLES: "0 % of the batches take more than 3 times the median of 40 ms. Batches that are ready",
+    Why.TOO_FEW_WORKERS: "DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now.",
+    Why.WAITS: "Making a batch mostly waits: 20.0 % of its time is CPU time. Read fewer, larger pieces",
+    Why.COMPUTES: "Making a batch computes (20.0 % of its time is CPU time): make Crop cheaper;",
+}
+
+
+@pytest.mark.parametrize("why", [one for one in Why if one is not Why.NONE], ids=lambda one: one.value)
+def test_each_cause_has_its_advice(why):
+    facts = played(40, workers=2, cpu=0.2, times={"threads": 18}).workers[0]
+    facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=7.0 * MS),))
+    setup = with_loader(num_workers=2).loaders[0]
+    advice = cause_advice(facts, setup, 8)
+    assert advice.action.startswith(BEGINS[why])
+    assert advice.saving_ns == 7 * MS
+    # Without a prediction no number is said.
+    alone = cause_advice(replace(facts, queue=Absent("too few batches")), setup, 8)
+    assert "predicted" not in alone.action
+    assert alone.num_workers is None
+    # Workers that stay are not to be told to.
+    kept = cause_advice(replace(facts, record=replace(facts.record, is_persistent=True)), setup, 8)
+    assert "persistent_workers" not in kept.action
+
+
+def test_slow_samples_are_told_by_the_call_that_has_the_tail():
+    """Half of a call's time is beyond its median; else by the batches, of which one in twenty is slow."""
+    facts = played(40, workers=2).workers[0]
+    cause = WaitCause(why=Why.SLOW_SAMPLES, share=0.4, saving_ns=MS)
+    facts = replace(facts, why=cause.why, causes=(cause,))
+    calls = tuple(replace(one, beyond_median=0.5 * (one.call.name == "Crop")) for one in facts.calls)
+    said = cause_advice(replace(facts, calls=calls), None, 8).action
+    assert said.startswith("Crop takes 9 ms as a median and 18 ms as p99. Batches that are ready")
+    said = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8).action
+    assert said.startswith("5.0 % of the batches take more than 3 times the median of 40 ms. Batches")
+
+
+def test_a_library_that_makes_the_loader_is_told_its_own_way():
+    facts = played(40, workers=2).workers[0]
+    owner = Owner(
+        package="replay", place=CodePlace(name="build", file="/lib/replay/x.py", line=3, package="replay")
+    )
+    said = cause_advice(facts, None, 8, owner).action
+    assert said.startswith(
+        "num_workers=4, persistent_workers=True for the DataLoader that replay makes in build"
+    )
+
+
+def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
+    """80 samples in 1,000 ms: 700 ms of the data set's own are 8.75 ms each; 900 ms of 20 batches 45."""
+    steps = steps_of(forward=5, dataloader=45)
+    own = replace(LOADER, calls=(call("Images.__getitem__", "sample", 0, 80, 800, 100), *LOADER.calls[2:]))
+    [facts] = analysis_of(steps, workers=(own,)).workers
+    assert told_of(facts) == (
+        " In the workers Images.__getitem__ itself takes most: 8.75 ms a sample, 70.0 % of their time."
+    )
+    joined = replace(LOADER, calls=(call("pad", "collate", 0, 20, 900, samples=80),))
+    [facts] = analysis_of(steps, workers=(joined,)).workers
+    assert told_of(facts) == " In the workers pad takes most: 45 ms a batch, 90.0 % of their time."
+    [facts] = analysis_of(steps, workers=(replace(LOADER, calls=()),)).workers
+    assert (costliest(facts), told_of(facts)) == (None, "")
+
+
+def test_batches_that_are_ready_before_are_none_of_the_workers_business():
+    """Nine of ten are there when they are fetched: what is waited for is the way from the worker."""
+    ready = BatchCpu(computing=1.0, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=0.95)
+    one = finding(replace(played(40, workers=2), batch_cpu=ready))
+    assert one.action.startswith("More workers would not help: 95.0 % of the batches were ready")
+
+
+def test_without_records_the_law_of_before_holds():
+    one = finding(replace(played(40, workers=2), workers=Absent("not measured")))
+    assert "In the workers" not in one.summary
+    assert one.action.startswith("DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now.")
+    assert "predicted" not in one.action
+
+
+# The number of workers
+
+
+def test_predictions_as_a_table_and_a_chart():
+    """40 ms a batch and 10 ms of rest: 50 ms a step without workers, then 40, 20, 10 ms."""
+    report = build_report(played(40, workers=2))
+    one = table(report, "num_workers")
+    steps = {row[0]: row[3] for row in one.rows if row[1] in (2, None)}
+    for workers, expected in (("0", 50), ("1", 40), ("2", 20), ("4", 10), ("8", 10)):
+        assert steps[workers] == pytest.approx(expected * MS, rel=0.01), workers
+    assert {row[2]: row[:2] for row in one.rows if row[2]} == {"now": ("2", 2), "advised": ("4", 2)}
+    assert cells(one, "steps_per_s")[0] == pytest.approx(20, rel=0.01)
+    assert one.notes[0].startswith("A step took 20 ms; the model says 20 ms.")
+    chart = next(one for one in report.charts if one.id == "num_workers")
+    by_key = {one.key: dict(zip(chart.x, one.values, strict=True)) for one in chart.series}
+    assert by_key["predicted"][1.0] == pytest.approx(40 * MS, rel=0.01)
+    assert {x: value for x, value in by_key["now"].items() if value} == {2.0: 20 * MS}
+    assert [x for x, value in by_key["advised"].items() if value] == [4.0]
+    assert (chart.level, chart.level_label) == (10 * MS, "no wait")
+
+
+def test_the_present_number_may_be_the_advised_one():
+    one = table(build_report(played(40, workers=4, rest_ms=12)), "num_workers")
+    assert [row[:3] for row in one.rows if row[2]] == [("4", 2, "now, advised")]
+
+
+def test_no_prediction_says_why():
+    report = report_of(LOADER)
+    assert "batches were timed" in table(report, "num_workers").absent_reason
+    assert not [one for one in report.charts if one.id == "num_workers"]
+
+
+# Over time
+
+
+def batches_of(*rows):
+    """Of (worker, index, begin, ready) in ms, in the order in which they are ready."""
+    worker, index, begin, ready = zip(*rows, strict=True)
+    begin_ns, ready_ns = (tuple(one * MS for one in times) for times in (begin, ready))
+    return WorkerBatches(
+        worker=worker,
+        index=index,
+        begin_ns=begin_ns,
+        fetched_ns=ready_ns,
+        ready_ns=ready_ns,
+        cpu_ns=(0,) * len(rows),
+        samples=(1,) * len(rows),
+    )
+
+
+def test_workers_over_time():
+    """Batch 0 takes 90 ms; the other worker has made 1 and 2 after 20 and 40 ms, which wait for it.
+
+    Three parts of 30 ms: two workers for 30, then for 10 of 30, then one. Held back are batch 1 from 20 to 90
+    and batch 2 from 40 to 90: 10, then 30 + 20, then 60 ms.
+    """
+    late = replace(LOADER, batches=batches_of((1, 1, 0, 20), (1, 2, 20, 40), (0, 0, 0, 90)))
+    curve = worker_curve(late)
+    assert curve.part_ns == 30 * MS
+    assert curve.making == pytest.approx((2, 4 / 3, 1))
+    assert curve.held_back == pytest.approx((1 / 3, 5 / 3, 2))
+    assert worker_curve(replace(late, is_ordered=False)).held_back == (0, 0, 0)
+    chart = next(one for one in report_of(late).charts if one.id == "worker_queue")
+    assert chart.x == (0, 30, 60)
+    assert (chart.level, chart.level_label) == (2, "workers")
+
+
+def test_an_epoch_holds_nothing_back_of_the_one_before():
+    """Numbers begin anew: batch 0 of the second epoch is ready last; nothing of the first waits."""
+    rows = [(0, 0, 0, 10), (0, 1, 10, 20), (0, 0, 50, 60)]
+    assert sum(worker_curve(replace(LOADER, batches=batches_of(*rows))).held_back) == 0
+
+
+def test_a_curve_by_counting():
+    """Against a look at each of many moments."""
+    chosen = random.Random(5)
+    rows = []
+    for worker in range(3):
+        now = 0
+        for turn in range(20):
+            begin = now + chosen.randint(0, 5)
+            now = begin + chosen.choice((3, 7, 60))
+            rows.append((worker, 3 * turn + worker, begin, now))
+    rows.sort(key=lambda row: row[3])
+    curve = worker_curve(replace(LOADER, num_workers=3, prefetch_factor=20, batches=batches_of(*rows)))
+    first, end = min(row[2] for row in rows), rows[-1][3]
+    parts, looks = len(curve.making), 400
+    for part in range(parts):
+        moments = [first + (part + (look + 0.5) / looks) * (end - first) / parts for look in range(looks)]
+        making = sum(sum(row[2] <= at < row[3] for row in rows) for at in moments) / looks
+        held = sum(
+            sum(row[3] <= at and any(one[1] < row[1] and at < one[3] for one in rows) for row in rows)
+            for at in moments
+        )
+        assert curve.making[part] == pytest.approx(making, abs=0.02)
+        assert curve.held_back[part] == pytest.approx(held / looks, abs=0.1)
+
+
+def test_no_curve_of_a_single_batch():
+    assert worker_curve(replace(LOADER, batches=batches_of((0, 0, 0, 10)))) is None
+    assert worker_curve(replace(LOADER, batches=batches_of((0, 0, 5, 5), (1, 1, 5, 5)))) is None

@@ -25,21 +25,18 @@ class WorkerStacks(Record, frozen=True, kw_only=True):
     call_tree: CallTree
 
 
-def busiest(loaders: Sequence[LoaderWorkers] | None) -> LoaderWorkers | None:
+def busiest(loaders: Sequence[LoaderWorkers]) -> LoaderWorkers | None:
     """The loader whose workers have most to do, each of them: the loop waits for that one first."""
-    return max(loaders or (), key=lambda one: making_ns(one) / max(one.num_workers, 1), default=None)
+    return max(loaders, key=_each_ns, default=None)
 
 
-def making_ns(loader: LoaderWorkers) -> int:
-    """Wall time in which its workers made batches, all workers together."""
-    return sum(one.fetch_ns + one.collate_ns for one in loader.workers) or sum(
-        one.total_ns for one in loader.calls if not one.depth
-    )
+def _each_ns(loader: LoaderWorkers) -> float:
+    return sum(one.fetch_ns + one.collate_ns for one in loader.workers) / max(loader.num_workers, 1)
 
 
 def worker_stacks(loaders: Sequence[LoaderWorkers] | None) -> WorkerStacks | Absent:
     """The samples of the busiest loader's workers, or why there are none."""
-    loader = busiest(loaders)
+    loader = busiest(loaders or ())
     if loader is None or loader.stacks is None:
         return Absent("the workers were not sampled")
     lines, tree = hot_lines(loader.stacks), call_tree(loader.stacks)

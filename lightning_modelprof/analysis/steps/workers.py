@@ -356,7 +356,7 @@ def _late(batches: WorkerBatches, num_ahead: int) -> tuple[dict[int, int], dict[
     """
     late: dict[int, int] = {}
     held: dict[int, int] = {}
-    for epoch in _epochs(batches, num_ahead):
+    for epoch in epochs_of(batches, num_ahead):
         last: tuple[int, int] | None = None  # ready last of those so far: when, and its worker
         waiting = 0
         for ready_ns, worker in epoch:
@@ -375,7 +375,7 @@ def _count(late: dict[int, int], held: dict[int, int], last: tuple[int, int] | N
         held[last[1]] = held.get(last[1], 0) + waiting
 
 
-def _epochs(batches: WorkerBatches, num_ahead: int) -> list[list[tuple[int, int]]]:
+def epochs_of(batches: WorkerBatches, num_ahead: int) -> list[list[tuple[int, int]]]:
     """When batches were ready, and whose they are, in the order in which they are delivered, by epoch.
 
     Of two batches that are under way at once the numbers differ by less than are made ahead, and none comes

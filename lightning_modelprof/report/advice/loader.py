@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
-from lightning_modelprof.report.advice.owners import Owner, constructor
+from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup
@@ -276,4 +276,4 @@ def _call(loader: LoaderSetup, workers: int, owner: Owner | None) -> str:
     arguments: dict[str, Any] = {"num_workers": workers}
     if not loader.persistent_workers:
         arguments["persistent_workers"] = True
-    return constructor(loader.kind, arguments) if owner is None else owner.loader(loader.kind, **arguments)
+    return written_call(loader.kind, arguments, owner)

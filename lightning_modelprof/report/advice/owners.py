@@ -108,8 +108,12 @@ def owner_of_optimizer(setup: TrainingSetup | None) -> Owner | None:
 
 def loader_call(setup: TrainingSetup | None, loader: LoaderSetup, **arguments: Any) -> str:
     """What the user writes to give a loader these arguments."""
-    owner = owner_of_loader(setup, loader)
-    return constructor(loader.kind, arguments) if owner is None else owner.loader(loader.kind, **arguments)
+    return written_call(loader.kind, arguments, owner_of_loader(setup, loader))
+
+
+def written_call(kind: str, arguments: Mapping[str, Any], owner: Owner | None) -> str:
+    """The constructor of a loader as it should be called, or what the library that makes it has for it."""
+    return constructor(kind, arguments) if owner is None else owner.loader(kind, **arguments)
 
 
 def constructor(kind: str, arguments: Mapping[str, Any]) -> str:

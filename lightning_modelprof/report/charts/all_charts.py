@@ -18,6 +18,7 @@ from lightning_modelprof.report.charts.steps import (
     throughput,
     validation_shares,
 )
+from lightning_modelprof.report.charts.workers import workers_over_time, workers_prediction
 from lightning_modelprof.report.flames import call_flame, module_flame, worker_flame
 from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
@@ -83,6 +84,29 @@ CHARTS: Final = (
             " samples of any step are unknown."
         ),
         views=("overview",),
+    ),
+    Drawing(
+        id="num_workers",
+        title="Predicted step by number of workers",
+        draw=workers_prediction,
+        help=(
+            "The table Number of workers with the present prefetch factor; *now* is the measured step, and"
+            " the line across is a step without any wait for its batch. Of several loaders the one with the"
+            " longest predicted step."
+        ),
+        views=("workers",),
+    ),
+    Drawing(
+        id="worker_queue",
+        title="Workers at work over time",
+        draw=workers_over_time,
+        help=(
+            "How many workers make a batch at a time, and how many batches are ready and come behind one that"
+            " is not: means over at most 200 equal parts of the time of the newest 1,000 batches. Workers"
+            " that are all busy are too slow or too few; workers that are not have filled the queue. Of"
+            " several loaders the one whose workers have most to do."
+        ),
+        views=("workers",),
     ),
     Drawing(
         id="rank_phases",

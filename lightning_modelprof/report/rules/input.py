@@ -19,6 +19,7 @@ from lightning_modelprof.report.advice.loader import (
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
+from lightning_modelprof.report.advice.workers import busiest_workers, cause_advice, told_of
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -125,22 +126,22 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
-        advice = sampler_advice(analysis.hot_lines, wait_ns) or loader_advice(
-            loaders,
-            cpus,
-            wait_ns,
-            wall_ns,
-            cpu,
-            owner=owner_of_loader(setup, loaders[0] if loaders else None),
-        )
         is_ready = cpu is not None and cpu.workers_keep_up
+        workers = None if is_of_sampler(analysis.hot_lines) else busiest_workers(analysis.workers)
+        loader = next(iter(loaders[0 if workers is None else workers.record.loader :]), None)
+        owner = owner_of_loader(setup, loader)
+        advice = sampler_advice(analysis.hot_lines, wait_ns)
+        if advice is None and workers is not None and not is_ready:
+            advice = cause_advice(workers, loader, cpus, owner)
+        if advice is None:
+            advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
         severity = self.severity(share)
         if advice.is_minor:
             severity = Severity.INFO if severity is Severity.WARNING else Severity.WARNING
         return (
             self.found(
                 f"{whole[:1].upper()}{whole[1:]} of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
-                f" ({percent(share)} of it) for its batch.",
+                f" ({percent(share)} of it) for its batch.{'' if workers is None else told_of(workers)}",
                 advice.action,
                 severity,
                 saving_ns=advice.saving_ns,

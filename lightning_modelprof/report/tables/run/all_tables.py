@@ -30,6 +30,7 @@ from lightning_modelprof.report.tables.run.module_tree import (
     module_tables,
     run_module_tables,
 )
+from lightning_modelprof.report.tables.run.num_workers import NUM_WORKERS, num_workers_tables
 from lightning_modelprof.report.tables.run.perf_summary import PERF_SUMMARY, perf_summary
 from lightning_modelprof.report.tables.run.phase_times import PHASE_TIMES, phase_times_table
 from lightning_modelprof.report.tables.run.process_loops import (
@@ -101,6 +102,7 @@ TABLES: Final = (
     RunTable(callback_times, (CALLBACKS,)),
     RunTable(around_table, (AROUND,)),
     RunTable(source_lines_table, (SOURCE_LINES,)),
+    RunTable(num_workers_tables, (NUM_WORKERS,)),
     RunTable(worker_tables, (WORKER_TRANSFORMS, WORKERS)),
     RunTable(flop_tables, (FLOPS, FLOPS_BY_SIZE, FLOPS_BY_OPERATOR)),
     RunTable(run_model_size, (MODEL_SIZE,)),

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
+from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.source.worker_stacks import making_ns
+from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts, WorkerShares
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import common_folder
-from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerTimes
+from lightning_modelprof.run.workers import CallTimes
 
 _LOADER: Final = Column("loader", "Loader", help="its number, where the loop has several.")
 _OF_BATCHES: Final = "while it made batches"
@@ -62,8 +63,8 @@ WORKERS: Final = TableKind(
     id="workers",
     title="Workers",
     help=(
-        "Each worker of each loader, with all processes that had its number one after the other. Without"
-        " workers the row is the training process. A dash where the system does not tell."
+        "Each worker of each loader, with all processes that had its number one after the other. A dash"
+        " where the system does not tell."
     ),
     columns=(
         Column("name", "Worker", help="its number in the loader."),
@@ -80,6 +81,21 @@ WORKERS: Final = TableKind(
             Unit.DURATION_NS,
             adds_up=True,
             help="wall time between two batches: enough are ready, so it waits for an index.",
+        ),
+        Column("waiting", "Waiting(%)", Unit.RATIO, help="share of its time that Waiting is."),
+        Column(
+            "late",
+            "Late",
+            Unit.COUNT,
+            adds_up=True,
+            help="batches of it that were ready after ones that are delivered behind them; of those kept.",
+        ),
+        Column(
+            "held_back",
+            "Held back",
+            Unit.COUNT,
+            adds_up=True,
+            help="batches of any worker that were ready and had to wait for its late ones; of those kept.",
         ),
         Column(
             "cpu_ns",
@@ -123,31 +139,30 @@ WORKERS: Final = TableKind(
     views=("workers",),
     place=1,
 )
+_SHARES: Final = ("waiting", "late", "held_back")
 _NOTHING: Final = "nothing was seen in the workers"
 
 
 def worker_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """What the workers' time goes to; no table where there is no loader, or nobody looked."""
-    loaders = analysis.worker_records
-    if not loaders:
-        return ()
-    return (_calls_table(loaders), _workers_table(loaders))
+    loaders = () if isinstance(analysis.workers, Absent) else analysis.workers
+    return (_calls_table(loaders), _workers_table(loaders)) if loaders else ()
 
 
-def _calls_table(loaders: Sequence[LoaderWorkers]) -> Table:
-    calls = [(loader, call) for loader in loaders for call in loader.calls]
-    folder = common_folder({call.file for _, call in calls if call.is_users and call.file})
+def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:
+    calls = [(loader, one) for loader in loaders for one in loader.calls]
+    folder = common_folder({one.call.file for _, one in calls if one.call.is_users and one.call.file})
     return WORKER_TRANSFORMS.table(
         columns=_columns(WORKER_TRANSFORMS, loaders),
-        rows=_rows(loaders, [(loader, _call_row(loader, call, folder)) for loader, call in calls]),
-        depths=tuple(call.depth for _, call in calls),
+        rows=_rows(loaders, [(loader, _call_row(loader, one, folder)) for loader, one in calls]),
+        depths=tuple(one.call.depth for _, one in calls),
         notes=(f"Your files are in {folder}.",) if folder else (),
         absent_reason=None if calls else _reason(loaders),
     )
 
 
-def _call_row(loader: LoaderWorkers, call: CallTimes, folder: str) -> tuple[Cell, ...]:
-    whole_ns = making_ns(loader)
+def _call_row(loader: WorkersFacts, one: CallFacts, folder: str) -> tuple[Cell, ...]:
+    call = one.call
     return (
         call.name,
         call.kind,
@@ -157,15 +172,15 @@ def _call_row(loader: LoaderWorkers, call: CallTimes, folder: str) -> tuple[Cell
         call.p99_ns,
         call.max_ns,
         call.own_ns,
-        call.total_ns / whole_ns if whole_ns else None,
-        call.own_ns / whole_ns if whole_ns else None,
-        call.cpu_ns / call.total_ns if call.cpu_ns is not None and call.total_ns else None,
-        place_of(call, folder),
+        call.total_ns / loader.making_ns if loader.making_ns else None,
+        one.share if loader.making_ns else None,
+        one.computing,
+        _place(call, folder),
     )
 
 
-def place_of(call: CallTimes, folder: str = "") -> str | None:
-    """File and line of a call: the user's without a folder that is known, a library's with its own folder."""
+def _place(call: CallTimes, folder: str) -> str | None:
+    """File and line: the user's without the folder that all are in, a library's with its own folder."""
     if not call.file:
         return None
     if call.is_users:
@@ -175,37 +190,37 @@ def place_of(call: CallTimes, folder: str = "") -> str | None:
     return f"{file}:{call.line}"
 
 
-def _workers_table(loaders: Sequence[LoaderWorkers]) -> Table:
-    rows = [(loader, _worker_row(loader, one)) for loader in loaders for one in loader.workers]
-    lost = sum(one.dropped for loader in loaders for one in loader.workers)
+def _workers_table(loaders: Sequence[WorkersFacts]) -> Table:
+    rows = [(loader, _worker_row(one)) for loader in loaders for one in loader.workers]
     return WORKERS.table(
         columns=_columns(WORKERS, loaders),
         rows=_rows(loaders, rows),
-        notes=(f"{lost:,} batches came faster than they were read: Dropped.",) if lost else (),
         absent_reason=None if rows else _reason(loaders),
         is_detail=True,
     )
 
 
-def _worker_row(loader: LoaderWorkers, worker: WorkerTimes) -> tuple[Cell, ...]:
-    name = f"worker {worker.worker}" if loader.num_workers else "training process"
-    return (name, *(getattr(worker, column.key) for column in WORKERS.columns[2:]))
+def _worker_row(one: WorkerShares) -> tuple[Cell, ...]:
+    figures = (
+        getattr(one if column.key in _SHARES else one.times, column.key) for column in WORKERS.columns[2:]
+    )
+    return (f"worker {one.times.worker}", *figures)
 
 
-def _columns(kind: TableKind, loaders: Sequence[LoaderWorkers]) -> tuple[Column, ...]:
+def _columns(kind: TableKind, loaders: Sequence[WorkersFacts]) -> tuple[Column, ...]:
     return tuple(one for one in kind.columns if one is not _LOADER or len(loaders) > 1)
 
 
 def _rows(
-    loaders: Sequence[LoaderWorkers], rows: Sequence[tuple[LoaderWorkers, tuple[Cell, ...]]]
+    loaders: Sequence[WorkersFacts], rows: Sequence[tuple[WorkersFacts, tuple[Cell, ...]]]
 ) -> tuple[tuple[Cell, ...], ...]:
     """With the loader's number behind the name where there are several."""
     if len(loaders) < 2:
         return tuple(row for _, row in rows)
-    return tuple((row[0], str(loader.loader), *row[1:]) for loader, row in rows)
+    return tuple((row[0], str(loader.record.loader), *row[1:]) for loader, row in rows)
 
 
-def _reason(loaders: Sequence[LoaderWorkers]) -> str:
+def _reason(loaders: Sequence[WorkersFacts]) -> str:
     """Why there is nothing, by the loaders' own notes."""
-    said = dict.fromkeys(note.rstrip(".") for loader in loaders for note in loader.notes)
+    said = dict.fromkeys(note.rstrip(".") for loader in loaders for note in loader.record.notes)
     return "; ".join(said) or _NOTHING

@@ -1,0 +1,246 @@
+"""What to change about a DataLoader by what was seen in its workers: the cause, and what helps against it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.worker_stacks import busiest
+from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
+from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, WaitCause, Why, WorkersFacts
+from lightning_modelprof.report.advice.loader import LoaderAdvice
+from lightning_modelprof.report.advice.owners import Owner, written_call
+from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.rules.base import count, duration, ratio, text
+from lightning_modelprof.run.setup import LoaderSetup
+from lightning_modelprof.run.workers import CallTimes
+from lightning_modelprof.units import digits, milliseconds, percent
+
+_WHY: Final = {
+    Why.START_UP: "workers start at each epoch",
+    Why.THREADS: "threads in workers fight for CPUs",
+    Why.PICKLING: "large batches are pickled",
+    Why.COLLATE: "collate",
+    Why.SLOW_SAMPLES: "few slow samples",
+    Why.TOO_FEW_WORKERS: "too few workers",
+    Why.WAITS: "samples wait",
+    Why.COMPUTES: "samples compute",
+}
+_MOST_OF_IT: Final = 0.9
+_KEEP: Final = "keep what is the same in each epoch, decode whole batches at once, or do it on the GPU"
+
+
+def busiest_workers(workers: tuple[WorkersFacts, ...] | Absent) -> WorkersFacts | None:
+    """Of the loader whose workers have most to do; ``None`` where none was seen to make a batch."""
+    seen = () if isinstance(workers, Absent) else [one for one in workers if one.making_ns]
+    found = busiest([one.record for one in seen])
+    return next((one for one in seen if one.record is found), None)
+
+
+def costliest(facts: WorkersFacts) -> CallFacts | None:
+    """The call in the workers with most time of its own; ``None`` where none was timed."""
+    own = [one for one in facts.calls if one.call.kind != "compose" and one.call.own_ns]
+    return max(own, key=lambda one: one.call.own_ns, default=None)
+
+
+def told_of(facts: WorkersFacts) -> str:
+    """What the most expensive call takes, as a sentence that begins with a space; ``""`` without one."""
+    one = costliest(facts)
+    if one is None:
+        return ""
+    each = "a batch" if one.call.kind == "collate" else "a sample"
+    return (
+        f" In the workers {named(one.call)} takes most: {milliseconds(own_ns(facts, one))} {each},"
+        f" {percent(one.share)} of their time."
+    )
+
+
+def named(call: CallTimes) -> str:
+    """A call as a sentence has it: the data set's own code apart from the transforms that it calls."""
+    return f"{call.name} itself" if call.kind == "sample" and call.inner_ns else call.name
+
+
+def own_ns(facts: WorkersFacts, one: CallFacts) -> float:
+    """Its own time, by sample of the loader; that of the collate function by batch."""
+    if one.call.kind == "collate":
+        return one.call.own_ns / max(one.call.calls, 1)
+    return one.call.own_ns / max(sum(worker.times.samples for worker in facts.workers), 1)
+
+
+def cause_advice(
+    facts: WorkersFacts, loader: LoaderSetup | None, cpus: int | None, owner: Owner | None = None
+) -> LoaderAdvice | None:
+    """What to change about a loader that is waited for; ``None`` where its workers do not tell why.
+
+    Args:
+        facts: of its workers.
+        loader: how it is set up; ``None`` if unknown.
+        cpus: that this process may use; ``None`` if unknown.
+        owner: the library that makes the loader; ``None`` if the user does.
+    """
+    cause, wait_ns = facts.cause, facts.wait_ns
+    if cause is None or not wait_ns:
+        return None
+    queue = None if isinstance(facts.queue, Absent) else facts.queue
+    saving_ns, advised = cause.saving_ns, None
+    if queue is not None and cause.why is Why.TOO_FEW_WORKERS:
+        advised = queue.advised
+        action = _more_workers(facts, queue, loader, owner)
+        if cause.saving_ns < _MOST_OF_IT * wait_ns:
+            action += f" For more: {_cheaper(facts)}."
+    else:
+        action = _action(facts, cause, cpus, loader, owner)
+        if queue is not None and cause.why is not Why.START_UP:
+            more = f"Or {_more_workers(facts, queue, loader, owner)}" if queue.helps else _no_number(queue)
+            action += f" {more}"
+    if owner is not None and advised is None:
+        action += owner.cheaper_batches
+    return LoaderAdvice(
+        action,
+        _evidence(facts, cause, queue, cpus),
+        saving_ns,
+        None if advised is None else advised.workers,
+    )
+
+
+def _more_workers(
+    facts: WorkersFacts, queue: LoaderQueue, loader: LoaderSetup | None, owner: Owner | None
+) -> str:
+    """What to write, what it is now, and what a step would take."""
+    record, advised = facts.record, queue.advised
+    arguments: dict[str, Any] = {"num_workers": advised.workers}
+    now = f"num_workers is {record.num_workers}"
+    if advised.workers and advised.prefetch_factor != record.prefetch_factor:
+        arguments["prefetch_factor"] = advised.prefetch_factor
+        now += f" and prefetch_factor {record.prefetch_factor}"
+    if advised.workers and not record.is_persistent:
+        arguments["persistent_workers"] = True
+    kind = record.kind if loader is None else loader.kind
+    low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
+    interval = "" if low == high else f" ({low} to {high})"
+    return (
+        f"{written_call(kind, arguments, owner)}: {now} now. A step is predicted to take"
+        f" {milliseconds(advised.step_ns)}{interval} instead of {milliseconds(queue.present.step_ns)}."
+    )
+
+
+def _cheaper(facts: WorkersFacts) -> str:
+    """To make the most expensive call cheaper, as a clause."""
+    one = costliest(facts)
+    return f"make {'batches' if one is None else named(one.call)} cheaper; {_KEEP}"
+
+
+def _no_number(queue: LoaderQueue) -> str:
+    """That no number of workers helps, and by how much batches would have to be cheaper."""
+    most = max(one.workers for one in queue.predictions)
+    said = f"No num_workers from 0 to {most} makes a step shorter than {milliseconds(queue.best.step_ns)}"
+    factor = queue.needed_factor
+    return f"{said}: batches would have to be {digits(factor)} times cheaper." if factor else f"{said}."
+
+
+def _action(
+    facts: WorkersFacts,
+    cause: WaitCause,
+    cpus: int | None,
+    loader: LoaderSetup | None,
+    owner: Owner | None,
+) -> str:
+    """What helps against a cause other than too few workers."""
+    cheaper = _cheaper(facts)
+    share = percent(cause.share)
+    if cause.why is Why.START_UP:
+        kind = facts.record.kind if loader is None else loader.kind
+        call = written_call(kind, {"persistent_workers": True}, owner)
+        return (
+            "The queue is empty when an epoch begins: make epochs longer, or the first samples cheaper."
+            if facts.record.is_persistent
+            else f"{call}: workers are started at each epoch now."
+        )
+    if cause.why is Why.THREADS:
+        threads = max(one.times.threads or 0 for one in facts.workers)
+        return (
+            f"Each of {facts.record.num_workers} workers has up to {threads} threads, on {cpus} CPUs: let"
+            " libraries compute in one thread there, such as by cv2.setNumThreads(0) in worker_init_fn, or by"
+            " OMP_NUM_THREADS=1."
+        )
+    if cause.why is Why.PICKLING:
+        return (
+            f"Pickling batches takes CPU time as long as {share} of making them. Let the collate function"
+            " make few tensors, which go through shared memory, and no lists of Python objects or NumPy"
+            " arrays."
+        )
+    if cause.why is Why.COLLATE:
+        return (
+            f"The collate function takes {share} of the workers' time: join whole arrays at once"
+            " (torch.stack, np.stack, pad_sequence) and not number by number in Python, or make samples of"
+            " one size."
+        )
+    if cause.why is Why.SLOW_SAMPLES:
+        return (
+            f"{_slow(facts)} Batches that are ready wait behind a slow one, as they come in order. Make the"
+            " slow samples cheaper, or sort them out. DataLoader(in_order=False) (since torch 2.6) gives"
+            " what is ready, in another order."
+        )
+    if cause.why is Why.WAITS:
+        return (
+            f"Making a batch mostly waits: {percent(facts.computing)} of its time is CPU time. Read fewer,"
+            f" larger pieces, from memory or a faster disk; {cheaper}."
+        )
+    return f"Making a batch computes ({percent(facts.computing)} of its time is CPU time): {cheaper}."
+
+
+def _slow(facts: WorkersFacts) -> str:
+    """How many are how slow."""
+    tailed = max(
+        (one for one in facts.calls if one.call.kind != "collate"),
+        key=lambda one: one.beyond_median * one.share,
+        default=None,
+    )
+    if tailed is not None and tailed.beyond_median * tailed.share:
+        call = tailed.call
+        return (
+            f"{call.name} takes {milliseconds(call.p50_ns)} as a median and {milliseconds(call.p99_ns)} as"
+            " p99."
+        )
+    batch = facts.batch
+    if batch is None:
+        return "Few samples take much longer than the others."
+    return (
+        f"{percent(batch.slow)} of the batches take more than {SLOW} times the median of"
+        f" {milliseconds(batch.p50_ns)}."
+    )
+
+
+def _evidence(
+    facts: WorkersFacts, cause: WaitCause, queue: LoaderQueue | None, cpus: int | None
+) -> list[Evidence]:
+    """The numbers behind it."""
+    one = costliest(facts)
+    told = [count("num_workers", facts.record.num_workers), text("cause", _WHY[cause.why])]
+    if one is not None:
+        told += [
+            text("most expensive in the workers", one.call.name),
+            duration(
+                "its own time for a " + ("batch" if one.call.kind == "collate" else "sample"),
+                own_ns(facts, one),
+            ),
+            ratio("share of the workers' time", one.share),
+        ]
+    if facts.batch is not None:
+        told.append(duration("one worker's time for a batch", facts.batch.mean_ns))
+    told.append(ratio("of a batch's time on a CPU", facts.computing))
+    if cpus is not None:
+        told.append(count("usable CPUs", cpus))
+    if facts.record.start_method:
+        told.append(text("start method", facts.record.start_method))
+    if queue is not None and queue.advised != queue.present:
+        told += [
+            count("num_workers advised", queue.advised.workers),
+            count(
+                "prefetch_factor advised", queue.advised.prefetch_factor if queue.advised.workers else None
+            ),
+            duration("a step with these workers, predicted", queue.advised.step_ns),
+            duration("at least", queue.advised.low_ns),
+            duration("at most", queue.advised.high_ns),
+        ]
+    return told

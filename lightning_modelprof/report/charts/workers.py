@@ -1,0 +1,85 @@
+"""Workers: how long a step would take with another number of them, and how busy they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.loader_queue import PredictedStep
+from lightning_modelprof.analysis.steps.worker_curve import worker_curve
+from lightning_modelprof.report.advice.workers import busiest_workers
+from lightning_modelprof.report.model import Chart, Series, Unit
+
+
+def workers_prediction(analysis: Analysis) -> Chart | None:
+    """The predicted step by number of workers, with how it ran; ``None`` without a prediction.
+
+    Definition: as in the table Number of workers, with the present prefetch factor; of several loaders the
+    one with the longest predicted step.
+    """
+    facts = () if isinstance(analysis.workers, Absent) else analysis.workers
+    queues = [one.queue for one in facts if not isinstance(one.queue, Absent)]
+    if not queues:
+        return None
+    queue = max(queues, key=lambda one: one.present.step_ns)
+    factor = queue.present.prefetch_factor
+    line = {one.workers: one for one in queue.predictions if not one.workers or one.prefetch_factor == factor}
+    x = sorted({*line, queue.advised.workers})
+
+    def series(key: str, label: str, values: Mapping[int, float]) -> Series:
+        return Series(key=key, label=label, values=tuple(values.get(number) for number in x))
+
+    def of(name: str) -> dict[int, float]:
+        return {number: getattr(one, name) for number, one in line.items()}
+
+    return Chart(
+        id="num_workers",
+        title="Predicted step by number of workers",
+        kind="line",
+        x_label="num_workers",
+        x=tuple(map(float, x)),
+        unit=Unit.DURATION_NS,
+        series=(
+            series("predicted", "Predicted", of("step_ns")),
+            series("low", "95 % from", of("low_ns")),
+            series("high", "95 % to", of("high_ns")),
+            series("now", f"Now: {_named(queue.present)}, measured", {queue.present.workers: queue.step_ns}),
+            series(
+                "advised", f"Advised: {_named(queue.advised)}", {queue.advised.workers: queue.advised.step_ns}
+            ),
+        ),
+        notes=(f"With prefetch_factor={factor}, but for what is advised.",),
+        level=queue.rest_ns,
+        level_label="no wait",
+    )
+
+
+def _named(one: PredictedStep) -> str:
+    return f"{one.workers} x {one.prefetch_factor}" if one.workers else "0"
+
+
+def workers_over_time(analysis: Analysis) -> Chart | None:
+    """Whether workers are busy, and whether batches wait for an earlier one; ``None`` without batches.
+
+    Definition: as of :func:`worker_curve`, of the loader whose workers have most to do.
+    """
+    facts = busiest_workers(analysis.workers)
+    curve = None if facts is None else worker_curve(facts.record)
+    if facts is None or curve is None:
+        return None
+    return Chart(
+        id="worker_queue",
+        title="Workers at work over time",
+        kind="line",
+        x_label="ms since the first batch",
+        x=tuple(round(place * curve.part_ns / 1e6, 6) for place in range(len(curve.making))),
+        unit=Unit.COUNT,
+        series=(
+            Series(key="making", label="Workers making a batch", values=curve.making),
+            Series(key="held_back", label="Batches ready and held back", values=curve.held_back),
+        ),
+        notes=(f"Of the {len(facts.record.batches):,} batches that were kept, the newest of the loop.",),
+        level=float(facts.record.num_workers),
+        level_label="workers",
+    )

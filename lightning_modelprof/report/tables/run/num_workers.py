@@ -1,0 +1,96 @@
+"""Number of workers: how long a step would take with more or fewer of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
+from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.run.loops import loop_of
+from lightning_modelprof.units import milliseconds
+
+_ENDS: Final = "95 % of the runs of the model lie between the two."
+NUM_WORKERS: Final = TableKind(
+    id="num_workers",
+    title="Number of workers",
+    help=(
+        "What a model of the DataLoader predicts for other numbers of workers and prefetch factors: batches"
+        " take as long as was measured, are delivered in order, and what computes shares the free CPUs."
+        " *now* is how it ran; *advised* is the least number of workers within 2 % of the best. The present"
+        " prefetch factor comes first."
+    ),
+    columns=(
+        Column("workers", "num_workers", help="0: the training process makes its batches itself."),
+        Column(
+            "prefetch_factor",
+            "prefetch_factor",
+            Unit.COUNT,
+            help="batches that are made ahead for each worker; a dash without workers.",
+        ),
+        Column("which", "Which", help="*now*, *advised*, or both."),
+        Column("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step."),
+        Column("low_ns", "from", Unit.DURATION_NS, help=_ENDS),
+        Column("high_ns", "to", Unit.DURATION_NS, help=_ENDS),
+        Column("steps_per_s", "steps/s", Unit.RATE, help="one over the predicted step."),
+    ),
+    views=("workers",),
+    place=-1,
+)
+
+
+def num_workers_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+    """How many workers are enough: a table for each loader of the run that has a prediction."""
+    facts = analysis.workers
+    if isinstance(facts, Absent) or not facts:
+        return ()
+    several = len(facts) > 1
+    step = loop_of(analysis.info.loop).step
+    return tuple(
+        _table(one.queue, step, one.record.loader, f" of loader {one.record.loader}" if several else "")
+        for one in facts
+    )
+
+
+def _table(queue: LoaderQueue | Absent, step: str, number: int, suffix: str) -> Table:
+    name = f"num_workers_{number}" if suffix and number else "num_workers"
+    title = NUM_WORKERS.title + suffix
+    if isinstance(queue, Absent):
+        return NUM_WORKERS.table(id=name, title=title, absent_reason=queue.reason, is_detail=True)
+    factor = queue.present.prefetch_factor
+    shown = sorted(queue.predictions, key=lambda one: (one.prefetch_factor != factor, one.prefetch_factor))
+    return NUM_WORKERS.table(
+        id=name,
+        title=title,
+        rows=tuple(_row(one, queue) for one in shown),
+        notes=_notes(queue, step),
+        row_limit=20,
+        is_detail=True,
+    )
+
+
+def _row(one: PredictedStep, queue: LoaderQueue) -> tuple[Cell, ...]:
+    return (
+        str(one.workers),
+        one.prefetch_factor if one.workers else None,
+        ", ".join(
+            name for name, other in (("now", queue.present), ("advised", queue.advised)) if one == other
+        ),
+        one.step_ns,
+        one.low_ns,
+        one.high_ns,
+        one.steps_per_s,
+    )
+
+
+def _notes(queue: LoaderQueue, step: str) -> tuple[str, ...]:
+    notes = [
+        f"A {step} took {milliseconds(queue.step_ns)}; the model says {milliseconds(queue.present.step_ns)}."
+        f" It plays {queue.num_batches:,} measured batches of {milliseconds(queue.service_ns)} on average.",
+    ]
+    if queue.cpus is None:
+        notes.append("How many CPUs are free is unknown, so that no batch is slowed by another one.")
+    return tuple(notes)
