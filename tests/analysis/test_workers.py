@@ -138,7 +138,7 @@ def test_slow_batches_are_counted():
 
 def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
     busy = {"other_cpu_ns": 300 * MS}
-    record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=3, **busy)  # 500 ms of batches in each worker
+    record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=4, **busy)  # 500 ms of batches in each worker
     facts = facts_of(record, waits_ms, 1)
     assert facts.other_cpu == pytest.approx(0.6)
     assert facts.why is Why.PICKLING
@@ -199,6 +199,29 @@ def test_what_others_use_of_the_cpus_is_taken_off():
     assert found.queue.cpus == 2
     assert steps[2, 2] == pytest.approx(5, rel=0.01)
     assert steps[4, 2] == pytest.approx(5, rel=0.01)
+
+
+def test_where_others_take_all_cpus_a_share_is_left():
+    """One of two CPUs, as others would have the other; with eight processes of this training an eighth."""
+    record, waits_ms = loader([10] * 100, 1, cpu_share=0.1, rest_ms=1)
+    use = CpuUse(
+        num_steps=10,
+        steps_ns=100 * MS,
+        fetches_ns=90 * MS,
+        fetches_thread_ns=0,
+        rest_thread_ns=0,
+        rest_process_ns=0,
+        loop_ns=1000 * MS,
+        process_ns=0,
+        workers_ns=100 * MS,
+        busy_ns=2000 * MS,
+        cpus_ns=2000 * MS,
+    )
+    for ranks, expected in ((1, 1.0), (8, 0.25)):
+        setup = replace(with_loader(num_workers=1), usable_cpus=2, local_world_size=ranks)
+        steps = steps_of(40, forward=1, dataloader=waits_ms)
+        [facts] = analysis_of(steps, workers=(record,), setup=setup, cpu=use).workers
+        assert facts.queue.cpus == expected
 
 
 def test_runs_without_workers_say_why():

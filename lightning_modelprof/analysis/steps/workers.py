@@ -38,8 +38,8 @@ _A_PART: Final = 1 / 3
 _NEARLY: Final = 0.9
 
 
-_OWN_THREADS: Final = 3
-"""Of any worker: its main thread, the one that pickles batches, and ours."""
+_OWN_THREADS: Final = 4
+"""Of any worker: its main thread, those that pickle batches and hand over their memory, and ours."""
 
 
 _SEVERAL: Final = 0.25
@@ -213,7 +213,7 @@ def workers_facts(
     if records is None:
         return Absent("not measured (workers=False, or the run was saved by an older version)")
     if not records:
-        return Absent("the loop has no DataLoader of torch's")
+        return Absent("the loop has no DataLoader whose workers could be looked into")
     return tuple(_facts(record, steps, costs, batch_cpu, setup) for record in records)
 
 
@@ -236,7 +236,7 @@ def _facts(
     if not isinstance(costs, Absent):
         wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
         start_up_ns = _start_up_ns(costs)
-        queue = _queue(record, steps, costs, batch_cpu=batch_cpu, cpus=cpus)
+        queue = _queue(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
     late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))
     facts = WorkersFacts(
         record=record,
@@ -314,9 +314,10 @@ def _queue(
     costs: StepCosts,
     *,
     batch_cpu: BatchCpu | Absent,
-    cpus: int | None,
+    setup: TrainingSetup | None,
 ) -> LoaderQueue | Absent:
     wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+    cpus = None if setup is None else setup.usable_cpus
     clean = steps.clean()
     fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
     seen = fetches_ns != NOT_MEASURED
@@ -331,6 +332,9 @@ def _queue(
     rests_ns = _scaled((clean.duration_ns - fetches_ns)[seen], max(0.0, step_ns - wait_ns))
     known = None if isinstance(batch_cpu, Absent) else batch_cpu
     free = None if known is None else known.free_cpus
+    if free is not None and cpus is not None and setup is not None:
+        # Whoever computes beside others gets a share, however much these would take.
+        free = max(free, cpus / max(2, setup.local_world_size))
     return loader_queue(
         record.batches,
         num_workers=record.num_workers,
