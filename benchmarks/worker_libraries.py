@@ -3,12 +3,12 @@
     python benchmarks/worker_libraries.py
     python benchmarks/worker_libraries.py albumentations webdataset --methods fork spawn
 
-Each library gets a small data set, made on the spot, with transforms of its own and one of the user's that
-sleeps 5 ms. A Trainer fits it with two workers, without the callback and with it, each fit in a process of its
-own; all batches are hashed. A library that is not installed is skipped, and the last lines say so.
+Each library gets a small data set, made on the spot, with transforms of its own and one of the user's
+that sleeps 5 ms. A Trainer fits it with two workers, without the callback and with it, each fit in a process
+of its own; all batches are hashed. A library that is not installed is skipped, and the last lines say so.
 
-The table says which transforms were named, of those of the library's that run here, and which line the verdict
-names, which should be that of the sleeping statement.
+The table says which transforms were named, of those of the library's that run here, and which line the
+verdict names, which should be that of the sleeping statement.
 """
 
 from __future__ import annotations

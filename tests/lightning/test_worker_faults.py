@@ -1,4 +1,4 @@
-"""What the workers of DataLoaders can meet with: batches and errors are what they are without us, bit for bit.
+"""What the workers of DataLoaders may meet with: batches and errors are what they are without us, bit by bit.
 
 Each thing happens twice, with the callback and without. What was measured is held against what the samples
 themselves say of who made them.

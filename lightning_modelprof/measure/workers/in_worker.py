@@ -28,7 +28,8 @@ from lightning_modelprof.measure.workers.ring import (
     Sum,
     claim_slot,
 )
-from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls, drop_frame, itself
+from lightning_modelprof.measure.workers.stand_ins import drop_frame, itself
+from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls
 from lightning_modelprof.run.stacks import StackSamples, merge_stacks
 
 _WORKERS: Final[dict[str, Worker]] = {}

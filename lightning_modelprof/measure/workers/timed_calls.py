@@ -7,11 +7,13 @@ The data set is not wrapped: it gets a class of its own, derived from the one th
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from threading import get_ident
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
 import torch
@@ -20,6 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.measure.workers.ring import CALL_HEAD, NUM_KEPT, CallName, SlotWriter, Sum
+from lightning_modelprof.measure.workers.stand_ins import TimedCall, TimedIterator, derived_class, drop_frame
 
 _MOST_OBJECTS: Final = 1_000
 _DEEPEST: Final = 6
@@ -61,7 +64,8 @@ class TimedCalls:
         self._is_busy = [False]  # a sample is being made
         self._switches: list[Callable[[bool | None], None]] = []  # None: as it was before us
         self._seen: dict[int, Any] = {}  # id → object, which is held so that its id stays its own
-        self._replaced: dict[int, _TimedCall] = {}
+        self._replaced: dict[int, TimedCall] = {}
+        self._has_stages = False
 
     def switch(self, is_timing: bool | None) -> None:
         """Time calls or not; ``None`` leaves everything as it was, for good."""
@@ -72,6 +76,7 @@ class TimedCalls:
 
     def begin(self, dataset: Any) -> None:
         """Time samples of a data set, and what it has for making them."""
+        self._has_stages = isinstance(dataset, IterableDataset)
         self._time_dataset(dataset, 0)
 
     def _time_dataset(self, dataset: Any, depth: int) -> None:
@@ -117,6 +122,8 @@ class TimedCalls:
                 replaced = self._time_one(value, depth)
                 if replaced is not None:
                     attributes[name] = replaced
+            elif self._has_stages and _is_stage_of(value, owner) and self._is_new(value):
+                self._time_attributes(value, depth)
 
     def _time_several(self, attributes: Any, name: Any, depth: int) -> None:
         """A list of transforms or of data sets that stands in ``attributes``."""
@@ -124,10 +131,7 @@ class TimedCalls:
         items = list(several.values() if isinstance(several, dict) else several)
         if not items or len(items) > _MOST_OBJECTS:
             return
-        if all(_is_dataset(item) for item in items):
-            for item in items:
-                self._time_dataset(item, depth)
-        elif all(self._can_be_timed(item, None) for item in items):
+        if all(_is_dataset(item) or self._can_be_timed(item, None) for item in items):
             replaced = self._time_each(items, depth)
             if any(one is not None for one in replaced):
                 new = [item if one is None else one for item, one in zip(items, replaced, strict=True)]
@@ -138,14 +142,18 @@ class TimedCalls:
                 elif type(several) is tuple:
                     attributes[name] = tuple(new)
 
-    def _time_each(self, items: Iterable[Any], depth: int) -> list[_TimedCall | None]:
-        """Time transforms in a row, and tell those of one class apart."""
+    def _time_each(self, items: Iterable[Any], depth: int) -> list[TimedCall | None]:
+        """Time transforms and data sets in a row, and tell transforms of one name apart."""
         numbers: Counter[Any] = Counter()
-        found = []
+        found: list[TimedCall | None] = []
         for item in items:
-            what = item if isinstance(item, _FUNCTIONS) else type(item)
-            numbers[what] += 1
-            found.append(self._time_one(item, depth, numbers[what]))
+            if _is_dataset(item):
+                self._time_dataset(item, depth)
+                found.append(None)
+            else:
+                what = item if isinstance(item, _FUNCTIONS) else self._function_in(item) or type(item)
+                numbers[what] += 1
+                found.append(self._time_one(item, depth, numbers[what]))
         return found
 
     def _can_be_timed(self, value: Any, owner: Any) -> bool:
@@ -153,25 +161,31 @@ class TimedCalls:
             return False
         return owner is None or getattr(value, "__self__", None) is not owner
 
-    def _time_one(self, call: Any, depth: int, number: int = 1) -> _TimedCall | None:
+    def _time_one(self, call: Any, depth: int, number: int = 1) -> TimedCall | None:
         """Time a transform and those inside; what is returned has to stand in its place."""
         if id(call) in self._replaced:
             return self._replaced[id(call)]
+        if type(call) is TimedCall:
+            return None
         if not self._is_new(call) or depth > _DEEPEST:
             return None
         kind = type(call)
         is_plain = isinstance(call, _FUNCTIONS)
-        inside = () if is_plain else _inside(call)
+        inside = () if is_plain else self._inside(call)
         what = "compose" if inside else "transform"
         code = call if is_plain else getattr(kind, "forward", None) or getattr(kind, "__call__", None)  # noqa: B004
-        name = self.name("" if is_plain else kind.__qualname__, what, depth, code)
+        function = self._function_in(call)
+        name = self.name("" if is_plain or function else kind.__qualname__, what, depth, function or code)
         words = self._slot.call(name if number == 1 else name.numbered(number))
         replaced = None
-        if words is not None and (
-            is_plain or not self._derive(call, {"__call__": self._timed(kind.__call__, words)}, {})
-        ):
-            replaced = self._replaced[id(call)] = _TimedCall(call, self._timed(call, words))
-            self._switches.append(replaced.switch)
+        if words is not None:
+            timed, noted = self._timed_pair(call if is_plain else kind.__call__, words)
+            noted_methods = {} if noted is None else {"__call__": noted}
+            if is_plain or not self._derive(call, {"__call__": timed}, noted_methods):
+                if not is_plain:
+                    timed, noted = self._timed_pair(call, words)
+                replaced = self._replaced[id(call)] = TimedCall(call, timed, noted)
+                self._switches.append(replaced.switch)
         if inside is _MODULES:
             self._time_each(call.children(), depth + 1)
             return replaced
@@ -186,6 +200,43 @@ class TimedCalls:
                 if one is not None:
                     vars(call)[attribute] = one
         return replaced
+
+    def _inside(self, call: Any) -> tuple[str, ...]:
+        """Attributes of a transform that hold transforms: all of the user's own, some of a library's."""
+        if isinstance(call, torch.nn.Sequential):
+            return _MODULES
+        try:
+            own = {**vars(call), **vars(call).get("_modules", {})}
+        except TypeError:  # __slots__
+            return ()
+        names: tuple[str, ...] = _INSIDE
+        if self._is_users(type(call)):
+            names = tuple(name for name in own if name != "_modules" and not name.startswith("__"))
+        elif self._function_in(call) is not None:
+            names = (*_INSIDE, "args")
+        return tuple(name for name in names if self._has_calls(own.get(name), call))
+
+    def _has_calls(self, value: Any, owner: Any) -> bool:
+        if isinstance(value, dict):
+            value = tuple(value.values())
+        if isinstance(value, list | tuple):
+            return 0 < len(value) <= _MOST_OBJECTS and all(
+                _is_dataset(one) or self._can_be_timed(one, owner) for one in value
+            )
+        return self._can_be_timed(value, owner)
+
+    def _is_users(self, kind: type) -> bool:
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        return file is not None and self._user_code.is_users_file(file)
+
+    def _function_in(self, call: Any) -> Any:
+        """The function that an object of a library does no more than call; ``None`` without one."""
+        if isinstance(call, _FUNCTIONS) or self._is_users(type(call)):
+            return None
+        with suppress(TypeError):  # __slots__
+            found = [vars(call)[name] for name in _FUNCTION if name in vars(call)]
+            return found[0] if len(found) == 1 and isinstance(found[0], _FUNCTIONS) else None
+        return None
 
     def _is_new(self, one: Any) -> bool:
         if id(one) in self._seen or len(self._seen) >= _MOST_OBJECTS:
@@ -223,8 +274,8 @@ class TimedCalls:
         """
         own = type(one)
         try:
-            full = _derived(own, timed)
-            light = _derived(own, noted) if noted else own
+            full = derived_class(own, timed)
+            light = derived_class(own, noted) if noted else own
             object.__setattr__(one, "__class__", full)
         except Exception:  # a metaclass that refuses, or a class that is not Python's
             return False
@@ -271,6 +322,33 @@ class TimedCalls:
                 batch[3] += 1
 
         return call
+
+    def _timed_pair(
+        self, function: Callable[..., Any], words: memoryview
+    ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+        """A call that is timed, and what it is while calls are not; ``None`` for itself."""
+        timed = self._timed(function, words)
+        if not self._has_stages:
+            return timed, None
+        # A stage takes an iterator and is a generator: what it yields is timed, each time.
+        timed_next = self._timed(next, words)
+        take: list[Callable[[Iterator[Any]], Any]] = [timed_next]
+        self._switches.append(lambda is_timing: take.__setitem__(0, timed_next if is_timing else next))
+
+        def stage(*args: Any, **kwargs: Any) -> Any:
+            is_timing = take[0] is timed_next
+            try:
+                result = (timed if is_timing else function)(*args, **kwargs)
+            except BaseException as error:
+                drop_frame(error)
+                raise
+            if type(result) is not GeneratorType:
+                return result
+            if is_timing:
+                words[0] -= 1
+            return TimedIterator(result, take)
+
+        return stage, stage
 
     def _timed_sample(
         self, function: Callable[..., Any], words: memoryview, *, is_batch: bool = False
@@ -358,7 +436,7 @@ class TimedCalls:
             try:
                 if self._is_busy[0] or get_ident() != self._thread:
                     return function(owner)
-                return _TimedIterator(function(owner), take)
+                return TimedIterator(function(owner), take)
             except BaseException as error:
                 drop_frame(error)
                 raise
@@ -377,120 +455,18 @@ class TimedCalls:
 _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 
 
-def drop_frame(error: BaseException) -> None:
-    """Take the frame that has caught an error out of its traceback; a bare ``raise`` has to follow.
-
-    What the user reads is then as without us. Before Python 3.11 such a frame stays.
-    """
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-
-
-def itself(original: Any) -> Any:
-    """What a pickle of something of ours becomes."""
-    return original
-
-
-class _TimedCall:
-    """A function, timed; it stands in its place in the worker's copy of the data set.
-
-    Args:
-        original: the function.
-        timed: the same with its time.
-    """
-
-    def __init__(self, original: Callable[..., Any], timed: Callable[..., Any]) -> None:
-        self.original = self.__wrapped__ = original
-        self._timed = self._call = timed
-
-    def switch(self, is_timing: bool | None) -> None:
-        """Whether it is timed."""
-        self._call = self._timed if is_timing else self.original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the function."""
-        try:
-            return self._call(*args, **kwargs)
-        except BaseException as error:
-            drop_frame(error)
-            raise
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return itself, (self.original,)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("original", "_call", "_timed"):
-            raise AttributeError(name)
-        return getattr(self.original, name)
-
-
-class _TimedIterator:
-    """An iterator over a data set whose items are timed.
-
-    Args:
-        iterator: the data set's own.
-        take: the first takes an item from it, timed or not.
-    """
-
-    def __init__(self, iterator: Iterator[Any], take: Sequence[Callable[[Iterator[Any]], Any]]) -> None:
-        self._iterator, self._take = iterator, take
-
-    def __iter__(self) -> _TimedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            return self._take[0](self._iterator)
-        except BaseException as error:
-            drop_frame(error)
-            raise
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_iterator", "_take"):
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-
-def _derived(own: type, methods: dict[str, Any]) -> type:
-    """A class with other methods that is called the same; pickles of its objects are of their own class."""
-
-    def reduce(one: Any, protocol: Any) -> Any:
-        derived = type(one)
-        object.__setattr__(one, "__class__", own)
-        try:
-            return one.__reduce_ex__(protocol)
-        finally:
-            object.__setattr__(one, "__class__", derived)
-
-    namespace = {
-        "__slots__": (),
-        "__module__": own.__module__,
-        "__qualname__": own.__qualname__,
-        "__doc__": own.__doc__,
-        "__reduce_ex__": reduce,
-        **methods,
-    }
-    return type(own)(own.__name__, (own,), namespace)
-
-
 def _is_dataset(value: Any) -> bool:
     return isinstance(value, Dataset)
+
+
+def _is_stage_of(value: Any, owner: Any) -> bool:
+    """Whether something that is iterated is of the same library, and so one of its stages."""
+    libraries = {type(one).__module__.partition(".")[0] for one in (value, owner)}
+    return hasattr(type(value), "__iter__") and len(libraries) == 1 and not libraries & {"builtins", "torch"}
 
 
 _MODULES: Final = ("children",)
 """Of a Sequential: its children are what is inside."""
 
-
-def _inside(call: Any) -> tuple[str, ...]:
-    """Attributes of a transform that hold transforms."""
-    if isinstance(call, torch.nn.Sequential):
-        return _MODULES
-    try:
-        own = {**vars(call), **vars(call).get("_modules", {})}
-    except TypeError:  # __slots__
-        return ()
-    return tuple(
-        name
-        for name in ("transforms", "transform", "target_transform")
-        if isinstance(own.get(name), list | tuple | dict) or callable(own.get(name))
-    )
+_INSIDE: Final = ("transforms", "transform", "target_transform")
+_FUNCTION: Final = ("f", "fn", "func", "function")

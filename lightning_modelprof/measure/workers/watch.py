@@ -71,9 +71,12 @@ class WatchedLoaders:
         """
         if self._round != round_number:
             self._round, self._position = round_number, 0
-        position, self._position = self._position, self._position + 1
-        if self._record is not None or not isinstance(loader, DataLoader) or not loader.num_workers:
-            return
+        for one in _loaders_in(loader):
+            position, self._position = self._position, self._position + 1
+            if self._record is None and one.num_workers:
+                self._add(one, position)
+
+    def _add(self, loader: DataLoader[Any], position: int) -> None:
         shape = _shape(loader, position)
         if isinstance(loader.worker_init_fn, WorkerStart):
             return  # the same loader again
@@ -125,6 +128,15 @@ class WatchedLoaders:
             self._record = self._record or ()
             for watched in self._watched.values():
                 watched.end()
+
+
+def _loaders_in(loader: Any) -> list[DataLoader[Any]]:
+    """A DataLoader, or those that something of a library's holds, such as webdataset's WebLoader."""
+    if isinstance(loader, DataLoader):
+        return [loader]
+    held = getattr(loader, "__dict__", {}).values()
+    several = [one for value in held for one in (value if isinstance(value, list | tuple) else [value])]
+    return [one for one in several if isinstance(one, DataLoader)]
 
 
 def _shape(loader: DataLoader[Any], position: int) -> _Shape:
