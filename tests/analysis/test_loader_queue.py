@@ -246,6 +246,17 @@ def test_batches_that_compute_get_no_faster_than_the_cpus(workers):
     assert found.left_ns == pytest.approx(4 * MS - found.handover_ns, rel=0.01)
 
 
+def test_a_machine_with_many_cpus():
+    """All numbers of workers up to 16 are tried, then each an eighth more."""
+    batches, waits_ns = measured([120 * MS] * 100, 4, rest_ns=MS, cpu_share=1.0)
+    found, steps = predicted(batches, waits_ns, 4, MS, cpus=256.0)
+    assert {one.workers for one in found.predictions} >= {*range(17), 256}
+    assert len(found.predictions) < 130
+    assert steps[16, 2].step_ns == 7.5 * MS
+    assert steps[256, 2].step_ns == pytest.approx(MS + found.handover_ns)
+    assert all(np.isfinite(one.step_ns) for one in found.predictions)
+
+
 def test_the_rest_of_a_step_takes_cpus_too():
     """12 ms of a batch and 6 of a step on two CPUs: no step is shorter than 9 ms."""
     batches, waits_ns = measured([12 * MS] * 100, 1, rest_ns=6 * MS, cpu_share=1.0)

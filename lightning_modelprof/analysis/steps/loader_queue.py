@@ -355,6 +355,7 @@ def _predict(
         # Whole rounds of the workers: of equal batches each round's come at once.
         rounds = np.array([max(1, one) for one, _ in which])
         last = len(got_ns) - 1
+        rounds = np.minimum(rounds, last - draws.warm)
         counted = (last - draws.warm) // rounds * rounds
         steps: _Floats = (got_ns[-1] - got_ns[last - counted, np.arange(len(which))]) / counted[:, None]
         return np.maximum(steps, 1e-3)
