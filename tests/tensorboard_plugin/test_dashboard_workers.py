@@ -1,0 +1,107 @@
+"""The lanes of workers in a real browser: a fetch and its batch lead to each other. Needs Chromium."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+
+from lightning_modelprof.report.timeline.timeline import timeline_of
+from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
+from lightning_modelprof.trace.reader import parse_trace
+from tests.support.dashboard_page import serve, wait, watched
+from tests.support.timeline_page import page_files
+from tests.support.worker_windows import loader, window
+
+pytestmark = pytest.mark.slow
+
+FOUND = timeline_of(window(loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 20_603))))
+NAMES = [FOUND.names[name] for name in FOUND.name.tolist()]
+TEXT = "return document.getElementById('place').innerText"
+
+
+@contextmanager
+def opened(browser):
+    with serve(page_files(pack_timeline(FOUND))) as address, watched(browser, address):
+        browser.get(address)
+        wait(browser, "return window.ready === true")
+        yield
+
+
+def place_of_fetch(batch):
+    launcher = NAMES.index(batch)
+    return FOUND.launch.tolist().index(launcher)
+
+
+def select(browser, place):
+    browser.execute_script("window.view.select(arguments[0])", place)
+
+
+def test_a_fetch_and_its_batch_lead_to_each_other(browser):
+    with opened(browser):
+        assert "DataLoader workers" in browser.execute_script(TEXT)
+        select(browser, place_of_fetch("batch 7"))  # ready 600 us before the end of the fetch in step 22
+        wait(browser, f"{TEXT}.includes('Its batch')")
+        text = browser.execute_script(TEXT)
+        assert "Launched by" not in text
+        assert "1.50 ms" in text
+        browser.execute_script(
+            "[...document.querySelectorAll('.tl-link')].find(b => b.textContent === 'batch 7').click()"
+        )
+        wait(browser, f"{TEXT}.includes('Fetched by')")
+        text = browser.execute_script(TEXT)
+        assert "Launches" not in text
+        assert browser.execute_script("return window.view.state().selected") == NAMES.index("batch 7")
+        for line in ("4 samples", "CPU 1.50 ms of 18.6 ms", "used by step 22"):
+            assert line in text
+
+
+ARROW = """
+const [begin, end, done] = arguments;
+const canvas = document.querySelector(".tl-canvas");
+const context = canvas.getContext("2d");
+const [moveTo, curveTo] = [context.moveTo.bind(context), context.bezierCurveTo.bind(context)];
+let start, arrows = [];
+context.moveTo = (...at) => moveTo(...(start = at));
+context.bezierCurveTo = (...at) => {
+  arrows.push([start[0], at[4]]);
+  curveTo(...at);
+};
+view.zoomTo(begin, end);
+const width = canvas.getBoundingClientRect().width;
+requestAnimationFrame(() => requestAnimationFrame(() => done([arrows, width])));
+"""
+
+
+def test_the_arrow_goes_from_the_end_of_the_batch_to_the_end_of_its_fetch(browser):
+    fetch, batch = place_of_fetch("batch 6"), NAMES.index("batch 6")
+    end_ns = FOUND.slice_begin_ns + FOUND.slice_duration_ns
+    with opened(browser):
+        for selected in (fetch, batch):
+            select(browser, selected)
+            arrows, width = browser.execute_async_script(ARROW, 0, 30_000_000)
+            (from_x, to_x) = arrows[-1]
+            assert from_x == pytest.approx(end_ns[batch] / 30_000_000 * width, abs=3)
+            assert to_x + 4 == pytest.approx(end_ns[fetch] / 30_000_000 * width, abs=3)  # behind is its head
+
+
+DOWNLOAD = """
+const done = arguments[0];
+(async () => {
+  const { Slices } = await import("/timeline/slices.js");
+  const { chromeTrace } = await import("/timeline/chrome_trace.js");
+  done(await (await chromeTrace(new Slices(unpacked))).text());
+})().catch((error) => done(String(error)));
+"""
+
+
+def test_the_download_has_the_batches_and_no_launch_of_a_fetch(browser):
+    with opened(browser):
+        text = browser.execute_async_script(DOWNLOAD)
+    events = json.loads(text)["traceEvents"]
+    flows = [(one["ph"], one["ts"]) for one in events if one.get("cat") == "batch" and one["ph"] != "X"]
+    assert flows == [("s", 9000), ("f", 12100), ("s", 20600), ("f", 22100)]
+    assert [one for one in events if "correlation" in one.get("args", {})] == []
+    trace = parse_trace(text.encode(), "downloaded")
+    assert {"batch 6", "batch 7", "samples", "collate", "modelprof: dataloader"} <= set(trace.names)
