@@ -24,7 +24,8 @@ from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.training_setup import read_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.measure.window.capture import Capture
+from lightning_modelprof.measure.window.capture import Capture, nothing_made
+from lightning_modelprof.measure.workers.watch import WatchedLoaders
 from lightning_modelprof.run.records import RunInfo, Window
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import StackSamples
@@ -66,6 +67,7 @@ def make_parts(
     is_first: bool,
     on_window: Callable[[Window, Path | None], None],
     why_no_window: Callable[[], str],
+    workers: WatchedLoaders | None,
     clock: HostClock,
     warn: Callable[[str], None],
     cleanup: ExitStack,
@@ -80,6 +82,7 @@ def make_parts(
         is_first: whether this rank reports for all.
         on_window: as of Capture.
         why_no_window: why another window would be too much, ``""`` while it would not.
+        workers: of its dataloaders; ``None`` where nobody looks into them.
         clock: host clock.
         warn: called with one sentence.
         cleanup: is told what has to be undone.
@@ -123,6 +126,7 @@ def make_parts(
         accumulate=host.accumulate,
         why_not=why_no_window,
         epoch_step=lambda: timing.ledger.epoch_step,
+        batches=nothing_made if workers is None else workers.batches_between,
         theirs=timing.seam.inner,
     )
     has_bar = bool(config.report.progress_bar) and host.loop.is_fit and host.progress_bar is not None

@@ -144,6 +144,7 @@ class LoopSession:
             is_first=self.is_first,
             on_window=self._on_window,
             why_no_window=self._why_no_window,
+            workers=self.workers,
             clock=self._clock,
             warn=self._warn,
             cleanup=self._cleanup,

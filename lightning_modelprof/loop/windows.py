@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import (
     BYTES_PER_MB,
     Capture,
+    MadeBatches,
     ScheduledSteps,
     nothing_made,
 )
@@ -36,7 +37,6 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run, Window, WindowStatus
-from lightning_modelprof.run.workers import LoaderWorkers
 from lightning_modelprof.units import digits
 
 _FIRST_WINDOWS: Final = 16
@@ -67,7 +67,7 @@ def make_capture(
     accumulate: int = 1,
     why_not: Callable[[], str] = str,
     epoch_step: Callable[[], int] = int,
-    batches: Callable[[int, int], Sequence[LoaderWorkers]] = nothing_made,
+    batches: Callable[[int, int], MadeBatches] = nothing_made,
     theirs: Any = None,
 ) -> Capture | None:
     """The windows that a configuration asks for; ``None`` if it asks for none.

@@ -15,7 +15,7 @@ from lightning_modelprof.loop import parts
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.report.timeline.worker_lanes import GROUP
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
+from lightning_modelprof.run.workers import WorkerBatches
 from lightning_modelprof.show.tensorboard.timeline_columns import (
     check_timeline,
     pack_timeline,
@@ -23,7 +23,7 @@ from lightning_modelprof.show.tensorboard.timeline_columns import (
 )
 from tests.support.fits import Net, run_fit, trace_of, windows_of
 from tests.support.traces import event, make_trace
-from tests.support.worker_windows import loader, window
+from tests.support.worker_windows import batches, loader, window
 
 pytestmark = pytest.mark.slow
 
@@ -170,23 +170,22 @@ def test_nothing_is_said_of_workers_where_nothing_was_noted():
     for trace in (window(workers=[]), make_trace([event("cpu_op", "aten::mm", 0, 5)])):
         found = timeline_of(trace)
         assert (lanes(found), [note for note in found.notes if "worker" in note]) == ([], [])
-    assert lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000), num_workers=0))) == []
 
 
-GOOD = msgspec.to_builtins(loader((0, 6, 1_000, 8_000, 9_000)))
+GOOD = msgspec.to_builtins(batches((0, 6, 1_000, 8_000, 9_000)))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"workers": 3},
-        {"workers": [{"num_workers": "two"}]},
-        {"workers": [GOOD | {"batches": GOOD["batches"] | {"worker": []}}]},
-        {"workers": [GOOD | {"batches": GOOD["batches"] | {"worker": [-1]}}]},
-        {"workers": [GOOD | {"batches": GOOD["batches"] | {"ready_ns": [0]}}]},
-        {"workers": [GOOD], "step_marks": []},
-        {"workers": [GOOD], "step_marks": [[0]]},
-        {"workers": [GOOD], "recorded_steps": ["20"]},
+        {"workers": [["first", GOOD]]},
+        {"workers": [[0, GOOD | {"worker": []}]]},
+        {"workers": [[0, GOOD | {"worker": [-1]}]]},
+        {"workers": [[0, GOOD | {"ready_ns": [0]}]]},
+        {"workers": [[0, GOOD]], "step_marks": []},
+        {"workers": [[0, GOOD]], "step_marks": [[0]]},
+        {"workers": [[0, GOOD]], "recorded_steps": ["20"]},
     ],
 )  # fmt: skip
 def test_damage_is_a_note(changes):
@@ -197,8 +196,13 @@ def test_damage_is_a_note(changes):
 
 def test_numbers_that_no_clock_has_do_no_harm():
     largest = 2**62
-    huge = GOOD["batches"] | {"begin_ns": [-largest], "fetched_ns": [largest], "ready_ns": [largest]}
-    check_timeline(pack_timeline(timeline_of(window(workers=[GOOD | {"batches": huge}]))))
+    huge = GOOD | {"begin_ns": [-largest], "fetched_ns": [largest], "ready_ns": [largest]}
+    check_timeline(pack_timeline(timeline_of(window(workers=[[0, huge]]))))
+
+
+def test_why_workers_could_not_be_read_is_a_note():
+    found = timeline_of(window(workers="what they made could not be read: OSError"))
+    assert found.notes[-1] == "DataLoader workers have no lanes: what they made could not be read: OSError."
 
 
 def test_a_window_notes_where_its_steps_are_on_the_clock(tmp_path):
@@ -228,7 +232,7 @@ def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monk
         index, begin, end = zip(*(row for row in rows if begin_ns <= row[1]), strict=True)
         columns = {"worker": (0,) * len(index), "samples": (2,) * len(index), "cpu_ns": (0,) * len(index)}
         times = {"begin_ns": begin, "fetched_ns": end, "ready_ns": end}
-        return (LoaderWorkers(num_workers=1, batches=WorkerBatches(index=index, **columns, **times)),)
+        return ((0, WorkerBatches(index=index, **columns, **times)),)
 
     make_capture = parts.make_capture
     monkeypatch.setattr(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
+from lightning_modelprof.run.workers import WorkerBatches
 from tests.support.traces import event, make_trace
 
 APART_NS = 7_000_000_000_000
@@ -24,8 +24,9 @@ def batches(*rows):
     )  # fmt: skip
 
 
-def loader(*rows, number=0, num_workers=2):
-    return LoaderWorkers(loader=number, num_workers=num_workers, batches=batches(*rows))
+def loader(*rows, number=0):
+    """As WatchedLoaders gives them."""
+    return number, batches(*rows)
 
 
 def window(*loaders, first=20, in_epoch=(5, 6, 7), late_us=(3, 5), fetches=1, **changes):

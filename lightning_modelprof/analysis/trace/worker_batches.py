@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.trace.dataloader import OWN_FETCH
 from lightning_modelprof.record import LARGEST, Count, Record, Whole
 from lightning_modelprof.run.archive import record_of
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
+from lightning_modelprof.run.workers import WorkerBatches
 
 MOST_APART_NS: Final = 200_000
 """By so much may the middle one of the readings be later than the least; else nothing is said."""
@@ -68,7 +68,7 @@ class _Noted(Record, frozen=True, kw_only=True):
 
     recorded_steps: tuple[Count, ...] = ()
     step_marks: tuple[tuple[Whole, Whole, Whole], ...] = ()
-    workers: tuple[LoaderWorkers, ...] = ()
+    workers: tuple[tuple[Count, WorkerBatches], ...] | str = ()
 
 
 def find_worker_batches(timeline: Timeline) -> MadeBatches:
@@ -80,6 +80,8 @@ def find_worker_batches(timeline: Timeline) -> MadeBatches:
         noted = record_of(ours, _Noted)
     except ValueError:
         return _none(_DAMAGED)
+    if isinstance(noted.workers, str):
+        return _none(noted.workers)
     columns = _columns(noted.workers)
     if columns is None or len(noted.recorded_steps) != len(noted.step_marks):
         return _none(_DAMAGED)
@@ -103,18 +105,15 @@ def _none(problem: str = "") -> MadeBatches:
     return MadeBatches(**columns, problem=problem)
 
 
-def _columns(loaders: tuple[LoaderWorkers, ...]) -> dict[str, NDArray[np.int64]] | None:
-    """The batches of all loaders that have workers; ``None`` where columns do not fit together."""
-    own = [one for one in loaders if one.num_workers]
-    if any(len({len(getattr(one.batches, name)) for name in _COLUMNS}) > 1 for one in own):
+def _columns(loaders: tuple[tuple[int, WorkerBatches], ...]) -> dict[str, NDArray[np.int64]] | None:
+    """The batches of all loaders, after each other; ``None`` where columns do not fit together."""
+    if any(len({len(getattr(made, name)) for name in _COLUMNS}) > 1 for _, made in loaders):
         return None
     columns = {
-        name: np.array([value for one in own for value in getattr(one.batches, name)], np.int64)
+        name: np.array([value for _, made in loaders for value in getattr(made, name)], np.int64)
         for name in _COLUMNS
     }
-    columns["loader"] = np.repeat(
-        np.array([one.loader for one in own], np.int64), [len(one.batches) for one in own]
-    )
+    columns["loader"] = np.array([loader for loader, made in loaders for _ in range(len(made))], np.int64)
     is_backwards = (columns["fetched_ns"] < columns["begin_ns"]) | (
         columns["ready_ns"] < columns["fetched_ns"]
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_modelprof.errors import told
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
@@ -30,13 +31,17 @@ from lightning_modelprof.run.archive import encode_record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
-from lightning_modelprof.run.workers import LoaderWorkers
+from lightning_modelprof.run.workers import WorkerBatches
 from lightning_modelprof.units import digits
 
 BYTES_PER_MB: Final = 1_000_000
 
 
-def nothing_made(_begin_ns: int, _end_ns: int) -> tuple[LoaderWorkers, ...]:
+MadeBatches = tuple[tuple[int, WorkerBatches], ...]
+"""Position of a loader, and what its workers made."""
+
+
+def nothing_made(_begin_ns: int, _end_ns: int) -> MadeBatches:
     """What workers made in this time, where nobody looks into them."""
     return ()
 
@@ -56,8 +61,8 @@ class Capture:
         scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
         why_not: asked before each window but the first; the reason to leave it out, ``""`` if there is none.
         epoch_step: gives the number of the step that the running epoch began with.
-        batches: gives what workers of DataLoaders made between two readings of the clock; called in a thread
-            of its own, while the training thread waits.
+        batches: as WatchedLoaders.batches_between; called in a thread of its own, while the training thread
+            waits.
 
     Attributes:
         ranges: set while a window records; the ledger writes phases into it.
@@ -78,7 +83,7 @@ class Capture:
         scheduled: ScheduledSteps | None = None,
         why_not: Callable[[], str] = str,
         epoch_step: Callable[[], int] = int,
-        batches: Callable[[int, int], Sequence[LoaderWorkers]] = nothing_made,
+        batches: Callable[[int, int], MadeBatches] = nothing_made,
     ) -> None:
         self._schedule = schedule
         self._why_not = why_not
@@ -396,8 +401,11 @@ class Capture:
             stop = read_cpu()
             if start is not None and stop is not None:
                 noted["cpu"] = cpu_use_between(start, stop)
-            if since_ns is not None and (made := self._batches(since_ns, self._clock())):
-                noted["workers"] = made
+            try:
+                if since_ns is not None and (made := self._batches(since_ns, self._clock())):
+                    noted["workers"] = made
+            except Exception as error:
+                noted["workers"] = f"what they made could not be read: {told(error)}"
 
         reader = threading.Thread(target=read, name="modelprof-cpu")
         try:
