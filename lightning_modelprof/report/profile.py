@@ -97,7 +97,7 @@ class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
         category: int64, shape (n,): position in ``categories``.
         detail: int64, shape (n,): position in ``details``, -1 without one.
         launch: int64, shape (n,): position of the slice of the host that launched this one, -1 without one;
-            of a fetch that of the batch of a worker that it got.
+            of a fetch that of the batch, made by a worker, that its step used.
         counters: memory, for example.
         notes: what was left out and why.
     """

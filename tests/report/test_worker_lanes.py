@@ -8,6 +8,8 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.worker_batches import find_worker_batches
@@ -21,7 +23,16 @@ from lightning_modelprof.show.tensorboard.timeline_columns import (
     pack_timeline,
     unpack_timeline,
 )
-from tests.support.fits import Net, run_fit, trace_of, windows_of
+from tests.support.fits import (
+    Net,
+    Numbers,
+    fit_quietly,
+    make_callback,
+    make_trainer,
+    run_fit,
+    trace_of,
+    windows_of,
+)
 from tests.support.traces import event, make_trace
 from tests.support.worker_windows import batches, loader, window
 
@@ -252,3 +263,53 @@ def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monk
     for (_, _, _, begin, end), first, last in zip(own, np.sort(begins), np.sort(ends), strict=True):
         assert first - 200 <= begin < end <= last + 200
     assert end_ns - begin_ns >= 4 * 2_000_000
+
+
+class Slow(Numbers):
+    """Each sample takes 2 ms; its first number says which one it is."""
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.full((8,), float(index)), torch.tensor(float(index))
+
+
+class SlowStream(IterableDataset):
+    """The same, of which every second batch comes from each of two workers."""
+
+    def __iter__(self):
+        samples = Slow(48)
+        own = get_worker_info().id
+        return (samples[index] for index in range(48) if index // 4 % 2 == own)
+
+
+class Had(Net):
+    """Notes which samples each batch began with."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = []
+
+    def training_step(self, batch, batch_idx):
+        self.first.append(int(batch[0][0, 0]))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("with_stack", [False, True])
+@pytest.mark.parametrize("is_iterable", [False, True])
+def test_a_fit_with_workers_has_their_batches_and_the_steps_that_used_them(tmp_path, with_stack, is_iterable):
+    """Two epochs of 12 batches of 4 samples, the second begins in the window."""
+    module = Had()
+    data = DataLoader(SlowStream() if is_iterable else Slow(48), batch_size=4, num_workers=2)
+    callback = make_callback(tmp_path, active=10, wait=4, with_stack=with_stack)
+    fit_quietly(make_trainer(tmp_path, callback, max_epochs=2), module, data)
+    (one,) = windows_of(callback)
+    trace = trace_of(tmp_path, one)
+    shared = build_timeline(trace)
+    made = find_worker_batches(shared)
+    assert made.problem == ""
+    used = np.flatnonzero(made.step >= 0)
+    assert len(used) >= 4
+    for place in used.tolist():
+        assert module.first[made.step[place]] == 4 * made.index[place]
+        assert made.ready_ns[place] <= trace.end_ns[made.fetch[place]] + 200_000
+        assert made.fetched_ns[place] - made.begin_ns[place] >= 4 * 2_000_000

@@ -42,14 +42,14 @@ def test_a_fetch_and_its_batch_lead_to_each_other(browser):
     with opened(browser):
         assert "DataLoader workers" in browser.execute_script(TEXT)
         select(browser, place_of_fetch("batch 7"))  # ready 600 us before the end of the fetch in step 22
-        wait(browser, f"{TEXT}.includes('Its batch')")
+        wait(browser, f"{TEXT}.includes('Batch used')")
         text = browser.execute_script(TEXT)
         assert "Launched by" not in text
         assert "1.50 ms" in text
         browser.execute_script(
             "[...document.querySelectorAll('.tl-link')].find(b => b.textContent === 'batch 7').click()"
         )
-        wait(browser, f"{TEXT}.includes('Fetched by')")
+        wait(browser, f"{TEXT}.includes('Used after')")
         text = browser.execute_script(TEXT)
         assert "Launches" not in text
         assert browser.execute_script("return window.view.state().selected") == NAMES.index("batch 7")

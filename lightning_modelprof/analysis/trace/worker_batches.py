@@ -42,7 +42,7 @@ class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
         loader, worker, index, begin_ns, fetched_ns, ready_ns, cpu_ns, samples: as of WorkerBatches.
         waited_ns: since the worker's batch before; -1 where that is not known.
         step: number of the step that used it; -1 where that is not known.
-        fetch: row of the event in which that step fetched its batch; -1 likewise.
+        fetch: row of the fetch in that step; -1 likewise. It got that batch, unless the loop fetches ahead.
         problem: a clause that says why there are none though workers were looked into; ``""`` otherwise.
     """
 

@@ -30,7 +30,7 @@ def with_workers(
     """The same timeline with a lane for each worker below the others, where the trace tells of workers.
 
     A batch is a slice, its samples and its collating are slices in it. All are cut where the trace begins and
-    ends. The fetch in which a step got its batch is launched by it; of several loaders' batches by the one
+    ends. The fetch of the step that used a batch is launched by it; of several loaders' batches by the one
     that was ready last.
 
     Args:
@@ -129,7 +129,7 @@ def _details(made: MadeBatches, end_ns: int) -> tuple[str, ...]:
 def _launch(
     drawn: DrawnTimeline, made: MadeBatches, order: NDArray[np.int64], place: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """What launches each slice that was there before: of fetches the batch that they got, shape (k,).
+    """What launches each slice that was there before: of fetches the batch that their step used, shape (k,).
 
     Args:
         drawn: k slices.

@@ -13,7 +13,7 @@ const HELP = [
   ["A, D", "earlier, later (also drag, or Shift with the wheel)"],
   ["← → ↑ ↓", "select the slice before, after, around, inside"],
   ["Enter, F", "zoom to the selected slice (also double click)"],
-  ["L", "from a kernel to what launched it, from a fetch to its batch, and back"],
+  ["L", "from a kernel to what launched it, from a fetch to the batch that its step used, and back"],
   ["R", "select the time of the selected slice, without one the time in view"],
   ["Z", "zoom to the selected time"],
   ["[ ]", "zoom to the step before, after"],

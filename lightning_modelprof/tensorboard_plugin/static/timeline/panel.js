@@ -135,7 +135,7 @@ function addLaunches(view, add) {
   if (launcher >= 0 && all.isPath[all.category[selected]]) {
     add("Is part of", link(view, launcher));
   } else if (launcher >= 0 && all.isBatch[all.category[launcher]]) {
-    add("Its batch", link(view, launcher));
+    add("Batch used", link(view, launcher));
     add("Ready to end", formatDuration(all.end[selected] - all.end[launcher]));
   } else if (launcher >= 0) {
     add("Launched by", link(view, launcher));
@@ -144,7 +144,7 @@ function addLaunches(view, add) {
   const launches = all.launchesOf(selected);
   if (!launches.length) return;
   const more = launches.length - MOST_LINKS;
-  add(all.isBatch[all.category[selected]] ? "Fetched by" : "Launches", ...launches.slice(0, MOST_LINKS).map((index) => link(view, index)),
+  add(all.isBatch[all.category[selected]] ? "Used after" : "Launches", ...launches.slice(0, MOST_LINKS).map((index) => link(view, index)),
     more > 0 ? `and ${formatCount(more)} more` : "");
 }
 

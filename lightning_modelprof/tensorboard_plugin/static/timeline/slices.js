@@ -12,7 +12,7 @@ import { firstAbove, firstFrom } from "../sorted.js";
 
 const IDLE = "idle: "; // what the categories of a device's idle time begin with
 const PATH = "critical path: "; // and those of the critical path, whose slices are parts of others
-const BATCH = "batch"; // that a worker of a DataLoader makes; it launches the fetch that gets it
+const BATCH = "batch"; // that a worker of a DataLoader makes; it launches the fetch of the step that uses it
 
 export class Slices {
   /** @param {import("../columns.js").Unpacked} unpacked */
@@ -212,7 +212,7 @@ export class Slices {
   }
 
   /**
-   * The device slices that a host slice launched; of a batch the fetch that got it.
+   * The device slices that a host slice launched; of a batch the fetch of the step that used it.
    * @param {number} index
    */
   launchesOf(index) {
