@@ -407,6 +407,11 @@ def test_slow_samples_are_told_by_the_call_that_has_the_tail():
     assert said.startswith("Crop takes 9 ms as a median and 18 ms as p99. Batches that are ready")
     said = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8).action
     assert said.startswith("5.0 % of the batches take more than 3 times the median of 40 ms. Batches")
+    # Nothing is held back where batches come as they are ready, or one after the other.
+    for changes in ({"is_ordered": False}, {"num_workers": 1}):
+        said = cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).action
+        assert "in_order" not in said
+        assert "wait behind" not in said
 
 
 def test_a_library_that_makes_the_loader_is_told_its_own_way():
@@ -438,8 +443,29 @@ def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
 def test_batches_that_are_ready_before_are_none_of_the_workers_business():
     """Nine of ten are there when they are fetched: what is waited for is the way from the worker."""
     ready = BatchCpu(computing=1.0, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=0.95)
-    one = finding(replace(played(40, workers=2), batch_cpu=ready))
+    run = replace(played(40, workers=2, stacks=stacks(crop=90)), batch_cpu=ready)
+    [facts] = run.workers
+    queue = replace(facts.queue, ready=0.95)
+    one = finding(replace(run, workers=(replace(facts, queue=queue),)))
     assert one.action.startswith("More workers would not help: 95.0 % of the batches were ready")
+    assert "In the workers" not in one.summary
+    assert one.locations == ()
+    # Seven fetches in ten that were looked at may all be ready: the model knows of all batches.
+    assert facts.queue.ready < 0.9
+    assert finding(run).action.startswith("DataLoader(num_workers=4")
+
+
+def test_start_up_is_another_findings_business():
+    """Clean steps do not wait for it; they wait for the next cause."""
+    [facts] = (run := played(40, workers=2)).workers
+    start = WaitCause(why=Why.START_UP, share=0.6, saving_ns=70.0 * MS)
+    facts = replace(facts, why=Why.START_UP, causes=(start, *facts.causes))
+    one = finding(replace(run, workers=(facts,)))
+    assert one.action.startswith("DataLoader(num_workers=4, persistent_workers=True)")
+    assert one.action.endswith("Starting workers at each epoch takes more: see worker_startup.")
+    assert one.saving_ns_per_step == 10 * MS
+    alone = finding(replace(run, workers=(replace(facts, causes=(start,)),)))
+    assert alone.saving_ns_per_step == 10 * MS, "never more than a clean step waits"
 
 
 def test_without_records_the_law_of_before_holds():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.worker_stacks import busiest
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, WaitCause, Why, WorkersFacts
-from lightning_modelprof.report.advice.loader import LoaderAdvice
+from lightning_modelprof.report.advice.loader import LoaderAdvice, is_of_sampler
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
@@ -27,6 +28,7 @@ _WHY: Final = {
     Why.COMPUTES: "samples compute",
 }
 _MOST_OF_IT: Final = 0.9
+_NEARLY_ALWAYS: Final = 0.9
 _KEEP: Final = "keep what is the same in each epoch, decode whole batches at once, or do it on the GPU"
 
 
@@ -35,6 +37,21 @@ def busiest_workers(workers: tuple[WorkersFacts, ...] | Absent) -> WorkersFacts 
     seen = () if isinstance(workers, Absent) else [one for one in workers if one.making_ns]
     found = busiest([one.record for one in seen])
     return next((one for one in seen if one.record is found), None)
+
+
+def waited_for(analysis: Analysis) -> WorkersFacts | None:
+    """The workers that the loop waits for; ``None`` where nobody looked, or it waits for something else.
+
+    That is the sampler in the training process, or the way of a batch that is ready: both as the training
+    thread has seen it and by the model of the queue, as a few long waits are for slow batches.
+    """
+    found = busiest_workers(analysis.workers)
+    if found is None or is_of_sampler(analysis.hot_lines):
+        return None
+    cpu, queue = analysis.batch_cpu, found.queue
+    keep_up = not isinstance(cpu, Absent) and cpu.workers_keep_up
+    is_ready = keep_up and (isinstance(queue, Absent) or queue.ready >= _NEARLY_ALWAYS)
+    return None if is_ready else found
 
 
 def costliest(facts: WorkersFacts) -> CallFacts | None:
@@ -79,10 +96,13 @@ def cause_advice(
         owner: the library that makes the loader; ``None`` if the user does.
     """
     cause, wait_ns = facts.cause, facts.wait_ns
+    if cause is not None and cause.why is Why.START_UP:
+        # No clean step waits for it: what these wait for is another cause, if there is one.
+        cause = next((one for one in facts.causes if one.why is not Why.START_UP), cause)
     if cause is None or not wait_ns:
         return None
     queue = None if isinstance(facts.queue, Absent) else facts.queue
-    saving_ns, advised = cause.saving_ns, None
+    saving_ns, advised = min(cause.saving_ns, wait_ns), None
     if queue is not None and cause.why is Why.TOO_FEW_WORKERS:
         advised = queue.advised
         action = _more_workers(facts, queue, loader, owner)
@@ -93,6 +113,8 @@ def cause_advice(
         if queue is not None and cause.why is not Why.START_UP:
             more = f"Or {_more_workers(facts, queue, loader, owner)}" if queue.helps else _no_number(queue)
             action += f" {more}"
+    if facts.why is Why.START_UP and cause.why is not Why.START_UP:
+        action += " Starting workers at each epoch takes more: see worker_startup."
     if owner is not None and advised is None:
         action += owner.cheaper_batches
     return LoaderAdvice(
@@ -176,11 +198,11 @@ def _action(
             " one size."
         )
     if cause.why is Why.SLOW_SAMPLES:
-        return (
-            f"{_slow(facts)} Batches that are ready wait behind a slow one, as they come in order. Make the"
-            " slow samples cheaper, or sort them out. DataLoader(in_order=False) (since torch 2.6) gives"
-            " what is ready, in another order."
-        )
+        is_held = facts.record.is_ordered and facts.record.num_workers > 1
+        held = " Batches that are ready wait behind a slow one, as they come in order." if is_held else ""
+        other = " DataLoader(in_order=False) (since torch 2.6) gives what is ready, in another order."
+        slow = f"{_slow(facts)}{held} Make the slow samples cheaper, or sort them out."
+        return f"{slow}{other if is_held else ''}"
     if cause.why is Why.WAITS:
         return (
             f"Making a batch mostly waits: {percent(facts.computing)} of its time is CPU time. Read fewer,"

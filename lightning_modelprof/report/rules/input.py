@@ -12,14 +12,13 @@ from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.loader import (
     FEWER_ITEMS,
-    is_of_sampler,
     is_row_by_row,
     loader_advice,
     places_of_batches,
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.advice.workers import busiest_workers, cause_advice, told_of
+from lightning_modelprof.report.advice.workers import cause_advice, told_of, waited_for
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -98,7 +97,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         of the user's that most time is spent at comes first.
         """
         stacks = analysis.worker_stacks
-        if isinstance(stacks, Absent) or is_of_sampler(analysis.hot_lines):
+        if isinstance(stacks, Absent) or waited_for(analysis) is None:
             return super().at_lines(finding, analysis, hot)
         placed = super().at_lines(finding, analysis, stacks.hot_lines)
         top = next(iter(stacks.hot_lines.lines), None)
@@ -126,12 +125,12 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
-        is_ready = cpu is not None and cpu.workers_keep_up
-        workers = None if is_of_sampler(analysis.hot_lines) else busiest_workers(analysis.workers)
+        workers = waited_for(analysis)
+        is_ready = workers is None and cpu is not None and cpu.workers_keep_up
         loader = next(iter(loaders[0 if workers is None else workers.record.loader :]), None)
         owner = owner_of_loader(setup, loader)
         advice = sampler_advice(analysis.hot_lines, wait_ns)
-        if advice is None and workers is not None and not is_ready:
+        if advice is None and workers is not None:
             advice = cause_advice(workers, loader, cpus, owner)
         if advice is None:
             advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
