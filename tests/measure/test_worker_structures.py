@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -201,6 +202,13 @@ def test_iterators_that_were_begun_while_calls_were_not_timed_are_seen():
     watch.timed.switch(None)
     assert list(iterator) == [21, 25]
     assert watch.calls()["Pipeline.__iter__"] == ("sample", 0, 1)
+
+
+def test_stages_that_another_thread_runs_are_not_timed():
+    watch = Watch(in_pipeline(), is_users=False)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(list, watch.dataset).result() == [13, 17, 21, 25]
+    assert {call[2] for call in watch.calls().values()} == {0}
 
 
 class Examples:

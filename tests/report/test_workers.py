@@ -157,6 +157,15 @@ def test_loaders_are_told_apart_where_there_are_several():
         assert cells(table(report, name), "loader") == ["0"] * rows + ["1"] * rows
 
 
+def test_a_loader_that_was_made_anew_with_other_settings_has_a_table_for_each():
+    report = report_of(LOADER, replace(LOADER, num_workers=1))
+    titles = {one.id: one.title for one in report.tables if one.id.startswith("num_workers")}
+    assert titles == {
+        "num_workers": "Number of workers of loader 0 as it was with num_workers=2",
+        "num_workers_1": "Number of workers of loader 0 as it was with num_workers=1",
+    }
+
+
 def test_no_table_where_nobody_looked_or_there_is_no_loader():
     for workers in (None, ()):
         report = build_report(analysis_of(steps_of(forward=5), workers=workers))

@@ -336,7 +336,7 @@ class TimedCalls:
         self._switches.append(lambda is_timing: take.__setitem__(0, timed_next if is_timing else next))
 
         def stage(*args: Any, **kwargs: Any) -> Any:
-            is_timing = take[0] is timed_next
+            is_timing = take[0] is timed_next and get_ident() == self._thread
             try:
                 result = (timed if is_timing else function)(*args, **kwargs)
             except BaseException as error:

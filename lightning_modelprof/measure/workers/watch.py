@@ -269,7 +269,7 @@ def _calls(slots: Sequence[ReadSlot]) -> tuple[CallTimes, ...]:
     found: dict[CallName, list[tuple[ReadSlot, ReadCall]]] = {}
     for slot in slots:
         for call in slot.calls:
-            if call.sums[Sum.CALLS]:
+            if call.sums[Sum.CALLS] > 0:
                 found.setdefault(call.name, []).append((slot, call))
     # A worker that has never collated lists its calls without the collate function.
     return tuple(

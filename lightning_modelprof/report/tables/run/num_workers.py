@@ -7,6 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
+from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -47,12 +48,17 @@ def num_workers_tables(analysis: Analysis, options: TableOptions) -> tuple[Table
     facts = analysis.workers
     if isinstance(facts, Absent) or not facts:
         return ()
-    several = len(facts) > 1
     step = loop_of(analysis.info.loop).step
+    is_remade = len({one.record.loader for one in facts}) < len(facts)  # with other settings, in its place
     return tuple(
-        _table(one.queue, step, one.record.loader, f" of loader {one.record.loader}" if several else "")
-        for one in facts
+        _table(one.queue, step, number, _suffix(one, is_remade=is_remade) if len(facts) > 1 else "")
+        for number, one in enumerate(facts)
     )
+
+
+def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:
+    now = f" as it was with num_workers={one.record.num_workers}" if is_remade else ""
+    return f" of loader {one.record.loader}{now}"
 
 
 def _table(queue: LoaderQueue | Absent, step: str, number: int, suffix: str) -> Table:
