@@ -113,6 +113,31 @@ def test_an_arrow_leads_from_a_batch_to_the_fetch_of_its_step():
     assert known["batch 8"][2:] == ["the worker waited 3.00 ms before it"]
 
 
+def test_the_lanes_stand_below_those_of_a_device_and_the_critical_path():
+    more = [
+        event("cuda_runtime", "cudaLaunchKernel", 4_000, 4_010, correlation=1),
+        event("kernel", "gemm", 4_100, 8_900, 7, 0, device=0, stream=7, correlation=1),
+        event("cuda_runtime", "cudaDeviceSynchronize", 4_020, 8_950),
+    ]
+    found = drawn(loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 15_503)), more=more)
+    assert [lane.label for lane in found.lanes] == [
+        "critical path", "GPU 0 stream 7", "main thread 1", "worker 0", "worker 1",
+    ]  # fmt: skip
+    is_path = np.array([found.lanes[lane].label == "critical path" for lane in found.lane.tolist()])
+    launched = {
+        (found.names[found.name[place]], found.names[found.name[found.launch[place]]])
+        for place in np.flatnonzero((found.launch >= 0) & ~is_path).tolist()
+    }
+    assert launched == {
+        ("gemm", "cudaLaunchKernel"),
+        ("modelprof: dataloader", "batch 6"),
+        ("modelprof: dataloader", "batch 7"),
+    }  # fmt: skip
+    of_path = found.launch[is_path & (found.launch >= 0)]
+    assert {found.lanes[lane].group for lane in found.lane[of_path].tolist()} <= {"GPU 0", "host"}
+    check_timeline(pack_timeline(found))
+
+
 def test_what_reaches_out_of_the_trace_is_cut_and_what_is_outside_of_it_is_left_out():
     found = drawn(
         loader((0, 3, -9_000, -8_000, -7_000), (0, 5, -5_000, -1_000, 1_003), (1, 9, 25_003, 33_000, 34_000),

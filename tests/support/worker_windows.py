@@ -29,7 +29,7 @@ def loader(*rows, number=0):
     return number, batches(*rows)
 
 
-def window(*loaders, first=20, in_epoch=(5, 6, 7), late_us=(3, 5), fetches=1, **changes):
+def window(*loaders, first=20, in_epoch=(5, 6, 7), late_us=(3, 5), fetches=1, more=(), **changes):
     """A trace of three steps; each fetches in its first 2 ms.
 
     Args:
@@ -38,9 +38,10 @@ def window(*loaders, first=20, in_epoch=(5, 6, 7), late_us=(3, 5), fetches=1, **
         in_epoch: the numbers of the steps in their epochs.
         late_us: how long after the range was opened and closed the clock was read.
         fetches: of each step.
+        more: other events.
         changes: of what was noted.
     """
-    events, marks = [], []
+    events, marks = [*more], []
     for place, number in enumerate(in_epoch):
         begin = place * STEP_US
         events.append(event("user_annotation", f"ProfilerStep#{first + place}", begin, begin + STEP_US))

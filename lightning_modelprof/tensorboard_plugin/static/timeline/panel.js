@@ -79,7 +79,8 @@ function addTimes({ all, selected }, add, isIdle) {
   add("Begin", formatBegin(all.begin[selected] - all.traceBegin, all.duration[selected] / FINER));
   add("Duration", formatDuration(all.duration[selected]));
   if (!isIdle) add("Self time", formatDuration(all.selfTime(selected)));
-  add("Step", step ? String(step.number) : "in no step");
+  // Of a batch the step that used it is in its detail, which is hardly ever the one in which it was begun.
+  if (!all.isBatch[all.category[selected]]) add("Step", step ? String(step.number) : "in no step");
 }
 
 /**
