@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -91,6 +92,11 @@ class TimedIterator:
         return getattr(self._iterator, name)
 
 
+def _new_object(kind: type, *arguments: Any) -> Any:
+    """As of copyreg, under a name that pickle does not know."""
+    return kind.__new__(kind, *arguments)
+
+
 def derived_class(own: type, methods: dict[str, Any]) -> type:
     """A class with other methods that is called the same; pickles of its objects are of their own class."""
 
@@ -98,9 +104,13 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
         derived = type(one)
         object.__setattr__(one, "__class__", own)
         try:
-            return one.__reduce_ex__(protocol)
+            reduced = one.__reduce_ex__(protocol)
         finally:
             object.__setattr__(one, "__class__", derived)
+        # pickle compares the class that copyreg makes an object of with the object's own.
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (_new_object, *reduced[1:])
+        return reduced
 
     namespace = {
         "__slots__": (),
