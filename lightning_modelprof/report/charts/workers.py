@@ -42,12 +42,12 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
         unit=Unit.DURATION_NS,
         series=(
             series("predicted", "Predicted", of("step_ns")),
-            series("low", "95 % from", of("low_ns")),
-            series("high", "95 % to", of("high_ns")),
             series("now", f"Now: {_named(queue.present)}, measured", {queue.present.workers: queue.step_ns}),
             series(
                 "advised", f"Advised: {_named(queue.advised)}", {queue.advised.workers: queue.advised.step_ns}
             ),
+            series("low", "95 % from", of("low_ns")),
+            series("high", "95 % to", of("high_ns")),
         ),
         notes=(f"With prefetch_factor={factor}, but for what is advised.",),
         level=queue.rest_ns,
@@ -56,7 +56,7 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
 
 
 def _named(one: PredictedStep) -> str:
-    return f"{one.workers} x {one.prefetch_factor}" if one.workers else "0"
+    return f"{one.workers}, prefetching {one.prefetch_factor} each" if one.workers else "0"
 
 
 def workers_over_time(analysis: Analysis) -> Chart | None:

@@ -39,7 +39,7 @@ _FEW: Final = 80
 
 
 _STROKE: Final = 4.0
-"""Half the length of the stroke that a lone point of a curve is."""
+"""Half the length of the stroke that a lone point of a curve is; at least a quarter of its place."""
 
 
 _OUTLIER: Final = 3.0
@@ -220,11 +220,11 @@ def _line(places: Sequence[float], values: Sequence[float | None], top: float) -
             runs.append([])
         else:
             runs[-1].append((_SIDE * place, _y(value, top)))
-    parts = []
+    parts, half = [], max(_STROKE, _SIDE / (4 * len(places)))
     for run in runs:
         if len(run) == 1:
             (x, y) = run[0]
-            parts.append(f"M{max(x - _STROKE, 0):.1f} {y:.1f}H{min(x + _STROKE, _SIDE):.1f}")
+            parts.append(f"M{max(x - half, 0):.1f} {y:.1f}H{min(x + half, _SIDE):.1f}")
         elif run:
             parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run))
     return "".join(parts)
