@@ -1,6 +1,7 @@
 """What is measured in the workers of a DataLoader, against costs that the samples themselves tell."""
 
 import copy
+import itertools
 import os
 import pickle
 import signal
@@ -34,9 +35,13 @@ def is_near(measured_s, true_s):
     return abs(measured_s - true_s) <= 0.05 * true_s + 20e-6
 
 
-@pytest.mark.parametrize("kind", [pipelines.Map, pipelines.Iterable])
-@pytest.mark.parametrize("num_workers", [1, 3])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "num_workers", "kind"),
+    [
+        *itertools.product(("fork", "spawn"), (1, 3), (pipelines.Map, pipelines.Iterable)),
+        ("forkserver", 1, pipelines.Map),
+    ],
+)
 def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     number = 72 * num_workers
     loader = DataLoader(
@@ -68,6 +73,7 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     assert sorted(workers.batches.index) == sorted({*workers.batches.index})
     (finding,) = (one for one in profiler.report.findings if one.kind == "input_bound" and one.locations)
     place = finding.locations[0]
+    place = place.inner or place  # "line 63 in read, called at ..."
     assert (Path(place.file).name, place.line) == ("worker_pipelines.py", pipelines.READ_LINE)
 
 
