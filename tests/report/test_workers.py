@@ -16,9 +16,10 @@ from lightning_modelprof.report.advice.owners import Owner
 from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.input import InputBound
+from lightning_modelprof.report.rules.input import InputBound, WorkerStartup
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
+from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 from tests.support.diagnosed import MS, analysis_of, only, steps_of, with_loader
 
@@ -585,3 +586,36 @@ def test_a_curve_by_counting():
 def test_no_curve_of_a_single_batch():
     assert worker_curve(replace(LOADER, batches=batches_of((0, 0, 0, 10)))) is None
     assert worker_curve(replace(LOADER, batches=batches_of((0, 0, 5, 5), (1, 1, 5, 5)))) is None
+
+
+def test_the_start_of_workers_says_how_long_one_takes():
+    """Three starts of 100 ms and one of 300 are 150 ms on average."""
+    times = (
+        WorkerTimes(worker=0, starts=3, start_ns=100 * MS),
+        WorkerTimes(worker=1, starts=1, start_ns=300 * MS),
+        WorkerTimes(worker=2),
+    )
+    tags = [StepTag.FIRST_OF_EPOCH if number % 10 == 0 else 0 for number in range(40)]
+    steps = steps_of(
+        40, tags, forward=5, dataloader_init=[200 if number % 10 == 0 else 0 for number in range(40)]
+    )
+    setup = with_loader(num_workers=3, persistent_workers=False)
+    for workers, expected in (((replace(LOADER, workers=times),), 150 * MS), (None, None)):
+        one = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, workers=workers)))
+        assert one.status is Status.FOUND
+        assert evidence(one).get("start of a worker until its first sample") == expected
+
+
+def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
+    """Loader 1 takes 40 ms with two workers; the other one 30 ms, so that steps stay at 15 ms."""
+    [busy], [other] = (run := played(40, workers=2)).workers, played(30, workers=2).workers
+    busy = replace(busy, record=replace(busy.record, loader=1))
+    one = finding(replace(run, workers=(other, busy)))
+    assert " In the workers of loader 1 Crop takes most: 9 ms a sample" in one.summary
+    assert one.action.endswith("instead of 20 ms. The other loaders, as they are, make a step 15 ms.")
+    assert one.saving_ns_per_step == pytest.approx(5 * MS, rel=0.01)
+    # The same loader, made anew with other settings, is no other loader.
+    again = replace(other, record=replace(other.record, loader=1))
+    one = finding(replace(run, workers=(again, busy)))
+    assert " In the workers Crop takes most" in one.summary
+    assert "other loaders" not in one.action

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -54,20 +55,27 @@ def waited_for(analysis: Analysis) -> WorkersFacts | None:
     return None if is_ready else found
 
 
+def longest_of_others(seen: Sequence[WorkersFacts], facts: WorkersFacts) -> float:
+    """The step that the slowest of the loop's other loaders makes by itself; 0 without a prediction."""
+    others = [one.queue for one in seen if one.record.loader != facts.record.loader]
+    return max((one.present.step_ns for one in others if not isinstance(one, Absent)), default=0.0)
+
+
 def costliest(facts: WorkersFacts) -> CallFacts | None:
     """The call in the workers with most time of its own; ``None`` where none was timed."""
     own = [one for one in facts.calls if one.call.kind != "compose" and one.call.own_ns]
     return max(own, key=lambda one: one.call.own_ns, default=None)
 
 
-def told_of(facts: WorkersFacts) -> str:
+def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
     """What the most expensive call takes, as a sentence that begins with a space; ``""`` without one."""
     one = costliest(facts)
     if one is None:
         return ""
     each = "a batch" if one.call.kind == "collate" else "a sample"
+    whose = f" of loader {facts.record.loader}" if num_loaders > 1 else ""
     return (
-        f" In the workers {named(one.call)} takes most: {milliseconds(own_ns(facts, one))} {each},"
+        f" In the workers{whose} {named(one.call)} takes most: {milliseconds(own_ns(facts, one))} {each},"
         f" {percent(one.share)} of their time."
     )
 
@@ -85,7 +93,12 @@ def own_ns(facts: WorkersFacts, one: CallFacts) -> float:
 
 
 def cause_advice(
-    facts: WorkersFacts, loader: LoaderSetup | None, cpus: int | None, owner: Owner | None = None
+    facts: WorkersFacts,
+    loader: LoaderSetup | None,
+    cpus: int | None,
+    owner: Owner | None = None,
+    *,
+    others_ns: float = 0.0,
 ) -> LoaderAdvice | None:
     """What to change about a loader that is waited for; ``None`` where its workers do not tell why.
 
@@ -94,6 +107,7 @@ def cause_advice(
         loader: how it is set up; ``None`` if unknown.
         cpus: that this process may use; ``None`` if unknown.
         owner: the library that makes the loader; ``None`` if the user does.
+        others_ns: the step that the slowest of the other loaders allows.
     """
     cause, wait_ns = facts.cause, facts.wait_ns
     if cause is not None and cause.why is Why.START_UP:
@@ -113,6 +127,9 @@ def cause_advice(
         if queue is not None and cause.why is not Why.START_UP:
             more = f"Or {_more_workers(facts, queue, loader, owner)}" if queue.helps else _no_number(queue)
             action += f" {more}"
+    if others_ns > facts.step_ns - saving_ns:
+        action += f" The other loaders, as they are, make a step {milliseconds(others_ns)}."
+        saving_ns = max(0.0, facts.step_ns - others_ns)
     if facts.why is Why.START_UP and cause.why is not Why.START_UP:
         action += " Starting workers at each epoch takes more: see worker_startup."
     if owner is not None and advised is None:

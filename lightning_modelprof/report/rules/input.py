@@ -18,7 +18,7 @@ from lightning_modelprof.report.advice.loader import (
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.advice.workers import cause_advice, told_of, waited_for
+from lightning_modelprof.report.advice.workers import cause_advice, longest_of_others, told_of, waited_for
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -49,7 +49,8 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
     batch every T / w, so the wait ends at w = T / C, rounded up. Without workers T is the wait itself. With
     workers that are always behind, a step takes T / w, so T is w times the step. Where batches compute, no
     step is shorter than the CPU time of a step and a batch over the CPUs that nobody else uses. The time at
-    stake is what the advice would save, at best.
+    stake is what the advice would save, at best. Where workers were looked into, a model of their queue says
+    how many are enough, and the cause of the wait decides what is advised (``advice/workers.py``).
 
     Rows that are only indexed and joined, batches that a worker hands over no faster, and batches that were
     ready in nine of ten fetches are a hint, unless they are critical: any DataLoader takes so long.
@@ -70,7 +71,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
             "the exposed wait for batches, mean over the clean steps. On a device: the time between"
             " events around the fetch, if that is less"
         ),
-        where="data set, `collate_fn`",
+        where="data set, `collate_fn`; of workers the statement that they are at",
     )
     bound: ClassVar[str | None] = "input_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
@@ -125,22 +126,26 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
+        seen = () if isinstance(analysis.workers, Absent) else analysis.workers
         workers = waited_for(analysis)
         is_ready = workers is None and cpu is not None and cpu.workers_keep_up
         loader = next(iter(loaders[0 if workers is None else workers.record.loader :]), None)
         owner = owner_of_loader(setup, loader)
         advice = sampler_advice(analysis.hot_lines, wait_ns)
         if advice is None and workers is not None:
-            advice = cause_advice(workers, loader, cpus, owner)
+            others_ns = longest_of_others(seen, workers)
+            advice = cause_advice(workers, loader, cpus, owner, others_ns=others_ns)
         if advice is None:
             advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
+        numbers = {one.record.loader for one in seen}
+        told = "" if workers is None else told_of(workers, len(numbers))
         severity = self.severity(share)
         if advice.is_minor:
             severity = Severity.INFO if severity is Severity.WARNING else Severity.WARNING
         return (
             self.found(
                 f"{whole[:1].upper()}{whole[1:]} of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
-                f" ({percent(share)} of it) for its batch.{'' if workers is None else told_of(workers)}",
+                f" ({percent(share)} of it) for its batch.{told}",
                 advice.action,
                 severity,
                 saving_ns=advice.saving_ns,
@@ -272,6 +277,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
             ratio("share of the loop", share),
             duration("per epoch", each_ns),
             count("epochs begun", bounds.num_all),
+            *_starts(analysis),
         ]
         if share is None or not self.is_found(share, total_ns) or loader.persistent_workers:
             return self.clean(f"The start of an epoch costs {milliseconds(each_ns)}.", evidence)
@@ -286,6 +292,15 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
                 evidence=evidence,
             ),
         )
+
+
+def _starts(analysis: Analysis) -> list[Evidence]:
+    """How long a worker takes from its start until its first sample, on average, where that was measured."""
+    facts = () if isinstance(analysis.workers, Absent) else analysis.workers
+    known = [one.times for loader in facts for one in loader.workers if one.times.start_ns is not None]
+    number = sum(one.starts for one in known)
+    total_ns = sum((one.start_ns or 0) * one.starts for one in known)
+    return [duration("start of a worker until its first sample", total_ns / number)] if number else []
 
 
 class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
