@@ -74,7 +74,9 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     (finding,) = (one for one in profiler.report.findings if one.kind == "input_bound" and one.locations)
     place = finding.locations[0]
     place = place.inner or place  # "line 63 in read, called at ..."
-    assert (Path(place.file).name, place.line) == ("worker_pipelines.py", pipelines.READ_LINE)
+    assert Path(place.file).name == "worker_pipelines.py"
+    if truth[5] < 0.6 * truth[0]:  # computing, too, takes long where others have the CPUs
+        assert place.line == pipelines.READ_LINE
 
 
 # What is done for each call
@@ -106,7 +108,7 @@ def slot():
 
 
 def test_clock_reads_of_a_sample(slot, monkeypatch):
-    """Two for each call, and two of the CPU clock for each sample."""
+    """Two for each call; of the CPU clock one for each batch, and two more when it is collated."""
     reads = {"wall": 0, "cpu": 0}
 
     class Clock:
@@ -121,11 +123,20 @@ def test_clock_reads_of_a_sample(slot, monkeypatch):
             return time.thread_time_ns()
 
     monkeypatch.setattr(timed_calls, "time", Clock)
-    calls = TimedCalls(slot, UserCode())
+    monkeypatch.setattr(in_worker, "time", Clock)
+    monkeypatch.setattr(Clock, "process_time_ns", time.process_time_ns, raising=False)
+    worker = worker_of(slot)
     data = Items([Doubles() for _ in range(8)])
-    calls.begin(data)
-    assert [data[1] for _ in range(10)] == [256] * 10
-    assert reads == {"wall": 10 * 2 * 9, "cpu": 10 * 2}
+    worker.begin(data)
+    monkeypatch.setattr(in_worker, "_SYSTEM_EVERY_NS", 10**18)
+    before = dict(reads)
+    for _ in range(5):
+        assert worker.collate(list, [data[1] for _ in range(10)]) == [256] * 10
+        worker._until_timed = 0  # also these, which are fast, each time
+        worker._plan_next()
+    assert reads["wall"] - before["wall"] == 5 * (10 * 2 * 9 + 2)
+    assert reads["cpu"] - before["cpu"] == 5 * 3
+    worker.end()
 
 
 def test_everything_is_as_it_was(slot):

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 READ_S = 0.01
 SLEEPS_S = (0.0001, 0.0005, 0.001, 0.002)
-COMPUTE_S = 0.003
+COMPUTE_S = 0.001
 COLLATE_S = 0.01
 
 

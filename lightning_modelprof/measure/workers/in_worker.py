@@ -39,8 +39,8 @@ _SYSTEM_EVERY_NS: Final = 250_000_000
 _TEXT_EVERY_NS: Final = 1_000_000_000
 
 _CALL_COST_NS: Final = 900
-_SAMPLE_COST_NS: Final = 2_500
-"""What a timed call, and a timed sample, take at most. Source: benchmarks/workers.py."""
+_SAMPLE_COST_NS: Final = 1_200
+"""What a timed call, and a timed sample, take at most. Source: benchmarks/worker_cost.py."""
 
 _OURS: Final = "lightning_modelprof.measure.workers."
 """Frames of these modules are in no stack."""
@@ -205,7 +205,7 @@ class Worker:
 
     def collate(self, original: Callable[[Any], Any], data: Any) -> Any:
         """Collate, and write down the batch."""
-        fetched_ns = time.perf_counter_ns()
+        fetched_ns, fetched_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         self._calls.inner[0] = 0
         try:
             return original(data)
@@ -216,9 +216,18 @@ class Worker:
             ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
             self._calls.state.inspection = OUTSIDE
             with suppress(Exception):
-                self._end_batch(original, data, fetched_ns, ready_ns, cpu_ns)
+                self._end_batch(original, data, (fetched_ns, fetched_cpu_ns), (ready_ns, cpu_ns))
 
-    def _end_batch(self, original: Any, data: Any, fetched_ns: int, ready_ns: int, cpu_ns: int) -> None:
+    def _end_batch(self, original: Any, data: Any, fetched: tuple[int, int], ready: tuple[int, int]) -> None:
+        """Write down a batch.
+
+        Args:
+            original: the user's collate function.
+            data: that it was given.
+            fetched: the clock, and that of CPU time, when it was called.
+            ready: the same when it returned.
+        """
+        (fetched_ns, fetched_cpu_ns), (ready_ns, cpu_ns) = fetched, ready
         head, batch = self._head, self._calls.batch
         begin_ns, cpu_begin_ns, samples, calls = batch
         batch[:] = [0, 0, 0, 0]
@@ -237,6 +246,9 @@ class Worker:
             return  # its samples are not seen
         if self._is_timing:
             head[Head.TIMED_SAMPLES] += samples
+            sample_words = self._calls.state.sample_words
+            if sample_words is not None:
+                sample_words[Sum.CPU_NS] += fetched_cpu_ns - cpu_begin_ns
             self._timed_cost_ns += samples * _SAMPLE_COST_NS + calls * _CALL_COST_NS
             self._timed_ns += ready_ns - begin_ns
         else:

@@ -11,7 +11,6 @@ import fcntl
 import mmap
 import os
 from dataclasses import dataclass, field
-from enum import IntEnum, auto
 from typing import Any, Final
 
 import msgspec
@@ -48,59 +47,59 @@ _TEXTS_AT: Final = _NAMES_AT + _NAMES_BYTES
 _SLOT_BYTES: Final = -(-(_TEXTS_AT + _NUM_TEXTS * _TEXT_BYTES) // _PAGE) * _PAGE
 
 
-class Head(IntEnum):
-    """Numbers at the begin of a slot, and of the file, which has the first one only."""
+class Head:
+    """Places of numbers at the begin of a slot; plain ones, as they are fast. The file has the first."""
 
-    SILENT = 0
+    SILENT: Final = 0
     """Not 0 once the training wants to hear no more."""
-    WORKER = auto()
+    WORKER: Final = 1
     """Number of the worker, counted from 1; 0 where the slot was never used."""
-    STARTS = auto()
+    STARTS: Final = 2
     """Processes that had the slot."""
-    STARTS_NS = auto()
+    STARTS_NS: Final = 3
     """From their start until they were ready, all together."""
-    STARTS_TIMED = auto()
+    STARTS_TIMED: Final = 4
     """How many of them told."""
-    BATCHES = auto()
-    SAMPLES = auto()
-    FETCH_NS = auto()
-    COLLATE_NS = auto()
-    WAIT_NS = auto()
-    CPU_NS = auto()
-    PROCESS_CPU_NS = auto()
+    BATCHES: Final = 5
+    SAMPLES: Final = 6
+    FETCH_NS: Final = 7
+    COLLATE_NS: Final = 8
+    WAIT_NS: Final = 9
+    CPU_NS: Final = 10
+    PROCESS_CPU_NS: Final = 11
     """CPU time of the whole process since it was ready."""
-    SAMPLER_CPU_NS = auto()
+    SAMPLER_CPU_NS: Final = 12
     """Of that, our own thread's."""
-    READ_BYTES = auto()
-    DISK_BYTES = auto()
-    PAGE_FAULTS = auto()
-    MEMORY_BYTES = auto()
-    THREADS = auto()
-    SYSTEM_TOLD = auto()
+    READ_BYTES: Final = 13
+    DISK_BYTES: Final = 14
+    PAGE_FAULTS: Final = 15
+    MEMORY_BYTES: Final = 16
+    THREADS: Final = 17
+    SYSTEM_TOLD: Final = 18
     """Not 0 where the numbers of the system above were read."""
-    TIMED_SAMPLES = auto()
+    TIMED_SAMPLES: Final = 19
     """Samples of batches in which single calls were timed."""
-    DROPPED = auto()
-    WRITTEN = auto()
+    DROPPED: Final = 20
+    WRITTEN: Final = 21
     """Batches that were ever written to the ring."""
-    READ = auto()
+    READ: Final = 22
     """Of those, the ones that were read; the only number that the training writes to a slot."""
-    NAMES_BYTES = auto()
-    TEXT = auto()
+    NAMES_BYTES: Final = 23
+    TEXT: Final = 24
     """Which text is the newest: 0 for none yet, then odd and even in turns."""
-    TEXT_BYTES_EVEN = auto()
-    TEXT_BYTES_ODD = auto()
+    TEXT_BYTES_EVEN: Final = 25
+    TEXT_BYTES_ODD: Final = 26
 
 
-class Sum(IntEnum):
-    """Numbers at the begin of a call."""
+class Sum:
+    """Places of numbers at the begin of a call."""
 
-    CALLS = 0
-    TOTAL_NS = auto()
-    INNER_NS = auto()
-    MAX_NS = auto()
-    CPU_NS = auto()
-    SAMPLES = auto()
+    CALLS: Final = 0
+    TOTAL_NS: Final = 1
+    INNER_NS: Final = 2
+    MAX_NS: Final = 3
+    CPU_NS: Final = 4
+    SAMPLES: Final = 5
 
 
 class CallName(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ class State:
 
     current: int = DATALOADER
     inspection: Any = OUTSIDE
+    sample_words: memoryview | None = None  # where the CPU time of samples goes
     ranges: Any = None
     in_validation: bool = False
     validation: Any = None
@@ -353,11 +354,11 @@ class TimedCalls:
     def _timed_sample(
         self, function: Callable[..., Any], words: memoryview, *, is_batch: bool = False
     ) -> Callable[..., Any]:
-        """A sample, or several at once: with CPU time, and perhaps the begin of a batch."""
+        """A sample, or several at once; a batch, and the CPU time of its samples, begin with the first."""
         clock, cpu_clock, ident, thread = time.perf_counter_ns, time.thread_time_ns, get_ident, self._thread
         inner, batch, is_busy, state = self.inner, self.batch, self._is_busy, self.state
         mask, first = NUM_KEPT - 1, CALL_HEAD
-        calls_at, cpu_at, samples_at = int(Sum.CALLS), int(Sum.CPU_NS), int(Sum.SAMPLES)
+        calls_at, samples_at = Sum.CALLS, Sum.SAMPLES
 
         def sample(owner: Any, *index: Any, **named: Any) -> Any:
             if is_busy[0] or named or ident() != thread:
@@ -368,11 +369,10 @@ class TimedCalls:
                     raise
             is_busy[0] = True
             inner[0] = 0
-            cpu = cpu_clock()
             begin = clock()
             if not batch[0]:
-                batch[0], batch[1] = begin, cpu
-                state.inspection = None
+                batch[0], batch[1] = begin, cpu_clock()
+                state.inspection, state.sample_words = None, words
             try:
                 result = function(owner, *index)
             except BaseException as error:
@@ -388,7 +388,6 @@ class TimedCalls:
             words[2] += inner[0]
             if took > words[3]:  # noqa: PLR1730  # which takes half as long
                 words[3] = took
-            words[cpu_at] += cpu_clock() - cpu
             count = len(index[0]) if is_batch else 1
             words[samples_at] += count
             batch[2] += count

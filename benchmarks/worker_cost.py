@@ -1,0 +1,154 @@
+"""What looking into workers costs there: the price of a timed call, sample and batch, and cProfile beside it.
+
+    python benchmarks/worker_cost.py               # about two minutes, on a machine that does nothing else
+
+The price of one is the least CPU time of several rounds over many calls that do nothing, less the same calls
+without us. What a sample of 1 ms with 8 transforms costs is these prices times how often each comes, which a
+test counts (tests/measure/test_workers.py): the difference of two runs of such samples is too small to be
+measured well, and is shown beside it for the order of magnitude, in turns with cProfile, which is what can be
+switched on in a worker without us. The thread that looks at statements is switched off in all of it; at 20 ms
+between looks at first its share is that of the training's, see docs/cost.md.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.measure.workers.in_worker import Worker
+from lightning_modelprof.measure.workers.ring import Rings, claim_slot
+
+TRANSFORMS, SAMPLE_NS, BATCH = 8, 1_000_000, 8
+ROUNDS, NUMBER = 15, 20_000
+
+
+class Nothing:
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+class Computing:
+    """Counts, the same number of times in each call."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    def __call__(self, value: Any) -> Any:
+        for _ in range(self.turns):
+            pass
+        return value
+
+
+class Items(Dataset[Any]):
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __getitem__(self, index: int) -> Any:
+        for transform in self.transforms:
+            index = transform(index)
+        return index
+
+
+def cpu_ns(work: Callable[[], Any]) -> int:
+    began = time.thread_time_ns()
+    work()
+    return time.thread_time_ns() - began
+
+
+def least_ns(work: Callable[[], Any], number: int) -> float:
+    """The least CPU time of one of so many."""
+    return min(cpu_ns(work) for _ in range(ROUNDS)) / number
+
+
+def begun(data: Items) -> Worker:
+    rings = Rings(1)
+    slot = claim_slot(rings.fd, 1, 0)
+    assert slot is not None
+    worker = Worker(slot, UserCode(), sampling=False)
+    worker.begin(data)
+    return worker
+
+
+def batches(data: Items, collate: Callable[[Any], Any], number: int, size: int) -> Callable[[], None]:
+    def work() -> None:
+        for _ in range(number):
+            collate([data[index] for index in range(size)])
+
+    return work
+
+
+def prices() -> tuple[float, float, float]:
+    """Nanoseconds of CPU time that a timed call, a sample without calls, and a batch without samples cost."""
+    call, timed = Nothing(), Items([Nothing()])
+    bare = least_ns(lambda: [call(1) for _ in range(NUMBER)], NUMBER)
+    worker = begun(timed)
+    ours = timed.transforms[0]
+    per_call = least_ns(lambda: [ours(1) for _ in range(NUMBER)], NUMBER) - bare
+    worker.end()
+
+    plain, timed = Items([]), Items([])
+    bare = least_ns(lambda: [plain[1] for _ in range(NUMBER)], NUMBER)
+    worker = begun(timed)
+    per_sample = least_ns(lambda: [timed[1] for _ in range(NUMBER)], NUMBER) - bare
+    worker.end()
+
+    # Not fast ones, or only one in many would be timed; the fixed work is the same in both.
+    plain, timed, number = Items([Computing(20_000)]), Items([Computing(20_000)]), 300
+    bare = least_ns(batches(plain, list, number, 1), number)
+    worker = begun(timed)
+    per_batch = least_ns(batches(timed, lambda data: worker.collate(list, data), number, 1), number)
+    worker.end()
+    return per_call, per_sample, max(0.0, per_batch - bare - per_call - per_sample)
+
+
+def main() -> None:
+    """Print two tables."""
+    torch.set_num_threads(1)
+    per_call, per_sample, per_batch = prices()
+    whole = TRANSFORMS * per_call + per_sample + per_batch / BATCH
+    print("| one timed | CPU time |\n|---|---|")
+    for name, price in (("call", per_call), ("sample", per_sample), ("batch", per_batch)):
+        print(f"| {name} | {price / 1e3:.2f} us |")
+    print(
+        f"\nA sample of 1 ms with {TRANSFORMS} transforms in batches of {BATCH}: {whole / 1e3:.1f} us,"
+        f" {100 * whole / SAMPLE_NS:.2f} % of it.\n"
+    )
+
+    turns = 1_000
+    while cpu_ns(lambda: Computing(turns)(1)) * TRANSFORMS < SAMPLE_NS:  # noqa: B023  # called at once
+        turns = round(turns * 1.1)
+    number = 40
+    runs: dict[str, list[float]] = {"without": [], "ours": [], "cProfile": []}
+    for _ in range(40):
+        for name, times in runs.items():
+            data = Items([Computing(turns) for _ in range(TRANSFORMS)])
+            if name == "ours":
+                worker = begun(data)
+                work = batches(data, lambda data, worker=worker: worker.collate(list, data), number, BATCH)  # type: ignore[misc]
+                times.append(cpu_ns(work))
+                worker.end()
+            elif name == "cProfile":
+                profile = cProfile.Profile()
+                work = batches(data, list, number, BATCH)
+                times.append(cpu_ns(partial(profile.runcall, work)))
+            else:
+                times.append(cpu_ns(batches(data, list, number, BATCH)))
+    print("| in a worker | CPU time over that without (median, quartiles) |\n|---|---|")
+    for name in ("ours", "cProfile"):
+        ratios = [one / bare for one, bare in zip(runs[name], runs["without"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"| {name} | {middle:.4f} ({low:.4f} to {high:.4f}) |")
+    print(f"\n{os.cpu_count()} CPUs, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()
