@@ -21,9 +21,9 @@ class CallTimes(Record, frozen=True, kw_only=True):
         samples: that they made; other than ``calls`` only where one call makes several.
         total_ns: wall time in it, with what it calls.
         inner_ns: of that, in the calls of this list that it makes.
-        cpu_ns: CPU time of the worker's thread from the first sample of each batch until all were there; ``None``
-            where it was not read, as of transforms.
-        p50_ns, p99_ns: of one call, to within 3 %.
+        cpu_ns: CPU time of the worker's thread from the first sample of each batch until all were there;
+            ``None`` where it was not read, as of transforms.
+        p50_ns, p99_ns: of one call, among the newest 2,048 of each worker.
         max_ns: the longest call.
         file, line: where its code is; ``""`` and 0 where it has no Python code.
         is_users: whether that is the user's own code.
