@@ -35,8 +35,8 @@ WORKER_TRANSFORMS: Final = TableKind(
         ),
         Column("calls", "Calls", Unit.COUNT, help="that ended."),
         Column("avg_ns", "Avg", Unit.DURATION_NS, help="of one call, with what it calls."),
-        Column("p50_ns", "p50", Unit.DURATION_NS, help="of one call, to within 3 %."),
-        Column("p99_ns", "p99", Unit.DURATION_NS, help="of one call, to within 3 %."),
+        Column("p50_ns", "p50", Unit.DURATION_NS, help="of one call, among the newest 2,048 of each worker."),
+        Column("p99_ns", "p99", Unit.DURATION_NS, help="of one call, among the newest 2,048 of each worker."),
         Column("max_ns", "Max", Unit.DURATION_NS, help="the longest call."),
         Column("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without the calls below it."),
         Column(
