@@ -43,7 +43,7 @@ from lightning_modelprof.analysis.steps.loader_queue import PREFETCH_FACTORS, Lo
 from lightning_modelprof.measure.workers.watch import WatchedLoaders
 from lightning_modelprof.run.workers import WorkerBatches
 
-SEED, PIPELINES, BATCHES, MOST_WORKERS, PREFETCH, WARM = 30, 20, 240, 8, 2, 16
+SEED, PIPELINES, BATCHES, MOST_WORKERS, PREFETCH, WARM = 20261125, 20, 240, 8, 2, 16
 KINDS = ("constant", "normal", "log-normal", "1 in 20 slow")
 WITHIN, MOST_LOSS = 0.15, 0.05
 
