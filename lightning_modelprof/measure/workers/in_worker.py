@@ -37,6 +37,8 @@ _WORKERS: Final[dict[str, Worker]] = {}
 
 _SYSTEM_EVERY_NS: Final = 250_000_000
 _TEXT_EVERY_NS: Final = 1_000_000_000
+_FIRST_TEXT_NS: Final = 100_000_000
+"""What was seen is written down after so long, then after twice as long each time, up to the above."""
 
 _CALL_COST_NS: Final = 900
 _SAMPLE_COST_NS: Final = 1_200
@@ -167,7 +169,7 @@ class Worker:
         self._look: StackLook | None = StackLook(self._calls.state, user_code) if sampling else None
         self._sampler: Sampler | None = None
         self._before = slot.text()
-        self._since_text_ns = 0
+        self._since_text_ns, self._text_after_ns = 0, _FIRST_TEXT_NS
         self._sampler_cost_ns = 0
 
     # Life
@@ -316,8 +318,8 @@ class Worker:
     def _save_sometimes(self, elapsed_ns: int) -> None:
         """A look of the sampling thread, which writes down what it has seen."""
         self._since_text_ns += elapsed_ns
-        if self._since_text_ns >= _TEXT_EVERY_NS and self._sampler is not None:
-            self._since_text_ns = 0
+        if self._since_text_ns >= self._text_after_ns and self._sampler is not None:
+            self._since_text_ns, self._text_after_ns = 0, min(2 * self._text_after_ns, _TEXT_EVERY_NS)
             self._write_text(self._sampler)
 
     def _write_text(self, sampler: Sampler) -> None:
