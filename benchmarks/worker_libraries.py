@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 METHODS: Final = ("fork", "spawn", "forkserver")
-SAMPLES, BATCH, SIDE, SLEEP_S, WORKERS = 96, 4, 48, 0.005, 2
+SAMPLES, BATCH, SIDE, SLEEP_S, WORKERS = 160, 4, 48, 0.005, 2
 
 
 def picture(index: int) -> np.ndarray:

@@ -262,6 +262,20 @@ def test_a_loader_that_something_else_holds_is_watched():
     assert data.worker_init_fn is None
 
 
+@pytest.mark.parametrize("data", [list(range(6)), torch.arange(6)])
+def test_data_whose_class_is_not_pythons_is_left_alone(data):
+    loader = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    watched = WatchedLoaders(sampling=False)
+    watched.add(loader)
+    batches = list(loader)
+    assert {type(batch) for batch in batches} == {torch.Tensor}
+    assert torch.stack(batches).flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    (record,) = watched.record()
+    watched.end()
+    assert record.notes == ("Single samples are not seen: the class of the data set cannot be derived from.",)
+    assert [call.kind for call in record.calls] == ["collate"]
+
+
 def test_modules_inside_a_module_of_the_users_are_found():
     class Augment(torch.nn.Module):
         def __init__(self) -> None:

@@ -85,8 +85,8 @@ class TimedCalls:
         if not self._is_new(dataset):
             return
         kind = type(dataset)
-        if isinstance(dataset, IterDataPipe):
-            return  # its metaclass does not let __iter__ be derived
+        if isinstance(dataset, IterDataPipe | torch.Tensor):
+            return  # its metaclass does not let __iter__ be derived; its items would be of that class, too
         names = ("__iter__",) if isinstance(dataset, IterableDataset) else ("__getitem__", "__getitems__")
         methods = {name: getattr(kind, name) for name in names if callable(getattr(kind, name, None))}
         timed, noted = {}, {}

@@ -227,6 +227,8 @@ class _Watched:
             notes.append(f"{dropped:,} batches are in no figure of single batches: too many came at once.")
         if not slots:
             notes.append("No worker has begun to measure.")
+        elif not any(slot.head[Head.BATCHES] for slot in slots) and any(slot.calls for slot in slots):
+            notes.append("Single samples are not seen: the class of the data set cannot be derived from.")
         timed, samples = (
             sum(int(slot.head[which]) for slot in slots) for which in (Head.TIMED_SAMPLES, Head.SAMPLES)
         )

@@ -1,0 +1,63 @@
+"""Data whose samples say who made them: value, random numbers, number of the worker, its process.
+
+In a module that imports little, as a worker that is spawned imports it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+SIZE = 12
+
+
+def sample(index: int) -> dict[str, Any]:
+    drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]
+    return {"x": torch.full((8,), float(index)), "drawn": drawn} | maker()
+
+
+def maker() -> dict[str, int]:
+    info = get_worker_info()
+    return {"worker": -1 if info is None else info.id, "process": os.getpid()}
+
+
+def twice(one: dict[str, Any]) -> dict[str, Any]:
+    return one | {"x": 2 * one["x"]}
+
+
+class AddNoise:
+    def __call__(self, one: dict[str, Any]) -> dict[str, Any]:
+        return one | {"x": one["x"] + torch.rand(8)}
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, one: Any) -> Any:
+        for transform in self.transforms:
+            one = transform(one)
+        return one
+
+
+class Mapped(Dataset):
+    def __init__(self, transform: Any = None, size: int = SIZE) -> None:
+        self.transform = transform or Compose(twice, AddNoise())
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(sample(index))
+
+
+def draw_more(worker: int) -> None:
+    """A ``worker_init_fn`` of the user's."""
+    random.seed(100 + worker)
+    np.random.seed(100 + worker)
