@@ -19,6 +19,7 @@ from lightning_modelprof.analysis.source.worker_stacks import worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import batch_cpu
 from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.memory import memory_use
 from lightning_modelprof.analysis.steps.phase_times import around_times, own_cost, phase_times
 from lightning_modelprof.analysis.steps.slowdown import slowdown
@@ -120,6 +121,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
         slowdown=slowdown(steps),
         batch_cpu=cpu,
         workers=workers_facts(record.workers, steps=steps, costs=costs, batch_cpu=cpu, setup=record.setup),
+        fetch_queue=fetch_queue(steps, costs, batch_cpu=cpu, setup=record.setup, hot=hot),
         batch_scaling=batch_scaling(steps, None if cost is None else cost.batch_sizes),
         repeated=record.repeated,
         own_cost=own_cost(totals, record.outside_ns, costs, record.helper_cpu_ns),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
     from lightning_modelprof.analysis.steps.batches import BatchScaling
     from lightning_modelprof.analysis.steps.benchmark import Benchmark, Exclusion
+    from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
     from lightning_modelprof.analysis.steps.memory import MemoryUse
     from lightning_modelprof.analysis.steps.phase_times import AroundTimes, OwnCost, PhaseTime
     from lightning_modelprof.analysis.steps.slowdown import Slowdown
@@ -80,6 +81,7 @@ class Analysis(Record, frozen=True, kw_only=True):
         slowdown: whether steps take longer and longer.
         batch_cpu: what batches and steps take of the CPUs.
         workers: of each loader, where the time of its workers went, and how many are enough.
+        fetch_queue: what steps would take with workers where the loop has none, by its fetches.
         batch_scaling: how the time of a step depends on the size of its batch.
         repeated: whether samples are the same in each epoch; ``None`` where nobody looked.
         own_cost: what this profiler took of the loop.
@@ -123,6 +125,7 @@ class Analysis(Record, frozen=True, kw_only=True):
     slowdown: Slowdown | Absent
     batch_cpu: BatchCpu | Absent
     workers: tuple[WorkersFacts, ...] | Absent
+    fetch_queue: LoaderQueue | Absent
     batch_scaling: BatchScaling | Absent
     repeated: RepeatedSamples | None
     own_cost: OwnCost | Absent

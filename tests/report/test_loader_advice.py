@@ -245,11 +245,15 @@ def test_the_verdict_rests_on_the_wait_and_not_on_what_can_be_gained():
     """7 ms of 15 wait, and workers can save 2.5 at best: still input-bound, at 46.7 %."""
     setup = replace(SETUP, usable_cpus=2)
     record = use(
-        fetches_thread_ns=70 * MS, rest_process_ns=180 * MS, steps_ns=150 * MS, rest_thread_ns=80 * MS
+        fetches_ns=70 * MS,
+        fetches_thread_ns=70 * MS,
+        rest_process_ns=180 * MS,
+        steps_ns=150 * MS,
+        rest_thread_ns=80 * MS,
     )
     analysis = analysis_of(steps_of(forward=8, dataloader=7), setup=setup, cpu=record)
     finding = only(InputBound().evaluate(analysis))
-    assert finding.saving_ns_per_step == (15 - (7 + 18) / 2 - 0.5) * MS
+    assert finding.saving_ns_per_step == (15 - (7 + 18) / 2) * MS
     verdict = give_verdict(analysis, [finding], [InputBound()], account(analysis.step_costs))
     assert verdict.kind == "input_bound"
     assert verdict.summary.startswith("46.7 % of a usual step")

@@ -16,12 +16,13 @@ from lightning_modelprof.report.advice.owners import Owner
 from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.input import InputBound, WorkerStartup
+from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
-from tests.support.diagnosed import MS, analysis_of, only, steps_of, with_loader
+from tests.analysis.test_fetch_queue import used
+from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
 
 DATA = "/home/me/data.py"
 
@@ -383,7 +384,7 @@ BEGINS = {
     Why.THREADS: "Each of 2 workers has up to 18 threads, on 8 CPUs: ",
     Why.PICKLING: "Pickling batches takes CPU time as long as 60.0 % of making them. Let the collate",
     Why.COLLATE: "The collate function takes 60.0 % of the workers' time: ",
-    Why.SLOW_SAMPLES: "0 % of the batches take more than 3 times the median of 40 ms. Batches that are ready",
+    Why.SLOW_SAMPLES: "0 % of the batches take more than 3 times the median of 40 ms. Make the slow samples",
     Why.TOO_FEW_WORKERS: "DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now.",
     Why.WAITS: "Making a batch mostly waits: 20.0 % of its time is CPU time. Read fewer, larger pieces",
     Why.COMPUTES: "Making a batch computes (20.0 % of its time is CPU time): make Crop cheaper;",
@@ -413,15 +414,18 @@ def test_slow_samples_are_told_by_the_call_that_has_the_tail():
     cause = WaitCause(why=Why.SLOW_SAMPLES, share=0.4, saving_ns=MS)
     facts = replace(facts, why=cause.why, causes=(cause,))
     calls = tuple(replace(one, beyond_median=0.5 * (one.call.name == "Crop")) for one in facts.calls)
-    said = cause_advice(replace(facts, calls=calls), None, 8).action
-    assert said.startswith("Crop takes 9 ms as a median and 18 ms as p99. Batches that are ready")
+    advice = cause_advice(replace(facts, calls=calls), None, 8)
+    assert advice.action.startswith("Crop takes 9 ms as a median and 18 ms as p99. Make the slow samples")
+    assert len(advice.action) <= 3 * 77, "three lines of a terminal of 80 columns"
+    assert advice.told.startswith(" Batches that are ready wait behind a slow one")
+    assert "DataLoader(in_order=False)" in advice.told
     said = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8).action
-    assert said.startswith("5.0 % of the batches take more than 3 times the median of 40 ms. Batches")
+    assert said.startswith("5.0 % of the batches take more than 3 times the median of 40 ms. Make the slow")
     # Nothing is held back where batches come as they are ready, or one after the other.
     for changes in ({"is_ordered": False}, {"num_workers": 1}):
-        said = cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).action
-        assert "in_order" not in said
-        assert "wait behind" not in said
+        assert not cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).told
+    # It is said where there is room: in the full report.
+    assert advice.told in finding(replace(played(40, workers=2), workers=(facts,))).summary
 
 
 def test_a_library_that_makes_the_loader_is_told_its_own_way():
@@ -515,6 +519,84 @@ def test_no_prediction_says_why():
     report = report_of(LOADER)
     assert "batches were timed" in table(report, "num_workers").absent_reason
     assert not [one for one in report.charts if one.id == "num_workers"]
+
+
+# Without workers
+
+
+def inline(fetch_ms=40, rest_ms=10, **setup):
+    """A run with num_workers=0, whose fetches sleep."""
+    steps = steps_of(24, forward=rest_ms, dataloader=fetch_ms)
+    return analysis_of(steps, cpu=used(fetch_ms, rest_ms), setup=with_loader(**setup))
+
+
+UNSEEN = "No worker was seen"
+
+
+def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetches():
+    """40 ms a batch beside 10 ms of rest: 50, then 40, 20, 13.3 and, with the hand-over, 10.5 ms."""
+    report = build_report(analysis := inline())
+    one = table(report, "num_workers")
+    steps = {row[0]: row[3] / MS for row in one.rows if row[1] in (2, None)}
+    expected = {0: 50, 1: 40, 2: 20, 3: 40 / 3, 4: 10.5, 8: 10.5}
+    assert {each: steps[str(each)] for each in expected} == pytest.approx(expected, rel=1e-3)
+    assert {row[2]: row[:2] for row in one.rows if row[2]} == {"now": ("0", None), "advised": ("4", 2)}
+    assert one.notes[0].startswith("A step took 50 ms; the model says 50 ms.")
+    assert one.notes[1].startswith(UNSEEN)
+    assert one.notes[1].endswith("to hand it over is assumed to take 0.5 ms.")
+    chart = next(one for one in report.charts if one.id == "num_workers")
+    by_key = {one.key: dict(zip(chart.x, one.values, strict=True)) for one in chart.series}
+    assert {x: value for x, value in by_key["now"].items() if value} == {0.0: 50 * MS}
+    assert [x for x, value in by_key["advised"].items() if value] == [4.0]
+    assert any(UNSEEN in note for note in chart.notes)
+    found = finding(analysis)
+    assert found.action == (
+        "DataLoader(num_workers=4, persistent_workers=True): num_workers is 0 now. A step is predicted to"
+        " take 10.5 ms instead of 50 ms."
+    )
+    assert UNSEEN in found.summary
+    assert found.saving_ns_per_step == 39.5 * MS
+    told = evidence(found)
+    assert (told["num_workers"], told["num_workers advised"], told["usable CPUs"]) == (0, 4, 8)
+    assert told["a step with these workers, predicted"] == 10.5 * MS
+    # What is about workers one by one has nothing to say.
+    assert not [one for one in report.tables if one.id in ("workers", "worker_transforms")]
+
+
+def test_where_workers_were_looked_into_fetches_tell_nothing():
+    report = build_report(played(40, workers=2))
+    said = [*table(report, "num_workers").notes, *(one.summary for one in report.findings)]
+    said += [note for one in report.charts for note in one.notes]
+    assert not [one for one in said if UNSEEN in one]
+
+
+def test_no_prediction_of_rows_in_memory():
+    """64 rows in 2 ms: no worker would be faster, so neither the table nor the finding has a number."""
+    report = build_report(analysis := inline(2, 4, batch_size=64))
+    assert not [one for one in (*report.tables, *report.charts) if one.id == "num_workers"]
+    assert "num_workers" not in finding(analysis).action
+
+
+def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
+    """3 of 103 ms are worth a worker; 1 ms of 41 and 0.6 of 5.6 are not, for the hand-over of 0.5."""
+    hint = only(SynchronousLoader().evaluate(inline(3, 100)))
+    assert hint.status is Status.FOUND
+    assert hint.action.endswith("A step is predicted to take 100 ms instead of 103 ms.")
+    assert UNSEEN in hint.summary
+    assert only(SynchronousLoader().evaluate(inline(1, 40))).status is Status.CLEAN
+    short = finding(inline(0.6, 5))
+    assert short.action.endswith("A worker would take about as long to hand a batch over.")
+    assert "num_workers" not in short.action
+    assert UNSEEN not in short.summary
+    # Two CPUs for 40 ms of computing and 10 of the step: 25 ms a step at least, so batches stay too slow.
+    cpu, setup = used(40, 10, computing=1.0, cpus=2, rest_cpu_ms=10), replace(SETUP, usable_cpus=2)
+    one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))
+    assert one.action.startswith("DataLoader(num_workers=2, persistent_workers=True): num_workers is 0 now.")
+    assert "For more: make a batch cheaper" in one.action
+    cpu = used(40, 10, computing=1.0, cpus=1, rest_cpu_ms=10)
+    setup = replace(SETUP, usable_cpus=1)
+    one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))
+    assert "no CPU is free for it" in one.action
 
 
 # Over time

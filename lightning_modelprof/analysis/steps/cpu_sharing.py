@@ -83,7 +83,8 @@ class Interference(Record, frozen=True, kw_only=True):
     ) -> Interference:
         """What of a batch waits by itself, and what for a CPU, by the law for the present number of workers.
 
-        Where batches compute faster than the law allows, there are more CPUs than was thought.
+        Where batches compute faster than the law allows, there are more CPUs than was thought. With 0 workers
+        ``busy`` nothing of the training computes beside a batch, so that it has a CPU of its own.
         """
         cpu_ns = min(cpu_ns, service_ns)
         if cpus is None or cpu_ns <= 0:
@@ -98,9 +99,9 @@ class Interference(Record, frozen=True, kw_only=True):
             )
         rest_cpus = rest_cpu_ns / max(1.0, step_ns)
         total = service_ns / cpu_ns
-        cpus = max(cpus, rest_cpus + busy / total)
+        cpus = max(cpus, rest_cpus + (busy / total if busy else cpu_ns / max(1.0, step_ns)))
         free, working = np.array([max(_LEAST_CPUS, cpus - rest_cpus)]), np.array([busy])
-        low, high = 0.0, total
+        low, high = (0.0, total) if busy else (total - 1, total - 1)
         for _ in range(40):
             middle = (low + high) / 2
             if middle + float(stretched(working, middle, free)[0]) > total:

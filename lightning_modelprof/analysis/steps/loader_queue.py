@@ -174,11 +174,12 @@ def loader_queue(
     cpus: float | None = None,
     num_cpus: int | None = None,
     rest_cpu_ns: float = 0.0,
+    assumed_handover_ns: float = ASSUMED_HANDOVER_NS,
 ) -> LoaderQueue | Absent:
     """Predict the mean step for other numbers of workers and prefetch factors.
 
     Args:
-        batches: as measured with the present numbers.
+        batches: as measured with the present numbers; without workers what the training thread made.
         num_workers: the present one.
         prefetch_factor: likewise; ``None`` without workers.
         rests_ns: of some steps, the time without the wait for the batch.
@@ -187,6 +188,7 @@ def loader_queue(
         cpus: that training and workers may use on average; ``None`` if unknown.
         num_cpus: up to which numbers of workers are tried; by default ``cpus``.
         rest_cpu_ns: CPU time of the rest of a step, all threads together.
+        assumed_handover_ns: where no hand-over was seen.
     """
     is_steady = _steady(batches, num_workers)
     service_ns = np.asarray(batches.ready_ns, np.int64) - np.asarray(batches.begin_ns, np.int64)
@@ -204,7 +206,7 @@ def loader_queue(
     law = Interference.measured(
         max(1.0, mean_ns),
         max(0.0, float(cpu_ns.mean())),
-        busy=min(float(max(num_workers, 1)), max(1.0, mean_ns / max(1.0, rest_ns + wait_ns))),
+        busy=min(float(num_workers), max(1.0, mean_ns / max(1.0, rest_ns + wait_ns))),
         cpus=cpus,
         rest_cpu_ns=rest_cpu_ns,
         step_ns=rest_ns + wait_ns,
@@ -217,7 +219,7 @@ def loader_queue(
     ready = _ready(present[0], draws, law, is_ordered) if num_workers else 0.0
     # By the model this share of the fetches was for ready batches, so about so many waits were hand-overs.
     shortest_ns = np.sort(waits_ns)[: round(_SURELY * ready * len(waits_ns))]
-    handover_ns = float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else ASSUMED_HANDOVER_NS
+    handover_ns = float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else assumed_handover_ns
     factors = sorted({factor, *PREFETCH_FACTORS})
     numbers = [one for one in _numbers(most, num_workers) if one]
     found = _predict(
@@ -226,6 +228,8 @@ def loader_queue(
         law,
         handover_ns,
         is_ordered,
+        exposed=1.0 if num_workers else min(1.0, wait_ns / max(1.0, mean_ns)),
+        least_ns=0.0 if num_workers or not law.cpus else (law.compute_ns + rest_cpu_ns) / law.cpus,
     )
     best = min(found, key=lambda one: (one.step_ns, one.workers, one.prefetch_factor))
     enough = [one for one in found if one.step_ns <= (1 + WITHIN) * best.step_ns]
@@ -338,9 +342,20 @@ def _ready(setting: tuple[int, int], draws: _Draws, law: Interference, is_ordere
 
 
 def _predict(
-    settings: list[tuple[int, int]], draws: _Draws, law: Interference, handover_ns: float, is_ordered: bool
+    settings: list[tuple[int, int]],
+    draws: _Draws,
+    law: Interference,
+    handover_ns: float,
+    is_ordered: bool,
+    *,
+    exposed: float = 1.0,
+    least_ns: float = 0.0,
 ) -> list[PredictedStep]:
-    """The mean step with each pair of a number of workers and a prefetch factor."""
+    """The mean step with each pair of a number of workers and a prefetch factor.
+
+    Without workers, so much of the time of a batch is ``exposed`` as a device does not hide with its work.
+    With workers no step is shorter than ``least_ns``, what it and a batch take of the CPUs.
+    """
     handover = round(handover_ns)
 
     def mean_steps(stretch: _Floats, which: list[tuple[int, int]], replications: int) -> _Floats:
@@ -350,7 +365,7 @@ def _predict(
             which,
             handover_ns=handover,
             is_ordered=is_ordered,
-            factors=law.factor(stretch),
+            factors=law.factor(stretch) * np.array([1.0 if one else exposed for one, _ in which]),
         )
         # Whole rounds of the workers: of equal batches each round's come at once.
         rounds = np.array([max(1, one) for one, _ in which])
@@ -373,6 +388,7 @@ def _predict(
             low[is_open] = np.where(is_more, tried[is_open], low[is_open])
             high[is_open] = np.where(is_more, high[is_open], tried[is_open])
     steps = mean_steps(low, settings, _REPLICATIONS)
+    steps = np.maximum(steps, np.where(workers > 0, least_ns, 0.0)[:, None])
     ends = np.quantile(steps, (0.025, 0.975), axis=1)
     return [
         PredictedStep(

@@ -8,16 +8,15 @@ from enum import Enum
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent, sum_of_all
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
-from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, loader_queue
+from lightning_modelprof.analysis.steps.fetch_queue import queue_of_steps
+from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.record import Record
-from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.setup import TrainingSetup
-from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 
 SLOW: Final = 3
@@ -236,7 +235,7 @@ def _facts(
     if not isinstance(costs, Absent):
         wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
         start_up_ns = _start_up_ns(costs)
-        queue = _queue(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
+        queue = queue_of_steps(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
     late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))
     facts = WorkersFacts(
         record=record,
@@ -306,51 +305,6 @@ def _start_up_ns(costs: StepCosts) -> float:
     """By step of the steady ones, the time that the starts of epochs take for the loader."""
     boundaries = costs.boundaries
     return (boundaries.init_ns + (boundaries.extra_wait_ns or 0)) / max(1, costs.steady.num_steps)
-
-
-def _queue(
-    record: LoaderWorkers,
-    steps: StepTimings,
-    costs: StepCosts,
-    *,
-    batch_cpu: BatchCpu | Absent,
-    setup: TrainingSetup | None,
-) -> LoaderQueue | Absent:
-    wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
-    cpus = None if setup is None else setup.usable_cpus
-    clean = steps.clean()
-    fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
-    seen = fetches_ns != NOT_MEASURED
-    if wait_ns is None or not seen.any():
-        return Absent("fetches were not seen")
-    # A device may hide a part of the fetch, and a usual step may be shorter than the mean one. But long waits
-    # are not unusual here: they are for slow batches.
-    host_ns, exposed_ns = costs.typical.phases_ns["dataloader"], costs.typical.exposed_wait_ns
-    waits_ns = _scaled(
-        fetches_ns[seen], float(fetches_ns[seen].mean()) * _ratio(exposed_ns or 0, host_ns or 1)
-    )
-    rests_ns = _scaled((clean.duration_ns - fetches_ns)[seen], max(0.0, step_ns - wait_ns))
-    known = None if isinstance(batch_cpu, Absent) else batch_cpu
-    free = None if known is None else known.free_cpus
-    if free is not None and cpus is not None and setup is not None:
-        # Whoever computes beside others gets a share, however much these would take.
-        free = max(free, cpus / max(2, setup.local_world_size))
-    return loader_queue(
-        record.batches,
-        num_workers=record.num_workers,
-        prefetch_factor=record.prefetch_factor,
-        rests_ns=rests_ns,
-        waits_ns=waits_ns,
-        is_ordered=record.is_ordered,
-        cpus=free or cpus,
-        num_cpus=cpus,
-        rest_cpu_ns=0.0 if known is None else known.rest_ns,
-    )
-
-
-def _scaled(times_ns: NDArray[np.int64], mean_ns: float) -> NDArray[np.float64]:
-    scaled: NDArray[np.float64] = times_ns.astype(np.float64) * _ratio(mean_ns, float(times_ns.mean()))
-    return scaled
 
 
 def _late(batches: WorkerBatches, num_ahead: int) -> tuple[dict[int, int], dict[int, int]]:

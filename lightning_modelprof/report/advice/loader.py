@@ -9,6 +9,13 @@ from typing import Any, Final, NamedTuple
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.steps.fetch_queue import (
+    HANDOVER_NS,
+    is_of_sampler,
+    is_row_by_row,
+    sampler_share,
+)
+from lightning_modelprof.analysis.steps.loader_queue import WITHIN, LoaderQueue
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
@@ -18,28 +25,12 @@ from lightning_modelprof.units import digits, milliseconds, percent
 FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."
 """For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
 
-_NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
-"""Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
-_MOSTLY: Final = 0.5
-
-CHEAP_SAMPLE_NS: Final = 50_000
-"""A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
-
-Source: measured with 20,000 rows of 32 numbers in batches of 64 on one CPU: 6.7 us a sample row by row and
-1.9 us by slices of whole batches; with a worker the training thread took 16 us a sample to get its batches.
-"""
-
 _SLICED: Final = 0.3
-"""What of such a wait slices of whole batches take. Source: the same measurement."""
+"""What of such a wait slices of whole batches take. Source: the measurement of ``CHEAP_SAMPLE_NS``."""
 
-_HANDOVER_NS: Final = 500_000
-"""What the training thread takes to get a batch from a worker.
-
-Source: less than was measured on a virtual machine with two CPUs, 1.3 ms of CPU time for a batch of one
-tensor, 1.8 for two and 4.6 for eight. No other machine was tried.
-"""
 _WORTH_IT: Final = 0.25
 _MOST_OF_IT: Final = 0.9
+_UNSEEN: Final = " No worker was seen: what is predicted with workers is from fetches alone."
 _CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the training, or do less per sample."
 
 
@@ -56,18 +47,6 @@ def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
     )
 
 
-def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
-    """Whether what a batch takes is indexing and joining rows that are in memory, and no work on samples."""
-    return (
-        loader.num_workers == 0
-        and loader.dataset is not None
-        and loader.dataset.name.endswith(".__getitem__")
-        and loader.batch_size is not None
-        and loader.batch_size > 1
-        and wait_ns < CHEAP_SAMPLE_NS * loader.batch_size
-    )
-
-
 class LoaderAdvice(NamedTuple):
     """What to change about a loader that is waited for.
 
@@ -77,6 +56,7 @@ class LoaderAdvice(NamedTuple):
         saving_ns: how much of the wait would go, at best.
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
+        told: what else is to be known, for the full report; a sentence that begins with a space, or ``""``.
     """
 
     action: str
@@ -84,6 +64,7 @@ class LoaderAdvice(NamedTuple):
     saving_ns: float
     num_workers: int | None = None
     is_minor: bool = False
+    told: str = ""
 
 
 def loader_advice(
@@ -93,11 +74,12 @@ def loader_advice(
     wall_ns: float,
     cpu: BatchCpu | None = None,
     *,
+    queue: LoaderQueue | None = None,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for; arguments as of :func:`workers_advice`."""
     if not loaders or not is_row_by_row(loaders[0], wait_ns):
-        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
+        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, queue=queue, owner=owner)
     loader = loaders[0]
     size = loader.batch_size or 1
     sample_ns = wait_ns / size
@@ -121,20 +103,11 @@ def loader_advice(
     )
 
 
-def _sampler_share(hot: HotLines | Absent) -> float:
-    return 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
-
-
-def is_of_sampler(hot: HotLines | Absent) -> bool:
-    """Whether the training thread, in Dataloader, is mostly choosing indices."""
-    return _sampler_share(hot) >= _MOSTLY
-
-
 def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | None:
     """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
     if not is_of_sampler(hot):
         return None
-    share = _sampler_share(hot)
+    share = sampler_share(hot)
     return LoaderAdvice(
         "Make the sampler cheaper: it chooses the indices in the training process, whatever num_workers is."
         " Compute the order of a whole epoch at once, with operations on arrays, or ahead of the training.",
@@ -150,12 +123,14 @@ def workers_advice(
     wall_ns: float,
     cpu: BatchCpu | None = None,
     *,
+    queue: LoaderQueue | None = None,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for, and the numbers behind it.
 
     Workers are advised where they gain at least a quarter of the wait, by the time that one worker takes for
     a batch, by the CPUs that are free where batches compute, and by what a batch costs to be handed over.
+    Where the model of the queue predicts steps from fetches, it says whether workers help, and how many.
 
     Args:
         loaders: of the loop; the first one is spoken of.
@@ -163,6 +138,7 @@ def workers_advice(
         wait_ns: for one batch.
         wall_ns: from one batch to the next, with the wait.
         cpu: what batches and steps take of the CPUs; ``None`` if unknown.
+        queue: what steps would take with workers, where there are none; ``None`` without a prediction.
         owner: the library that makes the loader; ``None`` if the user does.
     """
     cheaper = f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
@@ -186,8 +162,10 @@ def workers_advice(
     if least_ns is None and cpus is not None:
         # One CPU stays for the training process.
         advised = min(advised, max(cpus - 1, 1))
-    step_ns = max(floor_ns, batch_ns / advised) + (_HANDOVER_NS if workers == 0 else 0.0)
+    step_ns = max(floor_ns, batch_ns / advised) + (HANDOVER_NS if workers == 0 else 0.0)
     saving_ns = wall_ns - step_ns if advised > workers else 0.0
+    if queue is not None:
+        saving_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
     evidence = [
         count("num_workers", workers),
         duration("one worker's time for a batch at most", batch_ns),
@@ -198,9 +176,19 @@ def workers_advice(
         evidence.append(count("usable CPUs", cpus))
     if loader.start_method is not None:
         evidence.append(text("start method", loader.start_method))
-    if saving_ns < _WORTH_IT * wait_ns:
-        why = _why_no_worker(workers, wait_ns, cpu)
-        return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=_is_short(workers, wait_ns))
+    if saving_ns <= 0 if queue is not None else saving_ns < _WORTH_IT * wait_ns:
+        is_short = workers == 0 and wait_ns * (1 - _WORTH_IT) <= HANDOVER_NS
+        if queue is not None:
+            is_short = is_short or wait_ns - HANDOVER_NS <= WITHIN * wall_ns
+        why = _why_no_worker(workers, cpu, is_short=is_short)
+        return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=is_short)
+    if queue is not None:
+        action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner)
+        if queue.needed_factor is not None:
+            action += f" For more: {cheaper[:1].lower()}{cheaper[1:]}"
+        return LoaderAdvice(
+            action, evidence + predicted_evidence(queue), saving_ns, queue.advised.workers, told=_UNSEEN
+        )
     evidence += [
         count("num_workers advised", advised),
         duration("a step with these workers, at best", step_ns),
@@ -215,6 +203,36 @@ def workers_advice(
     return LoaderAdvice(" ".join(parts), evidence, saving_ns, advised)
 
 
+def predicted_call(queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None) -> str:
+    """What to write for the number of workers that is advised, what it is now, and what a step would take."""
+    present, advised = queue.present, queue.advised
+    arguments: dict[str, Any] = {"num_workers": advised.workers}
+    now = f"num_workers is {present.workers}"
+    if advised.workers and advised.prefetch_factor != present.prefetch_factor:
+        arguments["prefetch_factor"] = advised.prefetch_factor
+        now += f" and prefetch_factor {present.prefetch_factor}" if present.workers else ""
+    if advised.workers and not is_persistent:
+        arguments["persistent_workers"] = True
+    low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
+    interval = "" if low == high else f" ({low} to {high})"
+    return (
+        f"{written_call(kind, arguments, owner)}: {now} now. A step is predicted to take"
+        f" {milliseconds(advised.step_ns)}{interval} instead of {milliseconds(present.step_ns)}."
+    )
+
+
+def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
+    """The numbers behind the number of workers that is advised."""
+    advised = queue.advised
+    return [
+        count("num_workers advised", advised.workers),
+        count("prefetch_factor advised", advised.prefetch_factor if advised.workers else None),
+        duration("a step with these workers, predicted", advised.step_ns),
+        duration("at least", advised.low_ns),
+        duration("at most", advised.high_ns),
+    ]
+
+
 def _handover_advice(workers: int, wait_ns: float, cpu: BatchCpu) -> LoaderAdvice:
     """Batches are there before they are fetched: what is waited for is the way from the worker."""
     return LoaderAdvice(
@@ -222,7 +240,7 @@ def _handover_advice(workers: int, wait_ns: float, cpu: BatchCpu) -> LoaderAdvic
         f" fetched. Taking one from its worker lasts {milliseconds(wait_ns)}: make a batch of fewer, larger"
         " tensors, or of fewer bytes.",
         [count("num_workers", workers), ratio("batches ready when fetched", cpu.ready)],
-        max(wait_ns - _HANDOVER_NS, 0.0),
+        max(wait_ns - HANDOVER_NS, 0.0),
         is_minor=True,
     )
 
@@ -248,14 +266,9 @@ def _whose_cpu(cpu: BatchCpu | None) -> str:
     return f"A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
 
 
-def _is_short(workers: int, wait_ns: float) -> bool:
-    """Whether a worker would take about as long to hand a batch over as making it takes."""
-    return workers == 0 and wait_ns * (1 - _WORTH_IT) <= _HANDOVER_NS
-
-
-def _why_no_worker(workers: int, wait_ns: float, cpu: BatchCpu | None) -> str:
-    """Why no worker, or not more of them, are advised."""
-    if _is_short(workers, wait_ns):
+def _why_no_worker(workers: int, cpu: BatchCpu | None, *, is_short: bool) -> str:
+    """Why no worker, or not more of them, are advised; a batch is short that is handed over no faster."""
+    if is_short:
         return " A worker would take about as long to hand a batch over."
     if cpu is not None and cpu.is_computing:
         what = "More workers" if workers else "Workers"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.worker_stacks import busiest
+from lightning_modelprof.analysis.steps.fetch_queue import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, WaitCause, Why, WorkersFacts
-from lightning_modelprof.report.advice.loader import LoaderAdvice, is_of_sampler
+from lightning_modelprof.report.advice.loader import LoaderAdvice, predicted_call, predicted_evidence
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
@@ -139,28 +140,15 @@ def cause_advice(
         _evidence(facts, cause, queue, cpus),
         saving_ns,
         None if advised is None else advised.workers,
+        told=_held_back(facts) if cause.why is Why.SLOW_SAMPLES else "",
     )
 
 
 def _more_workers(
     facts: WorkersFacts, queue: LoaderQueue, loader: LoaderSetup | None, owner: Owner | None
 ) -> str:
-    """What to write, what it is now, and what a step would take."""
-    record, advised = facts.record, queue.advised
-    arguments: dict[str, Any] = {"num_workers": advised.workers}
-    now = f"num_workers is {record.num_workers}"
-    if advised.workers and advised.prefetch_factor != record.prefetch_factor:
-        arguments["prefetch_factor"] = advised.prefetch_factor
-        now += f" and prefetch_factor {record.prefetch_factor}"
-    if advised.workers and not record.is_persistent:
-        arguments["persistent_workers"] = True
-    kind = record.kind if loader is None else loader.kind
-    low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
-    interval = "" if low == high else f" ({low} to {high})"
-    return (
-        f"{written_call(kind, arguments, owner)}: {now} now. A step is predicted to take"
-        f" {milliseconds(advised.step_ns)}{interval} instead of {milliseconds(queue.present.step_ns)}."
-    )
+    kind = facts.record.kind if loader is None else loader.kind
+    return predicted_call(queue, kind, facts.record.is_persistent, owner)
 
 
 def _cheaper(facts: WorkersFacts) -> str:
@@ -215,17 +203,23 @@ def _action(
             " one size."
         )
     if cause.why is Why.SLOW_SAMPLES:
-        is_held = facts.record.is_ordered and facts.record.num_workers > 1
-        held = " Batches that are ready wait behind a slow one, as they come in order." if is_held else ""
-        other = " DataLoader(in_order=False) (since torch 2.6) gives what is ready, in another order."
-        slow = f"{_slow(facts)}{held} Make the slow samples cheaper, or sort them out."
-        return f"{slow}{other if is_held else ''}"
+        return f"{_slow(facts)} Make the slow samples cheaper, or sort them out."
     if cause.why is Why.WAITS:
         return (
             f"Making a batch mostly waits: {percent(facts.computing)} of its time is CPU time. Read fewer,"
             f" larger pieces, from memory or a faster disk; {cheaper}."
         )
     return f"Making a batch computes ({percent(facts.computing)} of its time is CPU time): {cheaper}."
+
+
+def _held_back(facts: WorkersFacts) -> str:
+    """What slow samples do to the other ones, where batches come in order."""
+    if not facts.record.is_ordered or facts.record.num_workers < 2:
+        return ""
+    return (
+        " Batches that are ready wait behind a slow one, as they come in order; DataLoader(in_order=False)"
+        " (since torch 2.6) gives what is ready, in another order."
+    )
 
 
 def _slow(facts: WorkersFacts) -> str:
@@ -273,13 +267,5 @@ def _evidence(
     if facts.record.start_method:
         told.append(text("start method", facts.record.start_method))
     if queue is not None and queue.advised != queue.present:
-        told += [
-            count("num_workers advised", queue.advised.workers),
-            count(
-                "prefetch_factor advised", queue.advised.prefetch_factor if queue.advised.workers else None
-            ),
-            duration("a step with these workers, predicted", queue.advised.step_ns),
-            duration("at least", queue.advised.low_ns),
-            duration("at most", queue.advised.high_ns),
-        ]
+        told += predicted_evidence(queue)
     return told

@@ -19,7 +19,8 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
     one with the longest predicted step.
     """
     facts = () if isinstance(analysis.workers, Absent) else analysis.workers
-    queues = [one.queue for one in facts if not isinstance(one.queue, Absent)]
+    known = [one.queue for one in facts] or [analysis.fetch_queue]
+    queues = [one for one in known if not isinstance(one, Absent)]
     if not queues:
         return None
     queue = max(queues, key=lambda one: one.present.step_ns)
@@ -49,7 +50,10 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
             series("low", "95 % from", of("low_ns")),
             series("high", "95 % to", of("high_ns")),
         ),
-        notes=(f"With prefetch_factor={factor}, but for what is advised.",),
+        notes=(
+            f"With prefetch_factor={factor}, but for what is advised.",
+            *(() if queue.present.workers else ("No worker was seen: it is predicted from fetches alone.",)),
+        ),
         level=queue.rest_ns,
         level_label="no wait",
     )

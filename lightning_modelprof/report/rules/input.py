@@ -9,10 +9,11 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.steps.fetch_queue import is_row_by_row
+from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.loader import (
     FEWER_ITEMS,
-    is_row_by_row,
     loader_advice,
     places_of_batches,
     sampler_advice,
@@ -50,7 +51,8 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
     workers that are always behind, a step takes T / w, so T is w times the step. Where batches compute, no
     step is shorter than the CPU time of a step and a batch over the CPUs that nobody else uses. The time at
     stake is what the advice would save, at best. Where workers were looked into, a model of their queue says
-    how many are enough, and the cause of the wait decides what is advised (``advice/workers.py``).
+    how many are enough, and the cause of the wait decides what is advised (``advice/workers.py``). Without
+    workers it plays fetches.
 
     Rows that are only indexed and joined, batches that a worker hands over no faster, and batches that were
     ready in nine of ten fetches are a hint, unless they are critical: any DataLoader takes so long.
@@ -136,7 +138,8 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
             others_ns = longest_of_others(seen, workers)
             advice = cause_advice(workers, loader, cpus, owner, others_ns=others_ns)
         if advice is None:
-            advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
+            queue = _queue(analysis)
+            advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, queue=queue, owner=owner)
         numbers = {one.record.loader for one in seen}
         told = "" if workers is None else told_of(workers, len(numbers))
         severity = self.severity(share)
@@ -145,7 +148,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{whole[:1].upper()}{whole[1:]} of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
-                f" ({percent(share)} of it) for its batch.{told}",
+                f" ({percent(share)} of it) for its batch.{told}{advice.told}",
                 advice.action,
                 severity,
                 saving_ns=advice.saving_ns,
@@ -153,6 +156,11 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
                 evidence=[*evidence, *advice.evidence],
             ),
         )
+
+
+def _queue(analysis: Analysis) -> LoaderQueue | None:
+    """What is predicted with workers where there are none."""
+    return None if isinstance(analysis.fetch_queue, Absent) else analysis.fetch_queue
 
 
 def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[CodePlace | Location]:
@@ -208,14 +216,20 @@ class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = loader_advice(
-            (loader,), setup.usable_cpus, wait_ns, wall_ns, cpu, owner=owner_of_loader(setup, loader)
+            (loader,),
+            setup.usable_cpus,
+            wait_ns,
+            wall_ns,
+            cpu,
+            queue=_queue(analysis),
+            owner=owner_of_loader(setup, loader),
         )
         if advice.num_workers is None:
             return self.clean("num_workers is 0, and workers would save little.")
         return (
             self.found(
                 f"num_workers is 0: {whole} stands still for {milliseconds(wait_ns)} ({percent(share)} of it)"
-                " while its batch is made.",
+                f" while its batch is made.{advice.told}",
                 advice.action,
                 Severity.INFO,
                 places=[loader.dataset],

@@ -45,10 +45,10 @@ NUM_WORKERS: Final = TableKind(
 
 def num_workers_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """How many workers are enough: a table for each loader of the run that has a prediction."""
-    facts = analysis.workers
+    facts, step = analysis.workers, loop_of(analysis.info.loop).step
     if isinstance(facts, Absent) or not facts:
-        return ()
-    step = loop_of(analysis.info.loop).step
+        queue = analysis.fetch_queue
+        return () if isinstance(queue, Absent) else (_table(queue, step, 0, ""),)
     is_remade = len({one.record.loader for one in facts}) < len(facts)  # with other settings, in its place
     return tuple(
         _table(one.queue, step, number, _suffix(one, is_remade=is_remade) if len(facts) > 1 else "")
@@ -97,6 +97,11 @@ def _notes(queue: LoaderQueue, step: str) -> tuple[str, ...]:
         f"A {step} took {milliseconds(queue.step_ns)}; the model says {milliseconds(queue.present.step_ns)}."
         f" It plays {queue.num_batches:,} measured batches of {milliseconds(queue.service_ns)} on average.",
     ]
+    if not queue.present.workers:
+        notes.append(
+            "No worker was seen: a batch takes a worker as long as its fetch took the training process, and"
+            f" to hand it over is assumed to take {milliseconds(queue.handover_ns)}."
+        )
     if queue.cpus is None:
         notes.append("How many CPUs are free is unknown, so that no batch is slowed by another one.")
     return tuple(notes)

@@ -1,0 +1,176 @@
+"""The model of a loader's queue, fed with the steps of a loop: also where the loop has no workers yet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.steps.loader_queue import ASSUMED_HANDOVER_NS, LoaderQueue, loader_queue
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
+from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
+
+CHEAP_SAMPLE_NS: Final = 50_000
+"""A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
+
+Source: measured with 20,000 rows of 32 numbers in batches of 64 on one CPU: 6.7 us a sample row by row and
+1.9 us by slices of whole batches; with a worker the training thread took 16 us a sample to get its batches.
+"""
+
+HANDOVER_NS: Final = 500_000
+"""What the training thread takes to get a batch from a worker, where none was seen yet.
+
+Source: less than was measured on a virtual machine with two CPUs, 1.3 ms of CPU time for a batch of one
+tensor, 1.8 for two and 4.6 for eight. No other machine was tried.
+"""
+
+
+_NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
+"""Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
+
+_MOSTLY: Final = 0.5
+
+
+def sampler_share(hot: HotLines | Absent) -> float:
+    """Share of the training thread's time in Dataloader that goes to choosing indices."""
+    return 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
+
+
+def is_of_sampler(hot: HotLines | Absent) -> bool:
+    """Whether the training thread, in Dataloader, is mostly choosing indices."""
+    return sampler_share(hot) >= _MOSTLY
+
+
+def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
+    """Whether what a batch takes is indexing and joining rows that are in memory, and no work on samples."""
+    return (
+        loader.num_workers == 0
+        and loader.dataset is not None
+        and loader.dataset.name.endswith(".__getitem__")
+        and loader.batch_size is not None
+        and loader.batch_size > 1
+        and wait_ns < CHEAP_SAMPLE_NS * loader.batch_size
+    )
+
+
+def fetch_queue(
+    steps: StepTimings,
+    costs: StepCosts | Absent,
+    *,
+    batch_cpu: BatchCpu | Absent,
+    setup: TrainingSetup | None,
+    hot: HotLines | Absent,
+) -> LoaderQueue | Absent:
+    """What steps would take with workers, where the training process makes its batches itself.
+
+    The fetch of a step is then the making of its batch, and the sampled fetches tell how much of it computes.
+
+    Args:
+        steps: of the loop.
+        costs: what a usual step costs.
+        batch_cpu: of the loop.
+        setup: of the training.
+        hot: where the training thread was.
+    """
+    loaders = () if setup is None else setup.loaders
+    if len(loaders) != 1 or loaders[0].num_workers != 0:
+        return Absent("there is no single DataLoader of torch's with num_workers=0")
+    if isinstance(costs, Absent):
+        return costs
+    if isinstance(batch_cpu, Absent):
+        return batch_cpu
+    if batch_cpu.computing is None:
+        return Absent("the CPU time of no fetch was read")
+    if is_row_by_row(loaders[0], costs.usual_wait_ns() or 0.0):
+        return Absent("samples are rows in memory: a worker would take longer to hand a batch over")
+    if is_of_sampler(hot):
+        return Absent("a fetch mostly chooses indices, which is never the workers' business")
+    fetches_ns = clean_fetches(steps)[0].tolist()
+    ends_ns = np.cumsum(fetches_ns).tolist()
+    return queue_of_steps(
+        LoaderWorkers(
+            num_workers=0,
+            batches=WorkerBatches(
+                worker=(0,) * len(fetches_ns),
+                index=tuple(range(1, len(fetches_ns) + 1)),  # none is the first of an epoch
+                begin_ns=tuple(end - one for end, one in zip(ends_ns, fetches_ns, strict=True)),
+                fetched_ns=tuple(ends_ns),
+                ready_ns=tuple(ends_ns),
+                cpu_ns=tuple(round(batch_cpu.computing * one) for one in fetches_ns),
+                samples=(0,) * len(fetches_ns),
+            ),
+        ),
+        steps,
+        costs,
+        batch_cpu=batch_cpu,
+        setup=setup,
+        handover_ns=HANDOVER_NS,
+    )
+
+
+def clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each clean step whose fetch was seen, the fetch and the rest."""
+    clean = steps.clean()
+    fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
+    is_seen = fetches_ns != NOT_MEASURED
+    return fetches_ns[is_seen], (clean.duration_ns - fetches_ns)[is_seen]
+
+
+def queue_of_steps(
+    record: LoaderWorkers,
+    steps: StepTimings,
+    costs: StepCosts,
+    *,
+    batch_cpu: BatchCpu | Absent,
+    setup: TrainingSetup | None,
+    handover_ns: float = ASSUMED_HANDOVER_NS,
+) -> LoaderQueue | Absent:
+    """What the model predicts from the batches of a loader and the clean steps of its loop.
+
+    Args:
+        record: of the loader.
+        steps: of the loop.
+        costs: what a usual step costs.
+        batch_cpu: of the loop.
+        setup: of the training.
+        handover_ns: of a batch, where no hand-over can be told from the steps.
+    """
+    wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+    cpus = None if setup is None else setup.usable_cpus
+    fetches_ns, rests_ns = clean_fetches(steps)
+    if wait_ns is None or not len(fetches_ns):
+        return Absent("fetches were not seen")
+    # A device may hide a part of the fetch, and a usual step may be shorter than the mean one. But long waits
+    # are not unusual here: they are for slow batches.
+    host_ns, exposed_ns = costs.typical.phases_ns["dataloader"], costs.typical.exposed_wait_ns
+    exposed = exposed_ns / host_ns if host_ns and exposed_ns is not None else 0.0
+    known = None if isinstance(batch_cpu, Absent) else batch_cpu
+    free = None if known is None else known.free_cpus
+    if free is not None and cpus is not None and setup is not None:
+        # Whoever computes beside others gets a share, however much these would take.
+        free = max(free, cpus / max(2, setup.local_world_size))
+    return loader_queue(
+        record.batches,
+        num_workers=record.num_workers,
+        prefetch_factor=record.prefetch_factor,
+        rests_ns=_scaled(rests_ns, max(0.0, step_ns - wait_ns)),
+        waits_ns=_scaled(fetches_ns, float(fetches_ns.mean()) * exposed),
+        is_ordered=record.is_ordered,
+        cpus=free or cpus,
+        num_cpus=cpus,
+        rest_cpu_ns=0.0 if known is None else known.rest_ns,
+        assumed_handover_ns=handover_ns,
+    )
+
+
+def _scaled(times_ns: NDArray[np.int64], mean_ns: float) -> NDArray[np.float64]:
+    total_ns = float(times_ns.mean())
+    scaled: NDArray[np.float64] = times_ns.astype(np.float64) * (mean_ns / total_ns if total_ns > 0 else 0.0)
+    return scaled
