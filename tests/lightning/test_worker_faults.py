@@ -220,10 +220,9 @@ def both(folder: Path, make_data: Callable[[], Any], **fit: Any) -> tuple[Outcom
     assert expected.states == found.states
     gc.collect()
     if found.error is None:
-        limit = time.monotonic() + 20  # torch's threads close pipes in their own time
+        limit = time.monotonic() + 20
         while (left := left_behind())[1] - before[1] and time.monotonic() < limit:
             time.sleep(0.05)
-            gc.collect()
         assert left[0] == before[0]
         assert not left[1] - before[1]
     return expected, found
@@ -231,6 +230,7 @@ def both(folder: Path, make_data: Callable[[], Any], **fit: Any) -> tuple[Outcom
 
 def left_behind() -> tuple[set[str], Counter[str]]:
     """Files of ours in shared memory and in the folder of temporary files, and what is open here, by kind."""
+    multiprocessing.active_children()  # joins workers that torch has ended and not waited for
     opened: Counter[str] = Counter()
     for fd in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # that of the listing
