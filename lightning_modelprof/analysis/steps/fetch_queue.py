@@ -37,6 +37,9 @@ _NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
 
 _MOSTLY: Final = 0.5
 
+_LEAST_SHARE: Final = 0.01
+"""Of the steps: where batches take less, no number of workers gains anything that a prediction is worth."""
+
 
 def sampler_share(hot: HotLines | Absent) -> float:
     """Share of the training thread's time in Dataloader that goes to choosing indices."""
@@ -92,7 +95,10 @@ def fetch_queue(
         return Absent("samples are rows in memory: a worker would take longer to hand a batch over")
     if is_of_sampler(hot):
         return Absent("a fetch mostly chooses indices, which is never the workers' business")
-    fetches_ns = clean_fetches(steps)[0].tolist()
+    all_fetches_ns, rests_ns = clean_fetches(steps)
+    if all_fetches_ns.sum() < _LEAST_SHARE * (all_fetches_ns.sum() + rests_ns.sum()):
+        return Absent("making batches takes less than 1 % of the steps")
+    fetches_ns = all_fetches_ns.tolist()
     ends_ns = np.cumsum(fetches_ns).tolist()
     return queue_of_steps(
         LoaderWorkers(
