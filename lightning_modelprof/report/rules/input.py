@@ -52,7 +52,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
     step is shorter than the CPU time of a step and a batch over the CPUs that nobody else uses. The time at
     stake is what the advice would save, at best. Where workers were looked into, a model of their queue says
     how many are enough, and the cause of the wait decides what is advised (``advice/workers.py``). Without
-    workers it plays fetches.
+    workers that model plays what fetches took.
 
     Rows that are only indexed and joined, batches that a worker hands over no faster, and batches that were
     ready in nine of ten fetches are a hint, unless they are critical: any DataLoader takes so long.
