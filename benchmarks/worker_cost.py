@@ -71,7 +71,7 @@ def least_ns(work: Callable[[], Any], number: int) -> float:
 
 def begun(data: Items) -> Worker:
     rings = Rings(1)
-    slot = claim_slot(rings.fd, 1, 0)
+    slot = claim_slot(rings.fd, rings.name, 1, 0)
     assert slot is not None
     worker = Worker(slot, UserCode(), sampling=False)
     worker.begin(data)

@@ -251,11 +251,16 @@ class _WatchesLoaders(StandIn):
     def __call__(self, dataloader: Any) -> Any:
         trainer = self._host.trainer
         dataloader = self.original(dataloader)
-        if trainer.training if self._host.loop.is_fit else not trainer.training:
-            with suppress(Exception):  # batches come as they would without us
+        is_of_loop = trainer.training if self._host.loop.is_fit else not trainer.training
+        with suppress(Exception):  # batches come as they would without us
+            if not is_of_loop:
+                self._watched.add_other(dataloader)
+            else:
+                # Lightning keeps the old loaders until it has all new ones, so these tell one round's.
+                old = getattr(trainer, self._host.loop.trainer_attribute)._combined_loader
                 seed = vars(sys.modules[type(trainer._data_connector).__module__])["_auto_add_worker_init_fn"]
                 seed(dataloader, trainer.global_rank)
-                self._watched.add(dataloader, trainer.current_epoch)
+                self._watched.add(dataloader, (trainer.current_epoch, id(old)))
         return dataloader
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -231,6 +233,7 @@ class LoopProfiler:
         self._seam: PlainSeam | None = None
         self._fetches = False  # whether batches come by fetch()
         self._epochs = 0
+        self._datasets: list[Callable[[], Any]] = []  # that batches came from
         self._has_batch = False  # a batch that came by it and has not ended
 
     # Life
@@ -329,7 +332,7 @@ class LoopProfiler:
         workers, number = None if self._session is None else self._session.workers, 0
         if workers is not None:
             self._epochs += 1
-            self._guard(lambda: workers.add(loader, self._epochs))
+            self._guard(lambda: workers.add(loader, self._epochs, self._position_of(loader)))
         try:
             self._guard(seam.epoch.__enter__)
             iterator = iter(loader)
@@ -354,6 +357,23 @@ class LoopProfiler:
                 self.step()
             if self._seam is seam:
                 self._guard(seam.epoch.__exit__)
+
+    def _position_of(self, loader: Any) -> int:
+        """Which loader of the loop it is: those of one data set are one that is made anew."""
+        data = getattr(loader, "dataset", loader)
+        for position, known in enumerate(self._datasets):
+            if known() is data:
+                return position
+        free = [position for position, known in enumerate(self._datasets) if known() is None]
+        try:
+            reference: Callable[[], Any] = weakref.ref(data)
+        except TypeError:  # a list, say
+            reference = partial(_itself, data)
+        if free:
+            self._datasets[free[0]] = reference
+            return free[0]
+        self._datasets.append(reference)
+        return len(self._datasets) - 1
 
     def _begin_batch(self, batch: Any, number: int) -> None:
         if self._session is None:
@@ -502,6 +522,10 @@ def _of_schedule(schedule: Callable[[int], Any], arguments: dict[str, Any]) -> d
 
 def _warn(message: str) -> None:
     warn(message, _WHO)
+
+
+def _itself(thing: Any) -> Any:
+    return thing
 
 
 def _nothing() -> None:

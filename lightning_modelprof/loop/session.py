@@ -134,6 +134,8 @@ class LoopSession:
             check: called when the first step has ended.
         """
         host, config, timing = self._host, self._config, self._timing
+        if self.workers is not None:
+            self.workers.forget()
         self._began_s, self._armed_ns = time.time(), self._clock()
         timing.skip(steps_to_skip(config, host.num_steps))
         parts = self._parts = make_parts(

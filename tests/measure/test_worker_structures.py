@@ -37,7 +37,7 @@ class Watch:
     def __init__(self, dataset: Any, *, is_users: bool = True) -> None:
         self.dataset = dataset
         self.rings = Rings(1)
-        slot = claim_slot(os.dup(self.rings.fd), 1, 0)
+        slot = claim_slot(os.dup(self.rings.fd), self.rings.name, 1, 0)
         assert slot is not None
         self.timed = TimedCalls(slot, UserCode(roots=(str(HERE),)) if is_users else OfALibrary())
         self.timed.begin(dataset)

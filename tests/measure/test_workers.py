@@ -103,7 +103,7 @@ class Items(Dataset):
 @pytest.fixture
 def slot():
     rings = Rings(2)
-    yield claim_slot(rings.fd, 2, 0)
+    yield claim_slot(rings.fd, rings.name, 2, 0)
     os.close(rings.fd)
 
 
@@ -132,7 +132,8 @@ def test_clock_reads_of_a_sample(slot, monkeypatch):
     before = dict(reads)
     for _ in range(5):
         assert worker.collate(list, [data[1] for _ in range(10)]) == [256] * 10
-        worker._until_timed = 0  # also these, which are fast, each time
+        worker._timed_ns = 10**12  # also these, which are fast, each time
+        worker._until_end = 0
         worker._plan_next()
     assert reads["wall"] - before["wall"] == 5 * (10 * 2 * 9 + 2)
     assert reads["cpu"] - before["cpu"] == 5 * 3
@@ -262,7 +263,7 @@ def test_slow_samples_are_all_timed(slot):
 def test_a_full_ring_drops_and_counts(steps):
     """Numbers write so many batches, ``None`` reads; compared with a list."""
     rings = Rings(1)
-    slot = claim_slot(rings.fd, 1, 0)
+    slot = claim_slot(rings.fd, rings.name, 1, 0)
     worker, data = worker_of(slot), Items([])
     worker._calls.begin(data)
     waiting, dropped, read, written = [], 0, [], 0
@@ -293,18 +294,18 @@ def test_slots_are_claimed_by_living_processes_alone():
     rings = Rings(2)
     child = os.fork()
     if not child:
-        first = claim_slot(rings.fd, 2, 0)
+        first = claim_slot(rings.fd, rings.name, 2, 0)
         first.head[Head.BATCHES] = 7
         signal.pause()
     while not (rings.slots() and rings.slots()[0].head[Head.BATCHES] == 7):
         time.sleep(0.01)
-    second = claim_slot(rings.fd, 2, 0)  # its own is taken
+    second = claim_slot(rings.fd, rings.name, 2, 0)  # its own is taken
     assert len(rings.slots()) == 2
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     again = os.fork()
     if not again:
-        third = claim_slot(rings.fd, 2, 0)
+        third = claim_slot(rings.fd, rings.name, 2, 0)
         os._exit(0 if third is not None and third.head[Head.BATCHES] == 7 else 1)
     assert os.waitpid(again, 0)[1] == 0
     assert second.head[Head.BATCHES] == 0

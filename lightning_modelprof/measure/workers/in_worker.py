@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +13,11 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
 import msgspec
+
+try:
+    import resource
+except ImportError:  # Windows, where workers are not looked into
+    resource = None  # type: ignore[assignment]
 from torch.utils.data import get_worker_info
 
 from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Sampler
@@ -27,6 +32,7 @@ from lightning_modelprof.measure.workers.ring import (
     SlotWriter,
     Sum,
     claim_slot,
+    open_memory,
 )
 from lightning_modelprof.measure.workers.stand_ins import drop_frame, itself
 from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls
@@ -58,9 +64,13 @@ class WorkerStart:
         original: the user's; ``None`` without.
         key: that the collate function has, too.
         fd, path: where the shared memory is, in a child that inherits and in one that does not.
+        name: of the shared memory.
         num_slots: of the shared memory.
         own: folders of packages that are the user's wherever they are.
         sampling: whether statements are looked at.
+
+    Attributes:
+        is_over: whether the loop has ended, and only the user's own is called.
     """
 
     def __init__(
@@ -70,6 +80,7 @@ class WorkerStart:
         key: str,
         fd: int,
         path: str,
+        name: str,
         num_slots: int,
         own: tuple[str, ...] = (),
         sampling: bool = True,
@@ -77,23 +88,26 @@ class WorkerStart:
         self.original = original
         if original is not None:
             self.__wrapped__ = original
-        self._arguments = (key, fd, path, num_slots, own, sampling)
+        self._arguments = (key, fd, path, name, num_slots, own, sampling)
         self._pid = os.getpid()
+        self.is_over = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy that is not for a worker is the user's own function."""
-        if get_spawning_popen() is None:
+        if get_spawning_popen() is None or self.is_over:
             return itself, (self.original,)
-        key, _, path, num_slots, own, sampling = self._arguments
-        return _make_start, (self.original, (key, path, num_slots, own, sampling))
+        key, _, path, name, num_slots, own, sampling = self._arguments
+        return _make_start, (self.original, (key, path, name, num_slots, own, sampling))
 
     def __call__(self, worker_id: int) -> None:
         """As of ``worker_init_fn``."""
         worker = None
-        key, fd, path, num_slots, own, sampling = self._arguments
-        if os.getpid() != self._pid or fd < 0:  # and not a loader without workers
+        key, fd, path, name, num_slots, own, sampling = self._arguments
+        is_child = os.getpid() != self._pid or fd < 0  # and not a loader without workers
+        if is_child and not self.is_over:
             with suppress(Exception):  # it works without us
-                slot = claim_slot(os.open(path, os.O_RDWR) if fd < 0 else fd, num_slots, worker_id)
+                found = open_memory(path, name) if fd < 0 else fd
+                slot = None if found is None else claim_slot(found, name, num_slots, worker_id)
                 worker = None if slot is None else Worker(slot, UserCode(roots=own), sampling=sampling)
         if self.original is not None:
             try:
@@ -108,10 +122,12 @@ class WorkerStart:
                 _WORKERS[key] = worker
 
 
-def _make_start(original: Any, arguments: tuple[str, str, int, tuple[str, ...], bool]) -> WorkerStart:
+def _make_start(original: Any, arguments: tuple[str, str, str, int, tuple[str, ...], bool]) -> WorkerStart:
     """In a child that inherits nothing."""
-    key, path, num_slots, own, sampling = arguments
-    return WorkerStart(original, key=key, fd=-1, path=path, num_slots=num_slots, own=own, sampling=sampling)
+    key, path, name, num_slots, own, sampling = arguments
+    return WorkerStart(
+        original, key=key, fd=-1, path=path, name=name, num_slots=num_slots, own=own, sampling=sampling
+    )
 
 
 class Collate:
@@ -160,7 +176,8 @@ class Worker:
         self._slot, self._head = slot, slot.head
         self._calls = TimedCalls(slot, user_code)
         self._is_timing = True
-        self._stride, self._until_timed = 1, 0
+        self._until_end = self._until_timed = 0
+        self._random = random.Random(0)  # of our own: the data's numbers stay what they are
         self._timed_cost_ns = self._timed_ns = 0
         self._collate_words: memoryview | None = None
         self._last_ready_ns = 0
@@ -244,10 +261,12 @@ class Worker:
             words[Sum.TOTAL_NS] += took_ns
             words[Sum.INNER_NS] += self._calls.inner[0]
             words[Sum.MAX_NS] = max(words[Sum.MAX_NS], took_ns)
-        if not begin_ns:
-            return  # its samples are not seen
+        if not begin_ns:  # its samples are not seen
+            self._plan_next()
+            return
         if self._is_timing:
             head[Head.TIMED_SAMPLES] += samples
+            head[Head.TIMED_FETCH_NS] += fetched_ns - begin_ns
             sample_words = self._calls.state.sample_words
             if sample_words is not None:
                 sample_words[Sum.CPU_NS] += fetched_cpu_ns - cpu_begin_ns
@@ -283,11 +302,13 @@ class Worker:
         if self._slot.silent[0]:
             self.end()
             return
-        share = self._timed_cost_ns / max(1, self._timed_ns)
+        self._until_end -= 1
+        if self._until_end <= 0:  # of so many batches one is timed, which one is left to chance
+            share = self._timed_cost_ns / max(1, self._timed_ns)
+            self._until_end = max(1, min(64, round(share / _MOST_COST)))
+            self._until_timed = self._random.randrange(self._until_end)
+        is_timing = self._until_timed == 0
         self._until_timed -= 1
-        if self._until_timed <= 0:
-            self._until_timed = self._stride = max(1, min(64, round(share / _MOST_COST)))
-        is_timing = self._until_timed == self._stride
         if is_timing != self._is_timing:
             self._is_timing = is_timing
             self._calls.switch(is_timing)

@@ -7,15 +7,21 @@ last process that has it, however that ends; the claim is a lock of the system's
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
+import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import fcntl
+except ImportError:  # Windows, where there is no such memory either
+    fcntl = None  # type: ignore[assignment]
 
 MOST_CALLS: Final = 64
 """Different calls that a worker tells apart."""
@@ -89,6 +95,8 @@ class Head:
     """Which text is the newest: 0 for none yet, then odd and even in turns."""
     TEXT_BYTES_EVEN: Final = 25
     TEXT_BYTES_ODD: Final = 26
+    TIMED_FETCH_NS: Final = 27
+    """What of the time of samples went to batches in which single calls were timed."""
 
 
 class Sum:
@@ -154,6 +162,10 @@ class Rings:
     Args:
         num_slots: processes that may write at the same time.
 
+    Attributes:
+        fd: of the memory.
+        name: that no other memory has.
+
     Raises:
         OSError: where the system has no such memory.
     """
@@ -162,7 +174,9 @@ class Rings:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory without a name (memfd)")
         self.num_slots = num_slots
-        self.fd = os.memfd_create("modelprof-workers")
+        # A name that nobody else's file has: its number may be another file's once this one is closed.
+        self.name = f"modelprof-workers-{secrets.token_hex(8)}"
+        self.fd = os.memfd_create(self.name)
         size = _PAGE + num_slots * _SLOT_BYTES
         try:
             os.ftruncate(self.fd, size)
@@ -179,6 +193,11 @@ class Rings:
     def path(self) -> str:
         """Where another process of the same user finds the memory while this one lives."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    @property
+    def num_unclaimed(self) -> int:
+        """Processes that found no slot."""
+        return int(np.frombuffer(self._map, np.int64, 2)[1])
 
     def silence(self) -> None:
         """Ask all workers to measure no more."""
@@ -297,17 +316,35 @@ class SlotWriter:
         return True
 
 
-def claim_slot(fd: int, num_slots: int, worker: int) -> SlotWriter | None:
+def open_memory(path: str, name: str) -> int | None:
+    """The memory in a child that inherits nothing; ``None`` where that path is another file by now."""
+    if not _is_memory(path, name):
+        return None
+    fd = os.open(path, os.O_RDWR)
+    if _is_memory(f"/proc/self/fd/{fd}", name):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _is_memory(path: str, name: str) -> bool:
+    return str(Path(path).readlink()).startswith(f"/memfd:{name}")
+
+
+def claim_slot(fd: int, name: str, num_slots: int, worker: int) -> SlotWriter | None:
     """A slot that no living process has, in a worker; its own number's if that is free.
 
     Args:
         fd: of the memory; stays open as long as the claim is to hold.
+        name: of the memory.
         num_slots: that there are.
         worker: number of the worker.
 
     Returns:
-        ``None`` where all are taken.
+        ``None`` where all are taken, or the number is another file's by now.
     """
+    if not _is_memory(f"/proc/self/fd/{fd}", name):
+        return None
     order = [worker % num_slots, *(slot for slot in range(num_slots) if slot != worker % num_slots)]
     memory = mmap.mmap(fd, _PAGE + num_slots * _SLOT_BYTES)
     for slot in order:
@@ -320,4 +357,6 @@ def claim_slot(fd: int, num_slots: int, worker: int) -> SlotWriter | None:
             writer.head[Head.WORKER] = worker + 1
             return writer
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, slot)
+    with memoryview(memory)[: 2 * _WORD].cast("q") as words:
+        words[1] += 1
     return None

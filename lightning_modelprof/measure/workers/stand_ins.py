@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any, Final
+
+_OWN: Final = "_modelprof_own"
+"""In a derived class: the class that its objects have without us."""
 
 
 def drop_frame(error: BaseException) -> None:
@@ -56,6 +62,15 @@ class TimedCall:
             drop_frame(error)
             raise
 
+    def __eq__(self, other: object) -> bool:
+        return bool(
+            self.original
+            == (object.__getattribute__(other, "original") if type(other) is TimedCall else other)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return itself, (self.original,)
 
@@ -92,6 +107,45 @@ class TimedIterator:
         return getattr(self._iterator, name)
 
 
+def can_be_derived(own: type) -> bool:
+    """Whether objects of a class behave as before once they are of one that is derived from it.
+
+    Not where making a class does something (``__init_subclass__``), and not where its code asks for the
+    parent of the object's own class, which would be itself.
+    """
+    for kind in own.__mro__:
+        if "__init_subclass__" in vars(kind) and kind.__module__ not in ("builtins", "typing"):
+            return False
+        if kind.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc"):
+            continue
+        if any(_asks_for_parent(one) for one in vars(kind).values()):
+            return False
+    return True
+
+
+def _asks_for_parent(method: Any) -> bool:
+    """Whether it says ``super(type(self), self)`` or ``super(self.__class__, self)``."""
+    method = getattr(method, "fget", None) or getattr(method, "__func__", None) or method
+    code = getattr(inspect.unwrap(method) if callable(method) else None, "__code__", None)
+    if code is None or "super" not in code.co_names or not {"type", "__class__"} & set(code.co_names):
+        return False
+    is_after = False
+    for instruction in dis.get_instructions(code):
+        if is_after and instruction.argval in ("type", "__class__"):
+            return True
+        if "CALL" in instruction.opname or instruction.opname == "LOAD_SUPER_ATTR":
+            is_after = False
+        if instruction.argval == "super":
+            is_after = True
+    return False
+
+
+def is_plain_method(kind: type, name: str) -> bool:
+    """Whether a class's method is a function that takes the object first, and chooses no other."""
+    method = inspect.getattr_static(kind, name, None)
+    return isinstance(method, FunctionType | WrapperDescriptorType | MethodDescriptorType)
+
+
 def _new_object(kind: type, *arguments: Any) -> Any:
     """As of copyreg, under a name that pickle does not know."""
     return kind.__new__(kind, *arguments)
@@ -112,8 +166,25 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
             return (_new_object, *reduced[1:])
         return reduced
 
+    own_equal: Any = own.__eq__
+
+    def equal(one: Any, other: Any) -> Any:
+        """As of objects of their own class, which it may ask for."""
+        pair = [each for each in (one, other) if vars(type(each)).get(_OWN) is own]
+        theirs = [type(each) for each in pair]
+        for each in pair:
+            object.__setattr__(each, "__class__", own)
+        try:
+            return own_equal(one, other)
+        finally:
+            for each, kind in zip(pair, theirs, strict=True):
+                object.__setattr__(each, "__class__", kind)
+
+    if own_equal is not object.__eq__:
+        methods = {**methods, "__eq__": equal, "__hash__": own.__hash__}
     namespace = {
         "__slots__": (),
+        _OWN: own,
         "__module__": own.__module__,
         "__qualname__": own.__qualname__,
         "__doc__": own.__doc__,

@@ -7,6 +7,7 @@ The data set is not wrapped: it gets a class of its own, derived from the one th
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 from collections import Counter
@@ -22,7 +23,14 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.measure.workers.ring import CALL_HEAD, NUM_KEPT, CallName, SlotWriter, Sum
-from lightning_modelprof.measure.workers.stand_ins import TimedCall, TimedIterator, derived_class, drop_frame
+from lightning_modelprof.measure.workers.stand_ins import (
+    TimedCall,
+    TimedIterator,
+    can_be_derived,
+    derived_class,
+    drop_frame,
+    is_plain_method,
+)
 
 _MOST_OBJECTS: Final = 1_000
 _DEEPEST: Final = 6
@@ -88,7 +96,7 @@ class TimedCalls:
         if isinstance(dataset, IterDataPipe | torch.Tensor):
             return  # its metaclass does not let __iter__ be derived; its items would be of that class, too
         names = ("__iter__",) if isinstance(dataset, IterableDataset) else ("__getitem__", "__getitems__")
-        methods = {name: getattr(kind, name) for name in names if callable(getattr(kind, name, None))}
+        methods = {name: getattr(kind, name) for name in names if is_plain_method(kind, name)}
         timed, noted = {}, {}
         for name, method in methods.items():
             words = self._slot.call(self.name(f"{kind.__qualname__}.{name}", "sample", depth, method))
@@ -96,7 +104,7 @@ class TimedCalls:
                 continue
             if depth:
                 if name != "__iter__":
-                    timed[name] = self._timed(method, words)
+                    timed[name] = self._timed_inside(method, words, is_batch=name == "__getitems__")
             elif name == "__iter__":
                 timed[name] = noted[name] = self._timed_iter(method, words)
             else:
@@ -129,9 +137,11 @@ class TimedCalls:
     def _time_several(self, attributes: Any, name: Any, depth: int) -> None:
         """A list of transforms or of data sets that stands in ``attributes``."""
         several = attributes[name]
-        items = list(several.values() if isinstance(several, dict) else several)
-        if not items or len(items) > _MOST_OBJECTS:
+        if (
+            not 0 < len(several) <= _MOST_OBJECTS
+        ):  # before they are looked at: that copies pages of the parent
             return
+        items = list(several.values() if isinstance(several, dict) else several)
         if all(_is_dataset(item) or self._can_be_timed(item, None) for item in items):
             replaced = self._time_each(items, depth)
             if any(one is not None for one in replaced):
@@ -160,6 +170,8 @@ class TimedCalls:
     def _can_be_timed(self, value: Any, owner: Any) -> bool:
         if not callable(value) or isinstance(value, type):
             return False
+        if not isinstance(value, _FUNCTIONS) and not is_plain_method(type(value), "__call__"):
+            return False
         return owner is None or getattr(value, "__self__", None) is not owner
 
     def _time_one(self, call: Any, depth: int, number: int = 1) -> TimedCall | None:
@@ -178,15 +190,7 @@ class TimedCalls:
         function = self._function_in(call)
         name = self.name("" if is_plain or function else kind.__qualname__, what, depth, function or code)
         words = self._slot.call(name if number == 1 else name.numbered(number))
-        replaced = None
-        if words is not None:
-            timed, noted = self._timed_pair(call if is_plain else kind.__call__, words)
-            noted_methods = {} if noted is None else {"__call__": noted}
-            if is_plain or not self._derive(call, {"__call__": timed}, noted_methods):
-                if not is_plain:
-                    timed, noted = self._timed_pair(call, words)
-                replaced = self._replaced[id(call)] = TimedCall(call, timed, noted)
-                self._switches.append(replaced.switch)
+        replaced = None if words is None else self._put_in(call, words)
         if inside is _MODULES:
             self._time_each(call.children(), depth + 1)
             return replaced
@@ -200,6 +204,19 @@ class TimedCalls:
                 one = self._time_one(value, depth + 1)
                 if one is not None:
                     vars(call)[attribute] = one
+        return replaced
+
+    def _put_in(self, call: Any, words: memoryview) -> TimedCall | None:
+        """Time a transform; what is returned has to stand in its place."""
+        kind = type(call)
+        if not isinstance(call, _FUNCTIONS):
+            timed, noted = self._timed_pair(kind.__call__, words)
+            if self._derive(call, {"__call__": timed}, {} if noted is None else {"__call__": noted}):
+                return None
+            if not isinstance(inspect.getattr_static(kind, "__call__"), FunctionType):
+                return None  # of C, which may want the very object
+        replaced = self._replaced[id(call)] = TimedCall(call, *self._timed_pair(call, words))
+        self._switches.append(replaced.switch)
         return replaced
 
     def _inside(self, call: Any) -> tuple[str, ...]:
@@ -218,11 +235,10 @@ class TimedCalls:
         return tuple(name for name in names if self._has_calls(own.get(name), call))
 
     def _has_calls(self, value: Any, owner: Any) -> bool:
-        if isinstance(value, dict):
-            value = tuple(value.values())
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | dict):
             return 0 < len(value) <= _MOST_OBJECTS and all(
-                _is_dataset(one) or self._can_be_timed(one, owner) for one in value
+                _is_dataset(one) or self._can_be_timed(one, owner)
+                for one in (value.values() if isinstance(value, dict) else value)
             )
         return self._can_be_timed(value, owner)
 
@@ -275,6 +291,8 @@ class TimedCalls:
         """
         own = type(one)
         try:
+            if not can_be_derived(own):
+                return False
             full = derived_class(own, timed)
             light = derived_class(own, noted) if noted else own
             object.__setattr__(one, "__class__", full)
@@ -323,6 +341,29 @@ class TimedCalls:
                 batch[3] += 1
 
         return call
+
+    def _timed_inside(
+        self, function: Callable[..., Any], words: memoryview, *, is_batch: bool
+    ) -> Callable[..., Any]:
+        """A sample of a data set inside of another; one that asks itself for another sample counts once."""
+        timed, is_inside = self._timed(function, words), [False]
+
+        def sample(owner: Any, *index: Any, **named: Any) -> Any:
+            is_outer = not is_inside[0]
+            is_inside[0] = True
+            try:
+                result = (timed if is_outer else function)(owner, *index, **named)
+            except BaseException as error:
+                drop_frame(error)
+                raise
+            finally:
+                if is_outer:
+                    is_inside[0] = False
+            if is_outer:
+                words[Sum.SAMPLES] += _number_of(index, result) if is_batch else 1
+            return result
+
+        return sample
 
     def _timed_pair(
         self, function: Callable[..., Any], words: memoryview
@@ -388,7 +429,7 @@ class TimedCalls:
             words[2] += inner[0]
             if took > words[3]:  # noqa: PLR1730  # which takes half as long
                 words[3] = took
-            count = len(index[0]) if is_batch else 1
+            count = _number_of(index, result) if is_batch else 1
             words[samples_at] += count
             batch[2] += count
             return result
@@ -416,7 +457,7 @@ class TimedCalls:
                 raise
             if is_outer:
                 is_busy[0] = False
-                batch[2] += len(index[0]) if is_batch else 1
+                batch[2] += _number_of(index, result) if is_batch else 1
             return result
 
         return sample
@@ -435,6 +476,7 @@ class TimedCalls:
             try:
                 if self._is_busy[0] or get_ident() != self._thread:
                     return function(owner)
+                self.batch[:] = [0, 0, 0, 0]  # what is left of an epoch whose last batch was dropped
                 return TimedIterator(function(owner), take)
             except BaseException as error:
                 drop_frame(error)
@@ -445,13 +487,20 @@ class TimedCalls:
     def _give_up(self, error: BaseException) -> None:
         """The running batch will not be: an exception, or the end of an iterator."""
         self._is_busy[0] = False
-        if self.batch[2] and isinstance(error, StopIteration):
-            return  # a shorter batch
-        self.batch[:] = [0, 0, 0, 0]
         self.state.inspection = OUTSIDE
+        if not (self.batch[2] and isinstance(error, StopIteration)):  # which makes a shorter batch, or none
+            self.batch[:] = [0, 0, 0, 0]
 
 
 _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+
+
+def _number_of(index: tuple[Any, ...], samples: Any) -> int:
+    """How many samples a call gave that was asked for several at once."""
+    for one in (*index[:1], samples):
+        with suppress(TypeError):
+            return len(one)
+    return 1
 
 
 def _is_dataset(value: Any) -> bool:

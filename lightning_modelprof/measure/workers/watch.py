@@ -28,8 +28,14 @@ MOST_BATCHES: Final = 1_000
 _MOST_HELD: Final = 20_000
 """Batches that are held while the loop runs, for the timeline of a window."""
 
-_SPARE_SLOTS: Final = 2
-"""More than workers: one of the epoch before may end while the next one's has begun."""
+_SLOTS_OF_ONE: Final = 2
+"""Slots for each worker: all of the next epoch may begin before one of the epoch before has ended."""
+
+_MOST_ROUNDS: Final = 4
+"""A loader that was not made anew for so long is over."""
+
+_MOST_CLOSED: Final = 8
+"""Loaders that are over whose records are kept, the newest."""
 
 _NUMBERS: Final = itertools.count()
 
@@ -58,38 +64,71 @@ class WatchedLoaders:
         self._own, self._sampling = own, sampling
         self._watched: dict[_Shape, _Watched] = {}
         self._notes: dict[_Shape, str] = {}
+        self._closed: deque[LoaderWorkers] = deque(maxlen=_MOST_CLOSED)
+        self._num_closed = 0
         self._round: Any = None
-        self._position = 0
+        self._num_rounds = self._position = 0
         self._record: tuple[LoaderWorkers, ...] | None = None
 
-    def add(self, loader: Any, round_number: Any = 0) -> None:
+    def add(self, loader: Any, round_number: Any = 0, position: int | None = None) -> None:
         """Watch a loader whose workers have not started; where they have, say so.
 
         Args:
             loader: anything.
             round_number: changes when all loaders of the loop are made anew.
+            position: which one of the loop's it is; ``None`` counts those of the round.
         """
         if self._round != round_number:
             self._round, self._position = round_number, 0
+            self._num_rounds += 1
+            self._close_old()
         for one in _loaders_in(loader):
-            position, self._position = self._position, self._position + 1
+            place = self._position if position is None else position
+            self._position += 1
             if self._record is None and one.num_workers:
-                self._add(one, position)
+                self._add(one, place)
 
     def _add(self, loader: DataLoader[Any], position: int) -> None:
         shape = _shape(loader, position)
+        watched = self._watched.get(shape)
         if isinstance(loader.worker_init_fn, WorkerStart):
-            return  # the same loader again
+            if watched is not None and watched.has(loader):  # the same loader again
+                watched.round = self._num_rounds
+                return
+            _give_back(loader)  # with another number of workers, say
         if getattr(loader, "_iterator", None) is not None:
             self._notes[shape] = "Its workers had started before this loop: what they do was not seen."
             return
-        watched = self._watched.get(shape)
         try:
             if watched is None:
                 watched = self._watched[shape] = _Watched(shape, loader, self._own, sampling=self._sampling)
+            watched.round = self._num_rounds
             watched.enter(loader)
         except Exception as error:  # no such memory here, or a loader whose functions cannot be set
             self._notes[shape] = f"Its workers could not be looked into: {told(error)}."
+
+    def add_other(self, loader: Any) -> None:
+        """A loader of another loop, such as a validation inside a fit: it may be one of this loop's, too."""
+        for one in _loaders_in(loader):
+            for watched in self._watched.values():
+                if watched.has(one):
+                    watched.is_shared = True
+
+    def forget(self) -> None:
+        """The loop begins: what was watched before, such as in trial runs, was not it."""
+        for shape, watched in list(self._watched.items()):
+            if watched.round != self._num_rounds:
+                watched.end()
+                del self._watched[shape]
+
+    def _close_old(self) -> None:
+        """Keep no more than the record of loaders that are over: each has memory and an open file."""
+        for shape, watched in list(self._watched.items()):
+            if watched.round <= self._num_rounds - _MOST_ROUNDS:
+                self._num_closed += 1
+                self._closed.append(watched.record())
+                watched.end()
+                del self._watched[shape]
 
     def hear(self) -> None:
         """Read the batches since the last time."""
@@ -112,7 +151,11 @@ class WatchedLoaders:
         if self._record is not None:
             return self._record
         self.hear()
-        records = [watched.record() for watched in self._watched.values()]
+        records = [*self._closed, *(watched.record() for watched in self._watched.values())]
+        if self._num_closed > len(self._closed):
+            gone = self._num_closed - len(self._closed)
+            note = f"{gone} loaders before these were made with other settings, and are in no table."
+            records[0] = msgspec.structs.replace(records[0], notes=(*records[0].notes, note))
         for shape, note in self._notes.items():
             if shape not in self._watched:
                 records.append(LoaderWorkers(**_of_shape(shape), notes=(note,)))
@@ -161,7 +204,12 @@ def _of_shape(shape: _Shape) -> dict[str, Any]:
 
 
 class _Watched:
-    """One loader, and those that are made in its place."""
+    """One loader, and those that are made in its place.
+
+    Attributes:
+        round: the newest in which it was there.
+        is_shared: whether another loop takes batches from it as well.
+    """
 
     def __init__(
         self, shape: _Shape, loader: DataLoader[Any], own: tuple[str, ...], *, sampling: bool
@@ -169,7 +217,10 @@ class _Watched:
         self._shape = shape
         self._is_ordered = bool(getattr(loader, "in_order", True))
         self._key = f"{os.getpid()}-{next(_NUMBERS)}"
-        self._rings = Rings(loader.num_workers + _SPARE_SLOTS)
+        self._rings = Rings(_SLOTS_OF_ONE * loader.num_workers + 1)
+        self.round = 0
+        self.is_shared = False
+        self._starts: list[weakref.ref[WorkerStart]] = []
         self._own, self._sampling = own, sampling
         self._loaders: list[weakref.ref[Any]] = []
         self._batches: deque[NDArray[np.int64]] = deque()
@@ -179,11 +230,12 @@ class _Watched:
         """Begin each worker of a loader with a function of ours, which calls the user's own."""
         init, collate = loader.worker_init_fn, loader.collate_fn
         rings = self._rings
-        loader.worker_init_fn = WorkerStart(
+        loader.worker_init_fn = start = WorkerStart(
             init,
             key=self._key,
             fd=rings.fd,
             path=rings.path,
+            name=rings.name,
             num_slots=rings.num_slots,
             own=self._own,
             sampling=self._sampling,
@@ -195,6 +247,14 @@ class _Watched:
             raise
         self._loaders = [one for one in self._loaders if one() is not None]
         self._loaders.append(weakref.ref(loader))
+        self._starts = [one for one in self._starts if one() is not None]
+        self._starts.append(weakref.ref(start))
+
+    def has(self, loader: DataLoader[Any]) -> bool:
+        """Whether it is this one, and ours is still in it."""
+        return isinstance(loader.worker_init_fn, WorkerStart) and any(
+            one() is loader for one in self._loaders
+        )
 
     def hear(self) -> None:
         """As of WatchedLoaders."""
@@ -229,6 +289,12 @@ class _Watched:
             notes.append("No worker has begun to measure.")
         elif not any(slot.head[Head.BATCHES] for slot in slots) and any(slot.calls for slot in slots):
             notes.append("Single samples are not seen: the class of the data set cannot be derived from.")
+        if self._rings.num_unclaimed:
+            notes.append(
+                f"{self._rings.num_unclaimed} worker processes were not looked into: too many lived at once."
+            )
+        if self.is_shared:
+            notes.append("Validation takes batches from the same DataLoader: they are counted, too.")
         timed, samples = (
             sum(int(slot.head[which]) for slot in slots) for which in (Head.TIMED_SAMPLES, Head.SAMPLES)
         )
@@ -250,13 +316,22 @@ class _Watched:
     def end(self) -> None:
         """As of WatchedLoaders."""
         self._rings.silence()
+        for start in (one() for one in self._starts):
+            if start is not None:
+                start.is_over = True
         for loader in (one() for one in self._loaders):
-            for name in ("worker_init_fn", "collate_fn"):
-                ours = getattr(loader, name, None)
-                if isinstance(ours, WorkerStart | Collate):
-                    with suppress(Exception):
-                        setattr(loader, name, ours.original)
+            if loader is not None:
+                _give_back(loader)
         self._rings.close()
+
+
+def _give_back(loader: Any) -> None:
+    """Take ours out of a loader."""
+    for name in ("worker_init_fn", "collate_fn"):
+        ours = getattr(loader, name, None)
+        if isinstance(ours, WorkerStart | Collate):
+            with suppress(Exception):
+                setattr(loader, name, ours.original)
 
 
 def _stacks(slot: ReadSlot) -> StackSamples | None:
@@ -279,15 +354,20 @@ def _calls(slots: Sequence[ReadSlot]) -> tuple[CallTimes, ...]:
     )
 
 
+_TIMES: Final = (Sum.TOTAL_NS, Sum.INNER_NS, Sum.CPU_NS)
+
+
 def _call(name: CallName, parts: Sequence[tuple[ReadSlot, ReadCall]]) -> CallTimes:
     sums = np.zeros(len(parts[0][1].sums))
     for slot, call in parts:
-        scale = 1.0
-        if name.kind == "sample" and not name.depth and call.sums[Sum.SAMPLES]:
-            scale = max(1.0, slot.head[Head.SAMPLES] / call.sums[Sum.SAMPLES])
-        elif name.kind != "collate" and slot.head[Head.TIMED_SAMPLES]:
-            scale = max(1.0, slot.head[Head.SAMPLES] / slot.head[Head.TIMED_SAMPLES])
-        sums += np.where(np.arange(len(sums)) == Sum.MAX_NS, 0, scale * call.sums)
+        # Of fast samples only some are timed. How many there were, and what they took, is known.
+        scale, time_scale, head = 1.0, 1.0, slot.head
+        if name.kind != "collate" and head[Head.TIMED_SAMPLES]:
+            scale = max(1.0, head[Head.SAMPLES] / head[Head.TIMED_SAMPLES])
+            if head[Head.TIMED_FETCH_NS]:
+                time_scale = max(1.0, head[Head.FETCH_NS] / head[Head.TIMED_FETCH_NS])
+        is_time = np.isin(np.arange(len(sums)), _TIMES)
+        sums += np.where(is_time, time_scale, scale) * call.sums
     # Not by np.percentile, which imports for 0.1 s when it is first called.
     kept = np.sort(np.concatenate([call.kept_ns for _, call in parts]))
     p50, p99 = (kept[min(len(kept) - 1, int(share * len(kept)))] for share in (0.5, 0.99))
