@@ -256,11 +256,9 @@ class _WatchesLoaders(StandIn):
             if not is_of_loop:
                 self._watched.add_other(dataloader)
             else:
-                # Lightning keeps the old loaders until it has all new ones, so these tell one round's.
-                old = getattr(trainer, self._host.loop.trainer_attribute)._combined_loader
                 seed = vars(sys.modules[type(trainer._data_connector).__module__])["_auto_add_worker_init_fn"]
                 seed(dataloader, trainer.global_rank)
-                self._watched.add(dataloader, (trainer.current_epoch, id(old)))
+                self._watched.add(dataloader, trainer.current_epoch)
         return dataloader
 
 

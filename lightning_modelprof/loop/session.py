@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -135,7 +135,8 @@ class LoopSession:
         """
         host, config, timing = self._host, self._config, self._timing
         if self.workers is not None:
-            self.workers.forget()
+            with suppress(Exception):  # the loop's loaders are not known
+                self.workers.begin(host.loaders())
         self._began_s, self._armed_ns = time.time(), self._clock()
         timing.skip(steps_to_skip(config, host.num_steps))
         parts = self._parts = make_parts(

@@ -345,11 +345,11 @@ def test_trial_runs_are_forgotten_and_shared_loaders_said():
     for trial in range(3):
         loader = DataLoader(FastOnes(), 2 ** (5 + trial), num_workers=1)
         watched.add(loader, (0, trial))
-    watched.forget()
+    watched.begin([loader])
     watched.add_other(loader)
     watched.add_other(DataLoader(FastOnes(), 8, num_workers=1))
     (record,) = watched.record()
-    assert record.batch_size == 128
+    assert (record.loader, record.batch_size) == (0, 128)
     assert "Validation takes batches from the same DataLoader" in record.notes[-1]
     watched.end()
 

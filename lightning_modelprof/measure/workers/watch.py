@@ -6,7 +6,7 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -114,12 +114,23 @@ class WatchedLoaders:
                 if watched.has(one):
                     watched.is_shared = True
 
-    def forget(self) -> None:
-        """The loop begins: what was watched before, such as in trial runs, was not it."""
-        for shape, watched in list(self._watched.items()):
-            if watched.round != self._num_rounds:
-                watched.end()
-                del self._watched[shape]
+    def begin(self, loaders: Iterable[Any]) -> None:
+        """The loop begins: what was watched before, such as in trial runs, was not it.
+
+        Args:
+            loaders: the loop's.
+        """
+        before, self._watched = self._watched, {}
+        position = 0
+        for one in (one for loader in loaders for one in _loaders_in(loader)):
+            for shape, watched in list(before.items()):
+                if watched.has(one):
+                    watched.shape = shape._replace(position=position)
+                    self._watched[watched.shape] = before.pop(shape)
+            position += 1
+        self._position = position
+        for watched in before.values():
+            watched.end()
 
     def _close_old(self) -> None:
         """Keep no more than the record of loaders that are over: each has memory and an open file."""
@@ -207,6 +218,7 @@ class _Watched:
     """One loader, and those that are made in its place.
 
     Attributes:
+        shape: of the loader.
         round: the newest in which it was there.
         is_shared: whether another loop takes batches from it as well.
     """
@@ -214,7 +226,7 @@ class _Watched:
     def __init__(
         self, shape: _Shape, loader: DataLoader[Any], own: tuple[str, ...], *, sampling: bool
     ) -> None:
-        self._shape = shape
+        self.shape = shape
         self._is_ordered = bool(getattr(loader, "in_order", True))
         self._key = f"{os.getpid()}-{next(_NUMBERS)}"
         self._rings = Rings(_SLOTS_OF_ONE * loader.num_workers + 1)
@@ -304,7 +316,7 @@ class _Watched:
                 " times of calls are scaled up to all."
             )
         return LoaderWorkers(
-            **_of_shape(self._shape),
+            **_of_shape(self.shape),
             is_ordered=self._is_ordered,
             calls=_calls(slots),
             workers=_workers(slots),
