@@ -334,7 +334,11 @@ def test_the_training_is_killed(tmp_path, num_workers):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert left_in(folder) == []
-    assert {path for path in set(Path("/dev/shm").iterdir()) - before if "torch" not in path.name} == set()
+    assert {
+        path
+        for path in set(Path("/dev/shm").iterdir()) - before
+        if not ("torch" in path.name or path.name.startswith("sem."))
+    } == set()
     shutil.rmtree(folder)
     traces = traces_in(tmp_path)
     assert traces

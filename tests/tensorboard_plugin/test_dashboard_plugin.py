@@ -158,7 +158,7 @@ def test_every_view_has_something_or_says_what_to_do(server):
     for view in VIEWS:
         answer = server.ask("view", view=view.key, **RUN)
         assert answer["title"] == view.title
-        assert answer["html"] or answer["columns"] or view.key in ("kernels", "distributed")
+        assert answer["html"] or answer["columns"] or view.key in ("kernels", "distributed", "workers")
         assert len(answer["empty"]) > 20
 
 
