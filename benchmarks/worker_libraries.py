@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 METHODS: Final = ("fork", "spawn", "forkserver")
-SAMPLES, BATCH, SIDE, SLEEP_S, WORKERS = 160, 4, 48, 0.005, 2
+SAMPLES, BATCH, SIDE, SLEEP_S, WORKERS = 400, 4, 48, 0.005, 2
 
 
 def picture(index: int) -> np.ndarray:
@@ -423,7 +423,7 @@ def main() -> None:
     )
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all without any")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="what was found in each fit, as JSON")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
