@@ -327,6 +327,7 @@ def seen(callback: Any) -> dict[str, Any]:
     """What the callback found in the workers, and which line its first finding names."""
     loaders = callback.run.ranks[0].workers or ()
     findings = [one for one in callback.report.findings if one.status.value == "found"]
+    findings.sort(key=lambda one: one.kind != "input_bound")  # a busy machine may come before it
     locations = [location for one in findings[:1] for location in one.locations]
     calls = [call for loader in loaders for call in loader.calls]
     return {
