@@ -654,7 +654,7 @@ def test_an_exception_ends_the_thread_and_keeps_what_was_seen(tmp_path):
     with pytest.raises(ValueError, match="mine"):
         run_fit(tmp_path, module=Net(at_batch), active=0, sampling=True)
     assert not sampling_threads()
-    assert load_run(tmp_path).ranks[0].stacks.samples > 5
+    assert load_run(tmp_path).ranks[0].stacks.samples >= 3
 
 
 @pytest.mark.parametrize("with_stack", [False, True])

@@ -332,7 +332,7 @@ def test_digits_choose_a_view_unless_somebody_writes(page):
     page.settle()
     assert page.title() == "Operators"
     page.run("document.querySelector('main').focus()")
-    page.browser.switch_to.active_element.send_keys("0")
+    page.browser.switch_to.active_element.send_keys("-")
     page.wait("return document.querySelector('main > h1')?.textContent === 'Compare'")
 
 

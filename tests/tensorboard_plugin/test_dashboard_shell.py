@@ -69,7 +69,7 @@ def test_the_focus_is_kept_while_a_view_takes_long(page):
     page.open(**RUN, view="operators")
     with slow_network(page.browser, 1500):
         page.run("document.querySelector('main .table .scroll').focus()")
-        page.browser.switch_to.active_element.send_keys("6")
+        page.browser.switch_to.active_element.send_keys("7")
         page.wait("return document.querySelectorAll('main .bone').length > 2")
         assert page.title() == "Memory"
         assert focused(page) == "Memory"

@@ -134,7 +134,9 @@ REFUSED = {
     "a frame that there is not": lambda content: rank(content)["stacks"]["stacks"].append(
         {"phase": "forward", "frames": [10**6], "samples": 1, "time_ns": 1}
     ),
-    "a stack of negative time": lambda content: rank(content)["stacks"]["stacks"][0].update(time_ns=-1),
+    "a stack of negative time": lambda content: rank(content)["stacks"]["stacks"].append(
+        {"phase": "forward", "frames": [], "samples": 1, "time_ns": -1}
+    ),
     "a negative interval at first": lambda content: rank(content)["stacks"].update(first_interval_ns=-1),
     "a negative interval in the end": lambda content: rank(content)["stacks"].update(last_interval_ns=-1),
     "sampling of negative cost": lambda content: rank(content)["stacks"].update(cost_ns=-1),

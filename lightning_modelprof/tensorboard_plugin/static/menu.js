@@ -114,6 +114,9 @@ export function makeProblems(choice, contents) {
   return broken.map(({ tag, problem }) => make("p", { class: "problem", role: "status" }, `${tag}: ${problem}`));
 }
 
+/** What chooses a view, by its place: the row of digits, and the key beside it. */
+const KEYS = "1234567890-";
+
 /**
  * The list of views.
  * @param {Contents} contents
@@ -122,7 +125,7 @@ export function makeProblems(choice, contents) {
  */
 export function makeViewList(contents, shown, choose) {
   const items = contents.views.map(({ key, title }, place) => {
-    const hint = place < 10 ? `${title} (key ${(place + 1) % 10})` : title;
+    const hint = place < KEYS.length ? `${title} (key ${KEYS[place]})` : title;
     const onclick = () => choose(key);
     const button = make("button", { type: "button", title: hint, "data-key": `view ${key}`, onclick }, title);
     if (key === shown) button.setAttribute("aria-current", "page");
@@ -132,7 +135,7 @@ export function makeViewList(contents, shown, choose) {
 }
 
 /**
- * The digits choose a view, unless the reader is writing or a part of the view has a use for the key.
+ * The digits, and the key beside them, choose a view, unless the reader is writing or a part of the view has a use for the key.
  * @param {Contents} contents
  * @param {(key: string) => void} choose
  */
@@ -140,7 +143,7 @@ export function listenToDigits(contents, choose) {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey || target.closest("input, select, textarea")) return;
-    const place = "1234567890".indexOf(event.key);
+    const place = event.key.length === 1 ? KEYS.indexOf(event.key) : -1;
     if (place >= 0 && place < contents.views.length) choose(contents.views[place].key);
   });
 }
