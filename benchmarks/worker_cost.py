@@ -1,18 +1,19 @@
 """What looking into workers costs there: the price of a timed call, sample and batch, and cProfile beside it.
 
-    python benchmarks/worker_cost.py               # about two minutes, on a machine that does nothing else
+    python benchmarks/worker_cost.py               # about four minutes, on a machine that does nothing else
 
 The price of one is the least CPU time of several rounds over many calls that do nothing, less the same calls
 without us. What a sample of 1 ms with 8 transforms costs is these prices times how often each comes, which a
 test counts (tests/measure/test_workers.py): the difference of two runs of such samples is too small to be
 measured well, and is shown beside it for the order of magnitude, in turns with cProfile, which is what can be
-switched on in a worker without us. The thread that looks at statements is switched off in all of it; at 20 ms
+switched on in a worker without us. Loops of pure Python depend on how they are called by more than that. The thread that looks at statements is switched off in all of it; at 20 ms
 between looks at first its share is that of the training's, see docs/cost.md.
 """
 
 from __future__ import annotations
 
 import cProfile
+import hashlib
 import os
 import random
 import statistics
@@ -30,6 +31,7 @@ from lightning_modelprof.measure.workers.ring import Rings, claim_slot
 
 TRANSFORMS, SAMPLE_NS, BATCH = 8, 1_000_000, 8
 ROUNDS, NUMBER = 15, 20_000
+DATA = memoryview(bytes(10_000_000))
 
 
 class Nothing:
@@ -46,6 +48,14 @@ class Computing:
     def __call__(self, value: Any) -> Any:
         for _ in range(self.turns):
             pass
+        return value
+
+
+class Hashing(Computing):
+    """Works in C, as most transforms do."""
+
+    def __call__(self, value: Any) -> Any:
+        hashlib.sha256(DATA[: self.turns]).digest()
         return value
 
 
@@ -111,6 +121,32 @@ def prices() -> tuple[float, float, float]:
     return per_call, per_sample, max(0.0, per_batch - bare - per_call - per_sample)
 
 
+def compare(kind: type[Computing]) -> None:
+    """Samples whose transforms are of this kind without us, with us and with cProfile, in turns."""
+    turns, number = 1_000, 40
+    while cpu_ns(lambda: kind(turns)(1)) * TRANSFORMS < SAMPLE_NS:  # noqa: B023  # called at once
+        turns = round(turns * 1.1)
+    runs: dict[str, list[float]] = {"without": [], "without, again": [], "ours": [], "cProfile": []}
+    order = random.Random(0)
+    for _ in range(40):
+        for name in order.sample(list(runs), len(runs)):
+            data = Items([kind(turns) for _ in range(TRANSFORMS)])
+            if name == "ours":
+                worker = begun(data)
+                work = batches(data, lambda data, worker=worker: worker.collate(list, data), number, BATCH)  # type: ignore[misc]
+                runs[name].append(cpu_ns(work))
+                worker.end()
+            elif name == "cProfile":
+                profile = cProfile.Profile()
+                runs[name].append(cpu_ns(partial(profile.runcall, batches(data, list, number, BATCH))))
+            else:
+                runs[name].append(cpu_ns(batches(data, list, number, BATCH)))
+    for name in ("without, again", "ours", "cProfile"):
+        ratios = [one / bare for one, bare in zip(runs[name], runs["without"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"| {kind.__name__} | {name} | {middle:.4f} ({low:.4f} to {high:.4f}) |")
+
+
 def main() -> None:
     """Print two tables."""
     torch.set_num_threads(1)
@@ -124,32 +160,9 @@ def main() -> None:
         f" {100 * whole / SAMPLE_NS:.2f} % of it.\n"
     )
 
-    turns = 1_000
-    while cpu_ns(lambda: Computing(turns)(1)) * TRANSFORMS < SAMPLE_NS:  # noqa: B023  # called at once
-        turns = round(turns * 1.1)
-    number = 40
-    runs: dict[str, list[float]] = {"without": [], "without, again": [], "ours": [], "cProfile": []}
-    order = random.Random(0)
-    for _ in range(40):
-        for name in order.sample(list(runs), len(runs)):
-            times = runs[name]
-            data = Items([Computing(turns) for _ in range(TRANSFORMS)])
-            if name == "ours":
-                worker = begun(data)
-                work = batches(data, lambda data, worker=worker: worker.collate(list, data), number, BATCH)  # type: ignore[misc]
-                times.append(cpu_ns(work))
-                worker.end()
-            elif name == "cProfile":
-                profile = cProfile.Profile()
-                work = batches(data, list, number, BATCH)
-                times.append(cpu_ns(partial(profile.runcall, work)))
-            else:
-                times.append(cpu_ns(batches(data, list, number, BATCH)))
-    print("| in a worker | CPU time over that without (median, quartiles) |\n|---|---|")
-    for name in ("without, again", "ours", "cProfile"):
-        ratios = [one / bare for one, bare in zip(runs[name], runs["without"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"| {name} | {middle:.4f} ({low:.4f} to {high:.4f}) |")
+    print("| samples of 1 ms | in a worker | CPU time over that without (median, quartiles) |\n|---|---|---|")
+    for kind in (Hashing, Computing):
+        compare(kind)
     print(f"\n{os.cpu_count()} CPUs, torch {torch.__version__}")
 
 
