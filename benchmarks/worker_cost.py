@@ -6,7 +6,8 @@ The price of one is the least CPU time of several rounds over many calls that do
 without us. What a sample of 1 ms with 8 transforms costs is these prices times how often each comes, which a
 test counts (tests/measure/test_workers.py): the difference of two runs of such samples is too small to be
 measured well, and is shown beside it for the order of magnitude, in turns with cProfile, which is what can be
-switched on in a worker without us. Loops of pure Python depend on how they are called by more than that. The thread that looks at statements is switched off in all of it; at 20 ms
+switched on in a worker without us. Loops of pure Python depend on how they are called by more than that.
+The thread that looks at statements is switched off in all of it; at 20 ms
 between looks at first its share is that of the training's, see docs/cost.md.
 """
 
@@ -112,13 +113,18 @@ def prices() -> tuple[float, float, float]:
     per_sample = least_ns(lambda: [timed[1] for _ in range(NUMBER)], NUMBER) - bare
     worker.end()
 
-    # Not fast ones, or only one in many would be timed; the fixed work is the same in both.
-    plain, timed, number = Items([Computing(20_000)]), Items([Computing(20_000)]), 300
-    bare = least_ns(batches(plain, list, number, 1), number)
-    worker = begun(timed)
-    per_batch = least_ns(batches(timed, lambda data: worker.collate(list, data), number, 1), number)
+    worker = begun(Items([]))
+    samples = (1,)
+    now = [time.perf_counter_ns(), time.thread_time_ns(), 1, 0]  # as a first sample leaves it
+
+    def collate() -> None:
+        worker._calls.batch[:] = now
+        worker.collate(list, samples)
+
+    bare = least_ns(lambda: [list(samples) for _ in range(NUMBER)], NUMBER)
+    per_batch = least_ns(lambda: [collate() for _ in range(NUMBER)], NUMBER) - bare
     worker.end()
-    return per_call, per_sample, max(0.0, per_batch - bare - per_call - per_sample)
+    return per_call, per_sample, per_batch
 
 
 def compare(kind: type[Computing]) -> None:
