@@ -563,6 +563,16 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
     assert not [one for one in report.tables if one.id in ("workers", "worker_transforms")]
 
 
+def test_batches_that_compute_are_promised_at_best():
+    """How workers and the training share CPUs is not known before they have run together."""
+    steps = steps_of(24, forward=10, dataloader=40)
+    cpu = used(40, 10, computing=1.0, cpus=8, rest_cpu_ms=10)
+    found = finding(analysis_of(steps, cpu=cpu, setup=with_loader()))
+    assert "is predicted" not in found.action
+    assert " now. At best a step takes 10.5 ms instead of 50 ms: workers share the CPUs" in found.action
+    assert found.action.count("Measure it.") == 1
+
+
 def test_where_workers_were_looked_into_fetches_tell_nothing():
     report = build_report(played(40, workers=2))
     said = [*table(report, "num_workers").notes, *(one.summary for one in report.findings)]

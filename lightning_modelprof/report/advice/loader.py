@@ -30,6 +30,9 @@ _SLICED: Final = 0.3
 
 _WORTH_IT: Final = 0.25
 _MOST_OF_IT: Final = 0.9
+_MOSTLY_COMPUTES: Final = 0.5
+"""Of the time of a batch."""
+
 _UNSEEN: Final = " No worker was seen: what is predicted with workers is from fetches alone."
 _CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the training, or do less per sample."
 
@@ -213,11 +216,18 @@ def predicted_call(queue: LoaderQueue, kind: str, is_persistent: bool, owner: Ow
         now += f" and prefetch_factor {present.prefetch_factor}" if present.workers else ""
     if advised.workers and not is_persistent:
         arguments["persistent_workers"] = True
+    call = f"{written_call(kind, arguments, owner)}: {now} now."
+    if queue.computing >= _MOSTLY_COMPUTES and not present.workers:
+        # How workers and the training get along on the CPUs is not known before they have run together.
+        return (
+            f"{call} At best a step takes {milliseconds(advised.step_ns)} instead of"
+            f" {milliseconds(present.step_ns)}: workers share the CPUs with the training. Measure it."
+        )
     low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
     interval = "" if low == high else f" ({low} to {high})"
     return (
-        f"{written_call(kind, arguments, owner)}: {now} now. A step is predicted to take"
-        f" {milliseconds(advised.step_ns)}{interval} instead of {milliseconds(present.step_ns)}."
+        f"{call} A step is predicted to take {milliseconds(advised.step_ns)}{interval} instead of"
+        f" {milliseconds(present.step_ns)}."
     )
 
 
