@@ -482,7 +482,7 @@ def test_a_killed_training_leaves_nothing(tmp_path: Path) -> None:
         env={"TMPDIR": str(temporary)},
     )
     assert result.returncode == -signal.SIGKILL, result.stderr[-3000:]
-    session, limit = int(result.stdout), time.monotonic() + 30
+    session, limit = int(result.stdout), time.monotonic() + 90
     while (left := processes_of(session)) and time.monotonic() < limit:
         time.sleep(0.1)
     assert not left
