@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -458,8 +459,7 @@ def chain(error: BaseException | None) -> list[str]:
 
 def test_a_killed_training_leaves_nothing(tmp_path: Path) -> None:
     """Its workers end by themselves, and the memory that they shared is gone with them."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp())  # short: the path of a socket in it may have 107 letters
     before = ours_in("/dev/shm")
     result = run_script(
         """
@@ -489,6 +489,7 @@ def test_a_killed_training_leaves_nothing(tmp_path: Path) -> None:
     assert ours_in("/dev/shm") == before
     # torch's own folders are there without us, too
     assert [path for path in temporary.rglob("*") if "modelprof" in path.name] == []
+    shutil.rmtree(temporary)
 
 
 def processes_of(session: int) -> list[int]:

@@ -662,7 +662,7 @@ class SteppedByHand(Model):
 
 
 def stepped_by_hand(costs: Costs, folder: Path) -> Training:
-    return Training(SteppedByHand(costs), rows(NUM_STEPS * 16))
+    return Training(SteppedByHand(costs), rows(NUM_STEPS * 64))  # so that enough samples are of its line
 
 
 class TableByPython(nn.Module):
@@ -863,7 +863,7 @@ class SteppedByOwn(Model):
 
 
 def own_optimizer(costs: Costs, folder: Path) -> Training:
-    return Training(SteppedByOwn(costs), rows())
+    return Training(SteppedByOwn(costs), rows(NUM_STEPS * 12))  # so that enough samples are of its line
 
 
 def anomaly_detection(costs: Costs, folder: Path) -> Training:

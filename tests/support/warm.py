@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 # A program runs at the top of this one, so that the interpreter itself handles how it ends.
 _SERVER: Final = """
-import json, os, random, sys, types
+import json, os, random, sys, tempfile, types
 import numpy, torch
 import tests.support.fits
 
@@ -51,6 +51,7 @@ request = serve()
 os.chdir(request["cwd"])
 os.environ.clear()
 os.environ.update(request["env"])
+tempfile.tempdir = None  # that of its own environment
 random.seed()
 numpy.random.seed()
 sys.argv = request["argv"]
