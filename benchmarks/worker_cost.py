@@ -1,14 +1,14 @@
 """What looking into workers costs there: the price of a timed call, sample and batch, and cProfile beside it.
 
-    python benchmarks/worker_cost.py               # about four minutes, on a machine that does nothing else
+    python benchmarks/worker_cost.py               # about two minutes, on a machine that does nothing else
 
 The price of one is the least CPU time of several rounds over many calls that do nothing, less the same calls
 without us. What a sample of 1 ms with 8 transforms costs is these prices times how often each comes, which a
-test counts (tests/measure/test_workers.py): the difference of two runs of such samples is too small to be
-measured well, and is shown beside it for the order of magnitude, in turns with cProfile, which is what can be
-switched on in a worker without us. Loops of pure Python depend on how they are called by more than that.
-The thread that looks at statements is switched off in all of it; at 20 ms
-between looks at first its share is that of the training's, see docs/cost.md.
+test counts (tests/measure/test_workers.py). Beside it stand batches of such samples, one by one in random
+order without us, with us and with cProfile, which can be switched on in a worker without us. There the
+caches are full of other things, so a call costs more than in a loop of nothing else. The thread that looks at
+statements is switched off in all of it. At 20 ms between looks at first, its share is that of the training's:
+see docs/cost.md.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lightning_modelprof.measure.workers.ring import Rings, claim_slot
 
 TRANSFORMS, SAMPLE_NS, BATCH = 8, 1_000_000, 8
 ROUNDS, NUMBER = 15, 20_000
+WARMUP, BATCHES = 20, 800
 DATA = memoryview(bytes(10_000_000))
 
 
@@ -128,25 +129,28 @@ def prices() -> tuple[float, float, float]:
 
 
 def compare(kind: type[Computing]) -> None:
-    """Samples whose transforms are of this kind without us, with us and with cProfile, in turns."""
-    turns, number = 1_000, 40
-    while cpu_ns(lambda: kind(turns)(1)) * TRANSFORMS < SAMPLE_NS:  # noqa: B023  # called at once
+    """Batches whose transforms are of this kind without us, with us and with cProfile, in random order."""
+    turns = 1_000
+    while min(cpu_ns(partial(kind(turns), 1)) for _ in range(ROUNDS)) * TRANSFORMS < SAMPLE_NS:
         turns = round(turns * 1.1)
-    runs: dict[str, list[float]] = {"without": [], "without, again": [], "ours": [], "cProfile": []}
+    items = [Items([kind(turns) for _ in range(TRANSFORMS)]) for _ in range(4)]
+    # Its estimate of its own cost is set aside: all batches are timed.
+    worker, profile = begun(items[2]), cProfile.Profile()
+    one_batch = {
+        "without": batches(items[0], list, 1, BATCH),
+        "without, again": batches(items[1], list, 1, BATCH),
+        "ours": batches(items[2], lambda data: worker.collate(list, data), 1, BATCH),
+        "cProfile": partial(profile.runcall, batches(items[3], list, 1, BATCH)),
+    }
+    runs: dict[str, list[int]] = {name: [] for name in one_batch}
     order = random.Random(0)
-    for _ in range(40):
-        for name in order.sample(list(runs), len(runs)):
-            data = Items([kind(turns) for _ in range(TRANSFORMS)])
-            if name == "ours":
-                worker = begun(data)
-                work = batches(data, lambda data, worker=worker: worker.collate(list, data), number, BATCH)  # type: ignore[misc]
-                runs[name].append(cpu_ns(work))
-                worker.end()
-            elif name == "cProfile":
-                profile = cProfile.Profile()
-                runs[name].append(cpu_ns(partial(profile.runcall, batches(data, list, number, BATCH))))
-            else:
-                runs[name].append(cpu_ns(batches(data, list, number, BATCH)))
+    for number in range(WARMUP + BATCHES):
+        for name in order.sample(list(one_batch), len(one_batch)):
+            took_ns = cpu_ns(one_batch[name])
+            if number >= WARMUP:
+                runs[name].append(took_ns)
+        worker._timed_cost_ns = 0
+    worker.end()
     for name in ("without, again", "ours", "cProfile"):
         ratios = [one / bare for one, bare in zip(runs[name], runs["without"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sys
@@ -305,7 +306,7 @@ class Worker:
         self._until_end -= 1
         if self._until_end <= 0:  # of so many batches one is timed, which one is left to chance
             share = self._timed_cost_ns / max(1, self._timed_ns)
-            self._until_end = max(1, min(64, round(share / _MOST_COST)))
+            self._until_end = max(1, min(64, math.ceil(share / _MOST_COST)))
             self._until_timed = self._random.randrange(self._until_end)
         is_timing = self._until_timed == 0
         self._until_timed -= 1

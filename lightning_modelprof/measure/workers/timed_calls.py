@@ -334,7 +334,8 @@ class TimedCalls:
                 words[first + (number & mask)] = took
                 words[0] = number + 1
                 words[1] += took
-                words[2] += inner[0]
+                if inner[0]:
+                    words[2] += inner[0]
                 if took > words[3]:  # noqa: PLR1730  # which takes half as long
                     words[3] = took
                 inner[0] = outer + took
