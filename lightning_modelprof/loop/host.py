@@ -187,24 +187,33 @@ def _of_loader(loader: Any) -> int:
     return num_workers * prefetch_factor if num_workers > 0 and prefetch_factor > 0 else 0
 
 
-def next_is_ready(host: Host) -> bool | None:
-    """Whether workers have made the batch that the loop fetches next, of each dataloader that has workers.
+def batches_made(host: Host) -> tuple[bool, int] | None:
+    """Whether workers have made the batch that the loop fetches next, and how many they have made in all.
 
-    ``None`` without workers, and where it cannot be told. It takes about 10 us and no batch.
+    Of several dataloaders with workers all must have made it, and the smallest number counts. ``None``
+    without workers, and where it cannot be told. It takes about 10 us and no batch.
 
     Caveats:
-        A batch that came out of order counts as the next one.
+        A batch that came out of order counts as the next one while it is in the queue.
     """
     try:
-        ready = [_has_batch(one) for one in host.iterators() if hasattr(one, "_data_queue")]
+        made = [_made(one) for one in host.iterators() if hasattr(one, "_data_queue")]
     except Exception:  # before the first fetch, or another torch or Lightning
         return None
-    return all(ready) if ready else None
+    return (all(is_ready for is_ready, _ in made), min(number for _, number in made)) if made else None
 
 
-def _has_batch(iterator: Any) -> bool:
-    """Whether a batch waits in the queue, or was taken from it before its turn."""
-    return len(iterator._task_info.get(iterator._rcvd_idx, ())) > 1 or not iterator._data_queue.empty()
+def _made(iterator: Any) -> tuple[bool, int]:
+    """Whether a batch waits in the queue, or was taken from it before its turn; and how many these are."""
+    queue, tasks = iterator._data_queue, iterator._task_info
+    early = sum(len(task) > 1 for task in tasks.values())
+    is_empty = queue.empty()
+    try:
+        waiting = queue.qsize()
+    except NotImplementedError:  # macOS
+        waiting = 0
+    is_ready = len(tasks.get(iterator._rcvd_idx, ())) > 1 or not is_empty
+    return is_ready, early + max(waiting, not is_empty)
 
 
 _HAS_SAID_OFF = False

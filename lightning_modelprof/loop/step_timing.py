@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.host import Host, next_is_ready
+from lightning_modelprof.loop.host import Host, batches_made
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
@@ -76,7 +76,7 @@ class StepTiming:
             on_boundary,
             device=self.device,
             validation=ValidationParts(marks),
-            cpu=CpuOfSteps(config.skip_first, partial(next_is_ready, host)),
+            cpu=CpuOfSteps(config.skip_first, partial(batches_made, host)),
         )
         self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
         self.ledger.sizes = self.sizes

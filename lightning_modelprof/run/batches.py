@@ -75,6 +75,8 @@ class CpuUse(Record, frozen=True, kw_only=True):
         process_ns: CPU time of this process.
         num_asked: of these steps, those whose batch workers made.
         num_ready: of those, the ones whose batch was there before it was fetched.
+        depths: of those, how many found 0, 1, 2 ... batches made; the last one so many and more. Empty where
+            nobody looked.
         workers_ns: CPU time of processes that it started in the loop; ``None`` where nobody can tell.
         busy_ns: time that the machine's CPUs were busy, all together, with whatever; ``None`` likewise.
         cpus_ns: ``busy_ns`` and the time that they were idle; ``None`` likewise.
@@ -90,6 +92,7 @@ class CpuUse(Record, frozen=True, kw_only=True):
     process_ns: Whole
     num_asked: Count = 0
     num_ready: Count = 0
+    depths: tuple[Count, ...] = ()
     workers_ns: Whole | None = None
     busy_ns: Whole | None = None
     cpus_ns: Whole | None = None

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu, batch_cpu
-from lightning_modelprof.loop.host import next_is_ready
+from lightning_modelprof.loop.host import batches_made
 from lightning_modelprof.measure.resources.cpu import PERIOD
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
+from lightning_modelprof.report.charts.workers import queue_depth
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader
 from lightning_modelprof.report.verdict import account, give_verdict
@@ -296,6 +297,19 @@ def test_workers_that_keep_up_are_not_to_be_more():
         assert behind.locations
 
 
+def test_how_many_batches_a_fetch_finds():
+    """Of 10 fetches that were looked at 6 found none, 1 found one and 3 found three."""
+
+    def chart_of(**read):
+        return queue_depth(analysis_of(steps_of(forward=36), cpu=use(**read)))
+
+    chart = chart_of(num_asked=10, num_ready=4, depths=(6, 1, 0, 3))
+    assert chart.x == (0, 1, 2, 3)
+    assert chart.series[0].values == (0.6, 0.1, 0, 0.3)
+    assert chart_of(num_asked=6, num_ready=4, depths=(2, 4)) is None, "too few"
+    assert chart_of(num_asked=40, num_ready=38) is None, "saved by an older version"
+
+
 # In a real fit
 
 
@@ -368,6 +382,8 @@ def test_batches_that_workers_have_ready(tmp_path, loader):
     found = fit(tmp_path, step_s=0.02, num_workers=1, **loader).cpu
     assert found.num_asked == found.num_steps >= 5
     assert found.num_ready >= 0.8 * found.num_asked
+    assert sum(found.depths) == found.num_asked
+    assert found.depths[2] >= 0.8 * found.num_asked, "one worker makes two ahead"
 
 
 def test_batches_that_workers_do_not_have_ready(tmp_path):
@@ -375,6 +391,7 @@ def test_batches_that_workers_do_not_have_ready(tmp_path):
     found = fit(tmp_path, sleep_s=0.02, num_workers=1).cpu
     assert found.num_asked >= 5
     assert found.num_ready <= 0.2 * found.num_asked
+    assert found.depths[0] >= 0.8 * found.num_asked
 
 
 def test_without_workers_no_batch_is_asked_for(tmp_path):
@@ -384,20 +401,26 @@ def test_without_workers_no_batch_is_asked_for(tmp_path):
 def test_several_loaders_and_batches_out_of_order():
     """By hand: a batch is ready where each loader with workers has one."""
 
-    def loader(*, waiting=False, early=False):
-        task = ("worker", "batch") if early else ("worker",)
-        return SimpleNamespace(
-            _data_queue=SimpleNamespace(empty=lambda: not waiting), _rcvd_idx=3, _task_info={3: task}
-        )
+    def loader(waiting=0, *, early=(), size=None):
+        queue = SimpleNamespace(empty=lambda: not waiting, qsize=size or (lambda: waiting))
+        tasks = {place: ("worker", "batch") if place in early else ("worker",) for place in (3, 4, 5)}
+        return SimpleNamespace(_data_queue=queue, _rcvd_idx=3, _task_info=tasks)
 
     def asked(*iterators):
         combined = SimpleNamespace(_iterator=SimpleNamespace(iterators=iterators))
-        return next_is_ready(host_of(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined))))
+        return batches_made(host_of(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined))))
 
-    assert asked(loader(waiting=True)) is True
-    assert asked(loader(early=True)) is True
-    assert asked(loader()) is False
-    assert asked(loader(waiting=True), loader()) is False
-    assert asked(loader(waiting=True), object()) is True
+    def unknown():
+        raise NotImplementedError
+
+    assert asked(loader(2)) == (True, 2)
+    assert asked(loader(early=(3,))) == (True, 1)
+    assert asked(loader(early=(4, 5))) == (False, 2), "which come behind the next one"
+    assert asked(loader(1, early=(4, 5))) == (True, 3)
+    assert asked(loader()) == (False, 0)
+    assert asked(loader(3, size=unknown)) == (True, 1)
+    assert asked(loader(2), loader()) == (False, 0)
+    assert asked(loader(2), loader(1)) == (True, 1)
+    assert asked(loader(1), object()) == (True, 1)
     assert asked(object()) is None
-    assert next_is_ready(host_of(SimpleNamespace())) is None
+    assert batches_made(host_of(SimpleNamespace())) is None

@@ -30,6 +30,7 @@ class BatchCpu(Record, frozen=True, kw_only=True):
             those that nobody else used; ``None`` if nobody counts that.
         ready: share of fetches whose batch a worker had made before; ``None`` where fewer than seven were
             looked at, or where workers make none.
+        depths: of these fetches, the share that found 0, 1, 2 ... batches made; empty likewise.
     """
 
     computing: float | None
@@ -38,6 +39,7 @@ class BatchCpu(Record, frozen=True, kw_only=True):
     thread_share: float
     free_cpus: float | None
     ready: float | None = None
+    depths: tuple[float, ...] = ()
 
     @property
     def is_computing(self) -> bool | None:
@@ -111,6 +113,7 @@ def batch_cpu(
         thread_share=min(1.0, use.rest_thread_ns / use.steps_ns / granted),
         free_cpus=_free_cpus(use, usable_cpus),
         ready=use.num_ready / use.num_asked if use.num_asked >= _ENOUGH else None,
+        depths=tuple(one / use.num_asked for one in use.depths) if use.num_asked >= _ENOUGH else (),
     )
 
 

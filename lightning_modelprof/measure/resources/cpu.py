@@ -290,23 +290,28 @@ _DATALOADER: Final = PHASE_INDEX["dataloader"]
 _PROFILER: Final = PHASE_INDEX["profiler"]
 
 
+_MOST_DEPTH: Final = 64
+
+
 class CpuOfSteps:
     """Reads the clocks of the thread and the process at both ends of a fetch, and where its step ends.
 
     Args:
         skip_first: the first steps of the loop, of which none is read.
-        is_ready: whether workers have the next batch ready; ``None`` where none have it to make.
+        made: whether workers have made the next batch, and how many in all; ``None`` where it is not theirs.
 
     Attributes:
         is_reading: whether the running step is read.
         left: fetches until the one whose step is read; who begins them counts them.
     """
 
-    def __init__(self, skip_first: int = 0, is_ready: Callable[[], bool | None] = lambda: None) -> None:
+    def __init__(
+        self, skip_first: int = 0, made: Callable[[], tuple[bool, int] | None] = lambda: None
+    ) -> None:
         self.skip(skip_first)
-        self._is_ready = is_ready
-        self._ready: bool | None = None
-        self._num_asked = self._num_ready = 0
+        self._look = made
+        self._made: tuple[bool, int] | None = None
+        self._num_ready, self._depths = 0, [0]
         self.is_reading = False
         self._thread_ns = self._process_ns = self._fetch_thread_ns = 0
         self._num_steps = self._steps_ns = self._fetches_ns = 0
@@ -328,7 +333,7 @@ class CpuOfSteps:
         self.is_reading = self.left <= 0  # a second fetch in a step ends the reading of the first
         if self.is_reading:
             self.left = PERIOD
-            self._ready = self._is_ready()
+            self._made = self._look()
             self._thread_ns = time.thread_time_ns()
 
     def end_fetch(self) -> None:
@@ -343,8 +348,12 @@ class CpuOfSteps:
         if tags or phases_ns[_PROFILER]:
             return
         self._num_steps += 1
-        self._num_asked += self._ready is not None
-        self._num_ready += self._ready is True
+        if self._made is not None:
+            is_ready, depth = self._made
+            self._num_ready += is_ready
+            depth = min(depth, _MOST_DEPTH)
+            self._depths += [0] * (depth + 1 - len(self._depths))
+            self._depths[depth] += 1
         self._steps_ns += sum(phases_ns)
         self._fetches_ns += phases_ns[_DATALOADER]
         self._fetches_thread_ns += self._fetch_thread_ns
@@ -382,8 +391,9 @@ class CpuOfSteps:
             loop_ns=last.clock_ns - first.clock_ns,
             process_ns=last.process_ns - first.process_ns,
             workers_ns=self._workers_ns,
-            num_asked=self._num_asked,
+            num_asked=sum(self._depths),
             num_ready=self._num_ready,
+            depths=tuple(self._depths) if any(self._depths) else (),
             busy_ns=busy_ns,
             cpus_ns=None if busy_ns is None or idle_ns is None else busy_ns + idle_ns,
         )

@@ -18,7 +18,7 @@ from lightning_modelprof.report.charts.steps import (
     throughput,
     validation_shares,
 )
-from lightning_modelprof.report.charts.workers import workers_over_time, workers_prediction
+from lightning_modelprof.report.charts.workers import queue_depth, workers_over_time, workers_prediction
 from lightning_modelprof.report.flames import call_flame, module_flame, worker_flame
 from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
@@ -105,6 +105,18 @@ CHARTS: Final = (
             " is not: means over at most 200 equal parts of the time of the newest 1,000 batches. Workers"
             " that are all busy are too slow or too few; workers that are not have filled the queue. Of"
             " several loaders the one whose workers have most to do."
+        ),
+        views=("workers",),
+    ),
+    Drawing(
+        id="queue_depth",
+        title="Batches ready at a fetch",
+        draw=queue_depth,
+        help=(
+            "How many batches the workers had made when the loop fetched one: each thirteenth clean step is"
+            " looked at, and at least seven are needed. At 0 the loop waits; a queue that is always full has"
+            " more workers than it needs. Batches that are ready and come behind one that is not count, too."
+            " Of several loaders the one with the fewest. macOS tells no more than whether there is one."
         ),
         views=("workers",),
     ),

@@ -87,3 +87,19 @@ def workers_over_time(analysis: Analysis) -> Chart | None:
         level=float(facts.record.num_workers),
         level_label="workers",
     )
+
+
+def queue_depth(analysis: Analysis) -> Chart | None:
+    """How many batches were made when the loop fetched one; ``None`` where too few fetches were looked at."""
+    cpu = analysis.batch_cpu
+    if isinstance(cpu, Absent) or not cpu.depths:
+        return None
+    return Chart(
+        id="queue_depth",
+        title="Batches ready at a fetch",
+        kind="histogram",
+        x_label="batches that the workers had made",
+        x=tuple(map(float, range(len(cpu.depths)))),
+        unit=Unit.RATIO,
+        series=(Series(key="fetches", label="Share of the fetches", values=cpu.depths),),
+    )

@@ -140,6 +140,8 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         if advice is None:
             queue = _queue(analysis)
             advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, queue=queue, owner=owner)
+        if workers is not None and cpu is not None and cpu.ready is not None:
+            evidence.append(ratio("fetches that found their batch ready", cpu.ready))
         numbers = {one.record.loader for one in seen}
         told = "" if workers is None else told_of(workers, len(numbers))
         severity = self.severity(share)
