@@ -436,6 +436,9 @@ def test_a_lone_point_of_a_curve_is_a_stroke():
     assert re.fullmatch(r"M250\.0 (\S+)H750\.0", view.layers[0].path), "a quarter of its place on either side"
     gaps = chart_view(chart("line", tuple(map(float, range(5))), a=(1.0, None, 2.0, 3.0, None)))
     assert re.findall("[MLH]", gaps.layers[0].path) == ["M", "H", "M", "L"]
+    mark = chart_view(chart("line", (0.0, 1.0), a=(10.0, 10.0), b=(None, 5.0))).layers[1].path
+    low, high = re.fullmatch(r"M\S+ \S+H\S+M750\.0 (\S+)V(\S+)", mark).groups()
+    assert float(high) - float(low) == pytest.approx(140), "seen where it lies on another curve"
 
 
 def test_an_axis_of_bytes_counts_in_the_unit_of_the_largest():

@@ -97,7 +97,7 @@ def queue_depth(analysis: Analysis) -> Chart | None:
     return Chart(
         id="queue_depth",
         title="Batches ready at a fetch",
-        kind="histogram",
+        kind="stacked",
         x_label="batches that the workers had made",
         x=tuple(map(float, range(len(cpu.depths)))),
         unit=Unit.RATIO,

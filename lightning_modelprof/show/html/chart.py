@@ -42,6 +42,10 @@ _STROKE: Final = 4.0
 """Half the length of the stroke that a lone point of a curve is; at least a quarter of its place."""
 
 
+_CROSS: Final = 70.0
+"""Half the height of a curve's only point."""
+
+
 _OUTLIER: Final = 3.0
 """The axis ends near the 98th percentile where the largest value is so many times as large."""
 
@@ -212,7 +216,8 @@ def _bars(floor: Sequence[float], heights: Sequence[float], top: float) -> str:
 def _line(places: Sequence[float], values: Sequence[float | None], top: float) -> str:
     """A curve, interrupted where nothing was measured; ``places`` are shares of the width.
 
-    A point with nothing on either side is a short stroke, for a curve of one point would not be seen.
+    A point with nothing on either side is a short stroke, for a curve of one point would not be seen; the
+    only one among the points of other curves is a cross, for a stroke along one of these is not seen either.
     """
     runs: list[list[tuple[float, float]]] = [[]]
     for place, value in zip(places, values, strict=True):
@@ -225,6 +230,8 @@ def _line(places: Sequence[float], values: Sequence[float | None], top: float) -
         if len(run) == 1:
             (x, y) = run[0]
             parts.append(f"M{max(x - half, 0):.1f} {y:.1f}H{min(x + half, _SIDE):.1f}")
+            if len(places) > sum(map(len, runs)) == 1:
+                parts.append(f"M{x:.1f} {max(y - _CROSS, 0):.1f}V{min(y + _CROSS, _SIDE):.1f}")
         elif run:
             parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run))
     return "".join(parts)

@@ -10,7 +10,8 @@ export function connectChart(figure) {
   const cursor = /** @type {HTMLElement} */ (field.querySelector(".cursor"));
   /** @type {{points: string[], values: string[][], totals: string[]}} */
   const { points, values, totals } = JSON.parse(figure.querySelector("script")?.textContent ?? "");
-  const legend = Array.from(figure.querySelectorAll(".legend li:not(.point):not(.total) b")).reverse();
+  const legend = Array.from(figure.querySelectorAll(".legend li:not(.point):not(.total) b"));
+  if (!figure.querySelector("path.line")) legend.reverse(); // the uppermost of a stack stands first
   const point = /** @type {HTMLElement} */ (figure.querySelector(".point"));
   const total = figure.querySelector(".total b");
   /** @type {number | null} */
