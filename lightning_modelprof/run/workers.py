@@ -68,6 +68,7 @@ class WorkerTimes(Record, frozen=True, kw_only=True):
         cpu_ns: CPU time of its main thread while it made batches.
         other_cpu_ns: CPU time of its other threads, such as the one that pickles batches, and of waiting;
             ``None`` where the system does not tell.
+        cpu_wait_ns: for which its main thread was ready to run and had no CPU; ``None`` likewise.
         read_bytes: that it asked the system for, from files and sockets; ``None`` likewise.
         disk_bytes: of those, what had to come from a disk; ``None`` likewise.
         page_faults: for which the system had to read; ``None`` likewise.
@@ -86,6 +87,7 @@ class WorkerTimes(Record, frozen=True, kw_only=True):
     wait_ns: Count = 0
     cpu_ns: Count = 0
     other_cpu_ns: Count | None = None
+    cpu_wait_ns: Count | None = None
     read_bytes: Count | None = None
     disk_bytes: Count | None = None
     page_faults: Count | None = None

@@ -17,6 +17,7 @@ from lightning.pytorch import Callback
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, slow_facts, step_costs
+from lightning_modelprof.measure.resources import cpu as cpu_module
 from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
 from lightning_modelprof.measure.steps.slow_steps import MAX_KEPT, CollectorWatch, Counts, SlowStepWatch
 from lightning_modelprof.report.build import build_report
@@ -336,7 +337,7 @@ def test_what_the_system_does_not_count_is_none_with_its_reason(monkeypatch):
 def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch):
     """Sanity check, data and compilation come between the making of the watch and the first step."""
     wait_ns = 0
-    monkeypatch.setattr(slow_steps_module, "_cpu_wait_ns", lambda: wait_ns)
+    monkeypatch.setattr(slow_steps_module, "cpu_wait_ns", lambda: wait_ns)
 
     class Before(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -364,7 +365,7 @@ def test_files_are_read_once_in_500_steps(tmp_path, monkeypatch):
             reads.append(1)
             return b"5 6 7"
 
-    monkeypatch.setattr(slow_steps_module, "_SCHEDSTAT", Schedstat())
+    monkeypatch.setattr(cpu_module, "_SCHEDSTAT", Schedstat())
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader(2_200))
     assert len(reads) == 4, "at the start, after 500 and 1,000 steps, and at the end"
@@ -378,13 +379,13 @@ def test_waiting_for_a_cpu_as_the_kernel_writes_it(tmp_path, monkeypatch, text, 
     """Zeros alone are what a kernel without scheduler statistics writes: whoever reads ran at least once."""
     file = tmp_path / "schedstat"
     file.write_text(text)
-    monkeypatch.setattr(slow_steps_module, "_SCHEDSTAT", file)
-    assert slow_steps_module._cpu_wait_ns() == expected
+    monkeypatch.setattr(cpu_module, "_SCHEDSTAT", file)
+    assert cpu_module.cpu_wait_ns() == expected
 
 
 def test_a_system_without_the_file_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(slow_steps_module, "_SCHEDSTAT", tmp_path / "nothing")
-    assert slow_steps_module._cpu_wait_ns() is None
+    monkeypatch.setattr(cpu_module, "_SCHEDSTAT", tmp_path / "nothing")
+    assert cpu_module.cpu_wait_ns() is None
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the system does not count")
@@ -401,12 +402,12 @@ def test_a_thread_that_shares_its_cpu_waits_for_it():
             os.sched_setaffinity(0, {cpu})
             began_ns, began_wait_ns, began_cpu_ns = (
                 time.perf_counter_ns(),
-                slow_steps_module._cpu_wait_ns(),
+                cpu_module.cpu_wait_ns(),
                 time.thread_time_ns(),
             )
             waited_ns = 0
             while waited_ns < 50 * MS and time.thread_time_ns() - began_cpu_ns < 5_000 * MS:
-                waited_ns = slow_steps_module._cpu_wait_ns() - began_wait_ns
+                waited_ns = cpu_module.cpu_wait_ns() - began_wait_ns
             elapsed_ns = time.perf_counter_ns() - began_ns
         finally:
             os.sched_setaffinity(0, usable)

@@ -80,6 +80,37 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
         assert place.line == pipelines.READ_LINE
 
 
+class Computing(Dataset):
+    def __getitem__(self, index):
+        ends_ns = time.thread_time_ns() + 5_000_000
+        while time.thread_time_ns() < ends_ns:
+            pass
+        return index
+
+    def __len__(self):
+        return 100
+
+
+def on_one_cpu(worker):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count")
+def test_workers_that_share_a_cpu_wait_for_it():
+    """What a worker that computes takes is CPU time and waiting for a CPU, and nothing else."""
+    loader = DataLoader(
+        Computing(), 4, num_workers=2, worker_init_fn=on_one_cpu, multiprocessing_context="fork"
+    )
+    with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
+        for _ in profiler.fetch(loader):
+            profiler.step()
+    (workers,) = profiler.run.ranks[0].workers
+    for one in workers.workers:
+        making_ns = one.fetch_ns + one.collate_ns
+        assert one.cpu_wait_ns >= 0.2 * making_ns
+        assert one.cpu_ns + one.cpu_wait_ns == pytest.approx(making_ns, rel=0.1)
+
+
 # What is done for each call
 
 

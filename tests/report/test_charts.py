@@ -155,8 +155,8 @@ def test_evaluation_loops_speak_of_batches():
     assert charts["throughput"].series[0].label == "batches/s"
 
 
-def test_ids_are_different_and_there_is_a_chart_from_each_builder_but_seven():
+def test_ids_are_different_and_there_is_a_chart_from_each_builder_but_eight():
     charts = charts_of(make_steps({"forward": [5, 6]}))
     # nothing was counted or validated, no memory looked at in steps or windows, and there is one rank; nobody
     # looked into workers
-    assert len(charts) == len(CHARTS) - 7
+    assert len(charts) == len(CHARTS) - 8

@@ -37,7 +37,7 @@ def run(scenario, folder):
     callback._clock = costs.clock = UndisturbedClock() if training.waits else thread_clock()
     trainer = make_trainer(folder, *training.before, callback, *training.after, **training.trainer)
     # Where the clocks see no other load, nothing was waited for.
-    with patch.object(slow_steps, "_cpu_wait_ns", return_value=0):
+    with patch.object(slow_steps, "cpu_wait_ns", return_value=0):
         fit_quietly(trainer, training.module, training.data, training.val)
     return callback.report, costs.per_step_ns(len(callback.run.ranks[0].steps))
 

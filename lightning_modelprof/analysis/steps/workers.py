@@ -151,6 +151,7 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
         collate: share of ``making_ns`` in the collate function.
         computing: CPU time of the thread that makes batches by ``making_ns``.
         other_cpu: CPU time of the workers' other threads by ``making_ns``; ``None`` if unknown.
+        cpu_wait: by ``making_ns``, how long workers were ready to run and had no CPU; ``None`` if unknown.
         wait_ns: of a usual step, the wait for its batch; ``None`` where fetches were not seen.
         start_up_ns: by step, what epochs after the first wait for workers to start and fill their queues.
         step_ns: a usual step.
@@ -170,6 +171,7 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     collate: float
     computing: float
     other_cpu: float | None
+    cpu_wait: float | None
     wait_ns: float | None
     start_up_ns: float
     step_ns: float
@@ -228,6 +230,7 @@ def _facts(
     making_ns, samples = fetch_ns + collate_ns, sum(one.samples for one in times)
     waited_ns, cpu_ns = sum(one.wait_ns for one in times), sum(one.cpu_ns for one in times)
     other_ns = sum_of_all(one.other_cpu_ns for one in times)
+    no_cpu_ns = sum_of_all(one.cpu_wait_ns for one in times)
     fetch_cpu_ns = sum_of_all(one.cpu_ns for one in record.calls if one.kind == "sample")
     cpus = None if setup is None else setup.usable_cpus
     wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
@@ -257,6 +260,7 @@ def _facts(
         collate=_ratio(collate_ns, making_ns),
         computing=min(1.0, _ratio(cpu_ns, making_ns)),
         other_cpu=None if other_ns is None else _ratio(other_ns, making_ns),
+        cpu_wait=None if no_cpu_ns is None else min(1.0, _ratio(no_cpu_ns, making_ns)),
         wait_ns=wait_ns,
         start_up_ns=start_up_ns,
         step_ns=step_ns,
@@ -376,8 +380,11 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
     slow = max([0.0, *tails]) * (1 - facts.collate)
     if facts.batch is not None and facts.batch.slow > 0:
         slow = max(slow, facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns)
+    # A worker that waits for a CPU is slow in some batches, whatever their samples are.
+    own = max(0.0, 1 - _ratio(facts.cpu_wait or 0.0, slow))
     order_ns = 0.0 if isinstance(queue, Absent) else queue.order_cost_ns or 0.0
-    add(Why.SLOW_SAMPLES, slow, min(wait_ns, max(slow * facts.step_ns, order_ns if slow > 0 else 0.0)))
+    slow_ns = max(slow * facts.step_ns, order_ns if slow > 0 else 0.0)
+    add(Why.SLOW_SAMPLES, own * slow, min(wait_ns, own * slow_ns))
     left_ns = wait_ns
     if not isinstance(queue, Absent) and queue.helps:
         gained_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns)

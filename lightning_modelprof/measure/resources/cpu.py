@@ -290,6 +290,24 @@ _DATALOADER: Final = PHASE_INDEX["dataloader"]
 _PROFILER: Final = PHASE_INDEX["profiler"]
 
 
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+
+
+def cpu_wait_ns(schedstat: Path | None = None) -> int | None:
+    """How long a thread was ready to run and had no CPU; ``None`` where the system does not count it.
+
+    It is the second of the three numbers that Linux keeps for a thread: time on a CPU, waiting, turns.
+
+    Args:
+        schedstat: the thread's file; by default that of the calling thread.
+    """
+    try:
+        _, wait_ns, turns = map(int, (schedstat or _SCHEDSTAT).read_bytes().split())
+    except (OSError, ValueError):
+        return None
+    return wait_ns if turns else None  # whoever reads this had a turn: zeros are a kernel that counts nothing
+
+
 _MOST_DEPTH: Final = 64
 
 

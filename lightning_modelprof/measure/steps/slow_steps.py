@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.measure.clock import host_clock
+from lightning_modelprof.measure.resources.cpu import cpu_wait_ns
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.steps import NOT_CLEAN, SPECIAL, SlowStep, SlowSteps, StepTimings
 
@@ -37,7 +37,6 @@ _RECENT: Final = 512
 _LEAST_NS: Final = 1_000_000
 """Shorter runs of the garbage collector are part of any step."""
 
-_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 _NOT_COUNTED: Final = "this system does not count it; Linux with scheduler statistics does"
 
 _OURS: Final = int(NOT_CLEAN) & ~SPECIAL
@@ -201,16 +200,7 @@ class Counts(NamedTuple):
 
 def _counts() -> Counts:
     faults = None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-    return Counts(host_clock(), faults, _cpu_wait_ns())
-
-
-def _cpu_wait_ns() -> int | None:
-    """The second of the three numbers that Linux keeps for a thread: time on a CPU, waiting, turns."""
-    try:
-        _, wait_ns, turns = map(int, _SCHEDSTAT.read_bytes().split())
-    except (OSError, ValueError):
-        return None
-    return wait_ns if turns else None  # whoever reads this had a turn: zeros are a kernel that counts nothing
+    return Counts(host_clock(), faults, cpu_wait_ns())
 
 
 def _since(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.context import get_spawning_popen
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ except ImportError:  # Windows, where workers are not looked into
     resource = None  # type: ignore[assignment]
 from torch.utils.data import get_worker_info
 
+from lightning_modelprof.measure.resources.cpu import cpu_wait_ns
 from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Sampler
 from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
@@ -50,6 +52,8 @@ _FIRST_TEXT_NS: Final = 100_000_000
 _CALL_COST_NS: Final = 900
 _SAMPLE_COST_NS: Final = 1_200
 """What a timed call, and a timed sample, take at most. Source: benchmarks/worker_cost.py."""
+
+_MAIN_THREAD: Final = Path("/proc/self/schedstat")
 
 _OURS: Final = "lightning_modelprof.measure.workers."
 """Frames of these modules are in no stack."""
@@ -186,6 +190,7 @@ class Worker:
         self._system: tuple[int, ...] | None = None
         self._look: StackLook | None = StackLook(self._calls.state, user_code) if sampling else None
         self._sampler: Sampler | None = None
+        self._cpu_wait_ns: int | None = None
         self._before = slot.text()
         self._since_text_ns, self._text_after_ns = 0, _FIRST_TEXT_NS
         self._sampler_cost_ns = 0
@@ -332,6 +337,11 @@ class Worker:
             head[Head.SAMPLER_CPU_NS] += max(0, sampler_ns - self._sampler_cost_ns)
             self._sampler_cost_ns = sampler_ns
             head[Head.SYSTEM_TOLD] = 1
+        wait_ns, earlier_ns = cpu_wait_ns(_MAIN_THREAD), self._cpu_wait_ns
+        self._cpu_wait_ns = wait_ns
+        if wait_ns is not None and earlier_ns is not None:
+            head[Head.CPU_WAIT_NS] += max(0, wait_ns - earlier_ns)
+            head[Head.CPU_WAIT_TOLD] = 1
         with suppress(OSError):
             with open("/proc/self/statm") as file:  # noqa: PTH123
                 head[Head.MEMORY_BYTES] = int(file.read().split()[1]) * resource.getpagesize()

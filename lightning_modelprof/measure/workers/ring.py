@@ -97,6 +97,10 @@ class Head:
     TEXT_BYTES_ODD: Final = 26
     TIMED_FETCH_NS: Final = 27
     """What of the time of samples went to batches in which single calls were timed."""
+    CPU_WAIT_NS: Final = 28
+    """For which the main thread was ready to run and had no CPU, since the worker was ready."""
+    CPU_WAIT_TOLD: Final = 29
+    """Not 0 where the system tells that."""
 
 
 class Sum:

@@ -433,6 +433,7 @@ def _worker(number: int, head: NDArray[np.int64]) -> WorkerTimes:
         wait_ns=int(head[Head.WAIT_NS]),
         cpu_ns=int(head[Head.CPU_NS]),
         other_cpu_ns=system(head[Head.PROCESS_CPU_NS] - head[Head.CPU_NS] - head[Head.SAMPLER_CPU_NS]),
+        cpu_wait_ns=int(head[Head.CPU_WAIT_NS]) if head[Head.CPU_WAIT_TOLD] else None,
         read_bytes=system(head[Head.READ_BYTES]),
         disk_bytes=system(head[Head.DISK_BYTES]),
         page_faults=system(head[Head.PAGE_FAULTS]),

@@ -262,6 +262,8 @@ def _evidence(
     if facts.batch is not None:
         told.append(duration("one worker's time for a batch", facts.batch.mean_ns))
     told.append(ratio("of a batch's time on a CPU", facts.computing))
+    if facts.cpu_wait is not None:
+        told.append(ratio("of it ready to run, without a CPU", facts.cpu_wait))
     if cpus is not None:
         told.append(count("usable CPUs", cpus))
     if facts.record.start_method:
