@@ -11,6 +11,7 @@ from lightning_modelprof.errors import ModelProfError, quoted
 from lightning_modelprof.loop.profiler import LoopProfiler
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import Run
+from lightning_modelprof.show.notebook import show_in_notebook
 from lightning_modelprof.show.terminal.terminal import print_report
 
 _WHO: Final = "profile_loader"
@@ -34,6 +35,10 @@ class LoaderProfile(NamedTuple):
     report: Report
     run: Run
 
+    def __repr__(self) -> str:
+        """Short, as a notebook shows it below the report."""
+        return f"<LoaderProfile: {self.report.title}>"
+
 
 def profile_loader(
     loader: Iterable[Any],
@@ -54,7 +59,7 @@ def profile_loader(
             asks for batches as fast as they come.
         max_batches: batches to take; ``None`` sets no limit.
         max_s: seconds after which no further batch is taken; ``None`` sets no limit but one epoch's end.
-        print_profile: whether the report is printed.
+        print_profile: whether the report is printed; in a notebook a card is shown.
         full: whether it is printed with all tables.
 
     Raises:
@@ -98,7 +103,7 @@ def profile_loader(
         raise ModelProfError(f"{_WHO}(loader): expected batches, got none from {quoted(loader)}.")
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
-    if print_profile:
+    if print_profile and (full or not show_in_notebook(report)):
         print_report(report, full=full)
     figures = report.sections["benchmark"] or {}
     return LoaderProfile(

@@ -125,7 +125,7 @@ def _foreign_roots() -> tuple[str, ...]:
 def _roots_with(imported: tuple[str, ...]) -> tuple[str, ...]:
     """The same, with these libraries."""
     paths = sysconfig.get_paths()
-    roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
+    roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts") if key in paths]
     roots += [*getattr(site, "getsitepackages", list)(), getattr(site, "getusersitepackages", str)()]
     roots += [root for name in imported for root in _roots_of(name)]
     return tuple({name for root in roots if root for name in (root, os.path.realpath(root))})

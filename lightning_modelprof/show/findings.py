@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,9 @@ from lightning_modelprof.units import digits, format_amount, format_cell, format
 
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""
+
+_CELL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
+"""What IPython's kernel calls the code of a cell."""
 
 _WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "hint"}
 
@@ -154,7 +159,7 @@ def place_of(location: Location) -> Place:
 
     A line where only the function begins has ``(def Net.training_step)`` instead.
     """
-    file = one_line(_without_site_packages(location.file or ""))
+    file = one_line(_short_file(location.file or ""))
     has_line = bool(file) and location.line is not None
     if has_line:
         file += f":{location.line}"
@@ -169,8 +174,14 @@ def place_of(location: Location) -> Place:
     return Place(file, ", ".join(words))
 
 
-def _without_site_packages(file: str) -> str:
-    """Where a library is installed says nothing that its own path does not."""
+def _short_file(file: str) -> str:
+    """The number of a notebook's cell; of a library what follows the folder in which it is installed."""
+    if _CELL.search(file):
+        ipython: Any = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
+        named = getattr(getattr(shell, "compile", None), "format_code_name", None)
+        cell = named(file) if named is not None else None
+        return str(cell[1]) if cell else "a notebook's cell"
     for folder in ("site-packages/", "dist-packages/"):
         _, found, path = file.rpartition(folder)
         if found:

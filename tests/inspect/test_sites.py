@@ -773,6 +773,7 @@ def frame_in(file, **names):
         (PURELIB / "transformers" / "trainer.py", {}, False),
         ("/usr/lib/python3/dist-packages/some/thing.py", {}, False),
         (STDLIB / "json" / "decoder.py", {}, False),
+        (Path(sysconfig.get_paths()["scripts"]) / "lightning-modelprof", {}, False),  # what pip made of it
         (Path(site.getusersitepackages()) / "thing.py", {}, False),
         (torch.nn.functional.__file__, {}, False),
         (loop_parts.__file__, {}, False),  # this package, installed from a checkout

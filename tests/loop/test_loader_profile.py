@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ConfigError, ModelProfError, profile_loader
 from lightning_modelprof.cli.loader import find_loader
 from lightning_modelprof.cli.main import main
+from lightning_modelprof.loop import loader_profile
 
 
 class Slow(Dataset):
@@ -38,6 +39,15 @@ def test_batches_are_taken_and_transforms_named(capsys):
     assert profile.samples_per_s == pytest.approx(4 * profile.batches_per_s)
     assert profile.batches_per_s < 1 / 0.016
     assert "20 batches of DataLoader" in capsys.readouterr().out
+
+
+def test_a_notebook_gets_a_card_and_no_text(capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr(loader_profile, "show_in_notebook", lambda report: not shown.append(report))
+    profile = profile_loader(DataLoader(Slow(8), 4), max_batches=2, max_s=None)
+    assert shown == [profile.report]
+    assert capsys.readouterr().out == ""
+    assert repr(profile) == "<LoaderProfile: lightning-modelprof: 2 batches of DataLoader>"
 
 
 def test_without_workers_and_with_a_step():

@@ -68,8 +68,8 @@ IDIOMS: Final = (
     _idiom(r"\.tolist\(\)", "Keep tensors or arrays: .tolist() makes a Python object of each number."),
     _idiom(
         r"\b(torch\.(tensor|as_tensor)|(Float|Double|Long|Int)Tensor)\(",
-        "A tensor of a list of arrays or numbers is made one by one: torch.from_numpy(np.stack(...)), or"
-        " torch.from_numpy of one array.",
+        "A tensor of a list is slow, as its numbers are converted one by one: compute with NumPy arrays, and"
+        " pass one array to torch.from_numpy (np.stack makes one of several).",
     ),
     _idiom(
         r"\.(index|count)\(|\bnot in self\.\w+|\bif \w+ in self\.\w+",
@@ -119,7 +119,8 @@ def _line_advice(place: Location, created: str) -> str:
     if place.file is None or place.line is None or place.package:
         return ""
     try:
-        if Path(place.file).stat().st_mtime > datetime.fromisoformat(created).timestamp():
+        is_cell = place.file in linecache.cache and not Path(place.file).exists()
+        if not is_cell and Path(place.file).stat().st_mtime > datetime.fromisoformat(created).timestamp():
             return ""
     except (OSError, ValueError):
         return ""

@@ -33,7 +33,7 @@ _MOST_OF_IT: Final = 0.9
 _MOSTLY_COMPUTES: Final = 0.5
 """Of the time of a batch."""
 
-_UNSEEN: Final = " No worker was seen: what is predicted with workers is from fetches alone."
+_UNSEEN: Final = " There are no workers yet: what is predicted for some is from the times of fetches alone."
 _CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the training, or do less per sample."
 
 
@@ -188,7 +188,7 @@ def workers_advice(
     if queue is not None:
         action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner)
         if queue.needed_factor is not None:
-            action += f" For more: {cheaper[:1].lower()}{cheaper[1:]}"
+            action += f" To gain more: {cheaper[:1].lower()}{cheaper[1:]}"
         return LoaderAdvice(
             action, evidence + predicted_evidence(queue), saving_ns, queue.advised.workers, told=_UNSEEN
         )
@@ -201,7 +201,7 @@ def workers_advice(
         limit = f"this process may use {cpus} CPUs" if least_ns is None else "the workers share the CPUs"
         parts.append(
             f"That saves at most {milliseconds(saving_ns)} of the {milliseconds(wait_ns)}, as {limit}."
-            f" For more: {cheaper[:1].lower()}{cheaper[1:]}"
+            f" To gain more: {cheaper[:1].lower()}{cheaper[1:]}"
         )
     return LoaderAdvice(" ".join(parts), evidence, saving_ns, advised)
 
@@ -220,14 +220,17 @@ def predicted_call(queue: LoaderQueue, kind: str, is_persistent: bool, owner: Ow
     if queue.computing >= _MOSTLY_COMPUTES and not present.workers:
         # How workers and the training get along on the CPUs is not known before they have run together.
         return (
-            f"{call} At best a step takes {milliseconds(advised.step_ns)} instead of"
-            f" {milliseconds(present.step_ns)}: workers share the CPUs with the training. Measure it."
+            f"{call} At best a step then takes {milliseconds(advised.step_ns)} instead of"
+            f" {milliseconds(present.step_ns)}, as workers share the CPUs with the training: try it."
         )
     low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
     interval = "" if low == high else f" ({low} to {high})"
+    most = max(one.workers for one in queue.predictions)
+    is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
+    more = f" More than {most} may be better still." if is_last and queue.needed_factor else ""
     return (
         f"{call} A step is predicted to take {milliseconds(advised.step_ns)}{interval} instead of"
-        f" {milliseconds(present.step_ns)}."
+        f" {milliseconds(present.step_ns)}.{more}"
     )
 
 

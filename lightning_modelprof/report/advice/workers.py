@@ -31,7 +31,12 @@ _WHY: Final = {
 }
 _MOST_OF_IT: Final = 0.9
 _NEARLY_ALWAYS: Final = 0.9
+_WORTH_SAYING: Final = 0.05
+"""Of a step, that another number of workers gains beside another cause."""
 _KEEP: Final = "keep what is the same in each epoch, decode whole batches at once, or do it on the GPU"
+_KEEP_READ: Final = "keep what was read, or read many samples at once"
+_MOST_TIMES: Final = 20
+"""Times cheaper; more is no goal."""
 
 
 def busiest_workers(workers: tuple[WorkersFacts, ...] | Absent) -> WorkersFacts | None:
@@ -76,8 +81,8 @@ def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
     each = "a batch" if one.call.kind == "collate" else "a sample"
     whose = f" of loader {facts.record.loader}" if num_loaders > 1 else ""
     return (
-        f" In the workers{whose} {named(one.call)} takes most: {milliseconds(own_ns(facts, one))} {each},"
-        f" {percent(one.share)} of their time."
+        f" In the workers{whose} {named(one.call)} takes the most time:"
+        f" {milliseconds(own_ns(facts, one))} {each}, {percent(one.share)} of theirs."
     )
 
 
@@ -122,11 +127,12 @@ def cause_advice(
         advised = queue.advised
         action = _more_workers(facts, queue, loader, owner)
         if cause.saving_ns < _MOST_OF_IT * wait_ns:
-            action += f" For more: {_cheaper(facts)}."
+            action += f" To gain more: {_cheaper(facts)}."
     else:
         action = _action(facts, cause, cpus, loader, owner)
         if queue is not None and cause.why is not Why.START_UP:
-            more = f"Or {_more_workers(facts, queue, loader, owner)}" if queue.helps else _no_number(queue)
+            gains = queue.gain >= _WORTH_SAYING
+            more = f"Or {_more_workers(facts, queue, loader, owner)}" if gains else _no_number(queue)
             action += f" {more}"
     if others_ns > facts.step_ns - saving_ns:
         action += f" The other loaders, as they are, make a step {milliseconds(others_ns)}."
@@ -153,16 +159,28 @@ def _more_workers(
 
 def _cheaper(facts: WorkersFacts) -> str:
     """To make the most expensive call cheaper, as a clause."""
+    if facts.is_computing:
+        return f"make {_most(facts)} cheaper; {_KEEP}"
+    share = percent(facts.computing)
+    return f"let {_most(facts)} wait less (only {share} of the workers' time is CPU time); {_KEEP_READ}"
+
+
+def _most(facts: WorkersFacts) -> str:
+    """The most expensive call, in a clause."""
     one = costliest(facts)
-    return f"make {'batches' if one is None else named(one.call)} cheaper; {_KEEP}"
+    return "batches" if one is None else named(one.call)
 
 
 def _no_number(queue: LoaderQueue) -> str:
     """That no number of workers helps, and by how much batches would have to be cheaper."""
     most = max(one.workers for one in queue.predictions)
-    said = f"No num_workers from 0 to {most} makes a step shorter than {milliseconds(queue.best.step_ns)}"
+    said = f"No num_workers from 0 to {most} would help"
     factor = queue.needed_factor
-    return f"{said}: batches would have to be {digits(factor)} times cheaper." if factor else f"{said}."
+    if factor is None:
+        return f"{said}."
+    if factor > _MOST_TIMES:
+        return f"{said}: the loop would wait for batches that are {_MOST_TIMES} times cheaper, too."
+    return f"{said}: for the wait to end, batches have to be {digits(factor)} times cheaper."
 
 
 def _action(
@@ -173,7 +191,6 @@ def _action(
     owner: Owner | None,
 ) -> str:
     """What helps against a cause other than too few workers."""
-    cheaper = _cheaper(facts)
     share = percent(cause.share)
     if cause.why is Why.START_UP:
         kind = facts.record.kind if loader is None else loader.kind
@@ -203,13 +220,16 @@ def _action(
             " one size."
         )
     if cause.why is Why.SLOW_SAMPLES:
-        return f"{_slow(facts)} Make the slow samples cheaper, or sort them out."
+        return f"{_slow(facts)} Make slow samples cheaper, or drop them."
     if cause.why is Why.WAITS:
         return (
             f"Making a batch mostly waits: {percent(facts.computing)} of its time is CPU time. Read fewer,"
-            f" larger pieces, from memory or a faster disk; {cheaper}."
+            f" larger pieces, from memory or a faster disk; {_KEEP_READ}."
         )
-    return f"Making a batch computes ({percent(facts.computing)} of its time is CPU time): {cheaper}."
+    return (
+        f"Making a batch computes ({percent(facts.computing)} of its time is CPU time): make {_most(facts)}"
+        f" cheaper; {_KEEP}."
+    )
 
 
 def _held_back(facts: WorkersFacts) -> str:
@@ -232,8 +252,8 @@ def _slow(facts: WorkersFacts) -> str:
     if tailed is not None and tailed.beyond_median * tailed.share:
         call = tailed.call
         return (
-            f"{call.name} takes {milliseconds(call.p50_ns)} as a median and {milliseconds(call.p99_ns)} as"
-            " p99."
+            f"{call.name} usually takes {milliseconds(call.p50_ns)}, but over {milliseconds(call.p99_ns)}"
+            " once in 100 calls."
         )
     batch = facts.batch
     if batch is None:

@@ -52,7 +52,11 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
         ),
         notes=(
             f"With prefetch_factor={factor}, but for what is advised.",
-            *(() if queue.present.workers else ("No worker was seen: it is predicted from fetches alone.",)),
+            *(
+                ()
+                if queue.present.workers
+                else ("There are no workers yet: this is predicted from fetches alone.",)
+            ),
         ),
         level=queue.rest_ns,
         level_label="no wait",

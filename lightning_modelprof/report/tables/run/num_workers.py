@@ -99,8 +99,8 @@ def _notes(queue: LoaderQueue, step: str) -> tuple[str, ...]:
     ]
     if not queue.present.workers:
         notes.append(
-            "No worker was seen: a batch takes a worker as long as its fetch took the training process, and"
-            f" to hand it over is assumed to take {milliseconds(queue.handover_ns)}."
+            "There are no workers yet: a batch is assumed to take a worker as long as its fetch took the"
+            f" training process, and {milliseconds(queue.handover_ns)} to be handed over."
         )
     if queue.cpus is None:
         notes.append("How many CPUs are free is unknown, so that no batch is slowed by another one.")
