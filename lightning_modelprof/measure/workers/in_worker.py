@@ -37,7 +37,7 @@ from lightning_modelprof.measure.workers.ring import (
     claim_slot,
     open_memory,
 )
-from lightning_modelprof.measure.workers.stand_ins import drop_frame, itself
+from lightning_modelprof.measure.workers.stand_ins import InPlaceOf, drop_frame, itself
 from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls
 from lightning_modelprof.run.stacks import StackSamples, merge_stacks
 
@@ -62,7 +62,7 @@ _MOST_COST: Final = 0.01
 """Of the time of samples: where timing all would take more, one batch in several is timed."""
 
 
-class WorkerStart:
+class WorkerStart(InPlaceOf):
     """A ``worker_init_fn`` that begins to measure and calls the user's own.
 
     Args:
@@ -78,6 +78,8 @@ class WorkerStart:
         is_over: whether the loop has ended, and only the user's own is called.
     """
 
+    __slots__ = ("_arguments", "_pid", "is_over")
+
     def __init__(
         self,
         original: Callable[[int], Any] | None,
@@ -90,17 +92,17 @@ class WorkerStart:
         own: tuple[str, ...] = (),
         sampling: bool = True,
     ) -> None:
-        self.original = original
-        if original is not None:
-            self.__wrapped__ = original
-        self._arguments = (key, fd, path, name, num_slots, own, sampling)
-        self._pid = os.getpid()
-        self.is_over = False
+        arguments = (key, fd, path, name, num_slots, own, sampling)
+        super().__init__(original, _arguments=arguments, _pid=os.getpid(), is_over=False)
+
+    def end(self) -> None:
+        """From now on only the user's own is called."""
+        object.__setattr__(self, "is_over", True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy that is not for a worker is the user's own function."""
         if get_spawning_popen() is None or self.is_over:
-            return itself, (self.original,)
+            return itself(self.original)
         key, _, path, name, num_slots, own, sampling = self._arguments
         return _make_start, (self.original, (key, path, name, num_slots, own, sampling))
 
@@ -135,7 +137,7 @@ def _make_start(original: Any, arguments: tuple[str, str, str, int, tuple[str, .
     )
 
 
-class Collate:
+class Collate(InPlaceOf):
     """The user's collate function, timed in a worker that measures.
 
     Args:
@@ -143,26 +145,24 @@ class Collate:
         key: that the ``worker_init_fn`` has, too.
     """
 
-    def __init__(self, original: Callable[[Any], Any], key: str) -> None:
-        self.original = self.__wrapped__ = original
-        self._key = key
+    __slots__ = ("_key",)
+
+    def __init__(self, original: Callable[..., Any], key: str) -> None:
+        super().__init__(original, _key=key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As of WorkerStart."""
         if get_spawning_popen() is None:
-            return itself, (self.original,)
+            return itself(self.original)
         return Collate, (self.original, self._key)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.original, name)
-
-    def __call__(self, data: Any) -> Any:
-        """As the user's."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the user's; torch calls it with the samples alone."""
         worker = _WORKERS.get(self._key)
         try:
-            return self.original(data) if worker is None else worker.collate(self.original, data)
+            if worker is None or len(args) != 1 or kwargs:
+                return self.original(*args, **kwargs)
+            return worker.collate(self.original, *args)
         except BaseException as error:
             drop_frame(error)
             raise

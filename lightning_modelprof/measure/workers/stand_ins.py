@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copyreg
+import copy
 import dis
-import functools
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _OWN: Final = "_modelprof_own"
 """In a derived class: the class that its objects have without us."""
@@ -23,12 +24,60 @@ def drop_frame(error: BaseException) -> None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
-def itself(original: Any) -> Any:
-    """What a pickle of something of ours becomes."""
-    return original
+def itself(original: Any) -> tuple[Any, ...]:
+    """A pickle that becomes something of the user's, also where there is nothing of ours."""
+    return cast, (None, original)
 
 
-class TimedCall:
+class InPlaceOf:
+    """What is called in the place of something of the user's, and else is that, but for ``is`` and ``type``.
+
+    Args:
+        original: the user's.
+        ours: attributes of ours; all others are the user's.
+    """
+
+    __slots__ = ("__weakref__", "original")
+
+    def __init__(self, original: Any, **ours: Any) -> None:
+        for name, value in {"original": original, **ours}.items():
+            object.__setattr__(self, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For ``isinstance``."""
+        return type(self.original)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.original == _theirs(other))
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return itself(self.original)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self.original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_theirs(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.original, name)
+
+
+def _theirs(one: Any) -> Any:
+    return object.__getattribute__(one, "original") if issubclass(type(one), InPlaceOf) else one
+
+
+class TimedCall(InPlaceOf):
     """A function, timed; it stands in its place in the worker's copy of the data set.
 
     Args:
@@ -37,22 +86,17 @@ class TimedCall:
         noted: the same while calls are not timed; ``None`` if that is the function.
     """
 
+    __slots__ = ("_call", "_noted", "_timed")
+
     def __init__(
         self, original: Callable[..., Any], timed: Callable[..., Any], noted: Callable[..., Any] | None = None
     ) -> None:
-        functools.update_wrapper(self, original, updated=())
-        self.original = original
-        self._timed = self._call = timed
-        self._noted = original if noted is None else noted
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """For ``isinstance``."""
-        return type(self.original)
+        super().__init__(original, _timed=timed, _call=timed, _noted=original if noted is None else noted)
 
     def switch(self, is_timing: bool | None) -> None:
         """Whether it is timed; ``None`` is as without us."""
-        self._call = self.original if is_timing is None else self._timed if is_timing else self._noted
+        call = self.original if is_timing is None else self._timed if is_timing else self._noted
+        object.__setattr__(self, "_call", call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function."""
@@ -62,22 +106,9 @@ class TimedCall:
             drop_frame(error)
             raise
 
-    def __eq__(self, other: object) -> bool:
-        return bool(
-            self.original
-            == (object.__getattribute__(other, "original") if type(other) is TimedCall else other)
-        )
 
-    def __hash__(self) -> int:
-        return hash(self.original)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return itself, (self.original,)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("original", "_call", "_timed", "_noted"):
-            raise AttributeError(name)
-        return getattr(self.original, name)
+for _name in ("__module__", "__doc__"):  # those of the class would be found first
+    setattr(TimedCall, _name, property(attrgetter(f"original.{_name}")))
 
 
 class TimedIterator:
@@ -90,6 +121,11 @@ class TimedIterator:
 
     def __init__(self, iterator: Iterator[Any], take: Sequence[Callable[[Iterator[Any]], Any]]) -> None:
         self._iterator, self._take = iterator, take
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For ``isinstance``."""
+        return type(self._iterator)
 
     def __iter__(self) -> TimedIterator:
         return self
@@ -111,7 +147,7 @@ def can_be_derived(own: type) -> bool:
     """Whether objects of a class behave as before once they are of one that is derived from it.
 
     Not where making a class does something (``__init_subclass__``), and not where its code asks for the
-    parent of the object's own class, which would be itself.
+    parent of the object's type, which would be itself.
     """
     for kind in own.__mro__:
         if "__init_subclass__" in vars(kind) and kind.__module__ not in ("builtins", "typing"):
@@ -124,14 +160,14 @@ def can_be_derived(own: type) -> bool:
 
 
 def _asks_for_parent(method: Any) -> bool:
-    """Whether it says ``super(type(self), self)`` or ``super(self.__class__, self)``."""
+    """Whether it says ``super(type(self), self)``."""
     method = getattr(method, "fget", None) or getattr(method, "__func__", None) or method
     code = getattr(inspect.unwrap(method) if callable(method) else None, "__code__", None)
-    if code is None or "super" not in code.co_names or not {"type", "__class__"} & set(code.co_names):
+    if code is None or not {"super", "type"} <= set(code.co_names):
         return False
     is_after = False
     for instruction in dis.get_instructions(code):
-        if is_after and instruction.argval in ("type", "__class__"):
+        if is_after and instruction.argval == "type":
             return True
         if "CALL" in instruction.opname or instruction.opname == "LOAD_SUPER_ATTR":
             is_after = False
@@ -146,9 +182,40 @@ def is_plain_method(kind: type, name: str) -> bool:
     return isinstance(method, FunctionType | WrapperDescriptorType | MethodDescriptorType)
 
 
-def _new_object(kind: type, *arguments: Any) -> Any:
-    """As of copyreg, under a name that pickle does not know."""
-    return kind.__new__(kind, *arguments)
+def set_class(one: Any, kind: type) -> None:
+    """Make an object one of another class, whatever its own says to that."""
+    object.__dict__["__class__"].__set__(one, kind)
+
+
+def _own(kind: Any) -> Any:
+    """The class that objects of a derived one have without us; anything else as it is."""
+    return type.__dict__["__dict__"].__get__(kind).get(_OWN, kind) if isinstance(kind, type) else kind
+
+
+def _change(change: Callable[..., None]) -> Callable[..., None]:
+    """An attribute of a derived class is set, or deleted, in the class that the objects have without us."""
+
+    def change_own(kind: type, *arguments: Any) -> None:
+        own = _own(kind)
+        if own is kind:  # it is being made
+            getattr(type, change.__name__)(kind, *arguments)
+        else:
+            change(own, *arguments)
+
+    return change_own
+
+
+_AS_OWN: Final[dict[str, Any]] = {
+    "__eq__": lambda kind, other: _own(kind) == _own(other),
+    "__hash__": lambda kind: hash(_own(kind)),
+    "__call__": lambda kind, *args, **kwargs: _own(kind)(*args, **kwargs),
+    "__instancecheck__": lambda kind, one: isinstance(one, _own(kind)),
+    # Not issubclass: an abstract class asks those that are derived from it, so they cannot ask it.
+    "__subclasscheck__": lambda kind, other: type.__subclasscheck__(_own(kind), other),
+    "__setattr__": _change(type.__setattr__),
+    "__delattr__": _change(type.__delattr__),
+}
+"""Of the class of a derived class, for code that says ``type(self)``: only ``is`` tells them apart."""
 
 
 def derived_class(own: type, methods: dict[str, Any]) -> type:
@@ -156,15 +223,11 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
 
     def reduce(one: Any, protocol: Any) -> Any:
         derived = type(one)
-        object.__setattr__(one, "__class__", own)
+        set_class(one, own)
         try:
-            reduced = one.__reduce_ex__(protocol)
+            return one.__reduce_ex__(protocol)
         finally:
-            object.__setattr__(one, "__class__", derived)
-        # pickle compares the class that copyreg makes an object of with the object's own.
-        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            return (_new_object, *reduced[1:])
-        return reduced
+            set_class(one, derived)
 
     own_equal: Any = own.__eq__
 
@@ -173,22 +236,26 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
         pair = [each for each in (one, other) if vars(type(each)).get(_OWN) is own]
         theirs = [type(each) for each in pair]
         for each in pair:
-            object.__setattr__(each, "__class__", own)
+            set_class(each, own)
         try:
             return own_equal(one, other)
         finally:
             for each, kind in zip(pair, theirs, strict=True):
-                object.__setattr__(each, "__class__", kind)
+                set_class(each, kind)
 
     if own_equal is not object.__eq__:
         methods = {**methods, "__eq__": equal, "__hash__": own.__hash__}
     namespace = {
         "__slots__": (),
-        _OWN: own,
         "__module__": own.__module__,
         "__qualname__": own.__qualname__,
         "__doc__": own.__doc__,
+        "__class__": property(lambda _: own, set_class),
         "__reduce_ex__": reduce,
         **methods,
     }
-    return type(own)(own.__name__, (own,), namespace)
+    kind: Any = type(own)
+    make = ABCMeta.__new__ if issubclass(kind, ABCMeta) else type.__new__  # that of a registry would register
+    derived: type = make(type(kind.__name__, (kind,), _AS_OWN), own.__name__, (own,), namespace)
+    type.__setattr__(derived, _OWN, own)
+    return derived

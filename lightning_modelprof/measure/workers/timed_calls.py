@@ -7,7 +7,6 @@ The data set is not wrapped: it gets a class of its own, derived from the one th
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from lightning_modelprof.measure.workers.stand_ins import (
     derived_class,
     drop_frame,
     is_plain_method,
+    set_class,
 )
 
 _MOST_OBJECTS: Final = 1_000
@@ -211,10 +211,8 @@ class TimedCalls:
         kind = type(call)
         if not isinstance(call, _FUNCTIONS):
             timed, noted = self._timed_pair(kind.__call__, words)
-            if self._derive(call, {"__call__": timed}, {} if noted is None else {"__call__": noted}):
-                return None
-            if not isinstance(inspect.getattr_static(kind, "__call__"), FunctionType):
-                return None  # of C, which may want the very object
+            self._derive(call, {"__call__": timed}, {} if noted is None else {"__call__": noted})
+            return None
         replaced = self._replaced[id(call)] = TimedCall(call, *self._timed_pair(call, words))
         self._switches.append(replaced.switch)
         return replaced
@@ -295,12 +293,13 @@ class TimedCalls:
                 return False
             full = derived_class(own, timed)
             light = derived_class(own, noted) if noted else own
-            object.__setattr__(one, "__class__", full)
+            set_class(one, full)
         except Exception:  # a metaclass that refuses, or a class that is not Python's
             return False
 
         def switch(is_timing: bool | None) -> None:
-            object.__setattr__(one, "__class__", own if is_timing is None else full if is_timing else light)
+            if any(type(one) is kind for kind in (own, full, light)):  # and the user gave it no other
+                set_class(one, own if is_timing is None else full if is_timing else light)
 
         self._switches.append(switch)
         return True

@@ -330,7 +330,7 @@ class _Watched:
         self._rings.silence()
         for start in (one() for one in self._starts):
             if start is not None:
-                start.is_over = True
+                start.end()
         for loader in (one() for one in self._loaders):
             if loader is not None:
                 _give_back(loader)
