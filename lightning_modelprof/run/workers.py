@@ -64,7 +64,7 @@ class WorkerTimes(Record, frozen=True, kw_only=True):
         batches, samples: that it made.
         fetch_ns: wall time in making samples.
         collate_ns: wall time in the collate function.
-        wait_ns: wall time between two batches: it waits for an index, as enough batches are ready.
+        wait_ns: wall time between two batches of an epoch: it waits for an index, as enough are ready.
         cpu_ns: CPU time of its main thread while it made batches.
         other_cpu_ns: CPU time of its other threads, such as the one that pickles batches, and of waiting;
             ``None`` where the system does not tell.

@@ -486,3 +486,26 @@ def test_percentiles_are_those_of_the_kept_calls(slot):
     kept = np.array(words[8 : 8 + 300])
     assert kept.sum() == words[Sum.TOTAL_NS]
     assert kept.max() == words[Sum.MAX_NS]
+
+
+class Numbered(Dataset):
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+    def __len__(self):
+        return 12
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_what_passes_between_epochs_is_no_wait_for_an_index(is_persistent):
+    watched = WatchedLoaders()
+    loader = DataLoader(Numbered(), 2, num_workers=1, persistent_workers=is_persistent)
+    watched.add(loader)
+    for _ in range(3):
+        assert [batch.tolist() for batch in loader][5] == [10, 11]
+        time.sleep(0.5)
+    ((worker,),) = [one.workers for one in watched.record()]
+    watched.end()
+    assert worker.batches == 18
+    assert worker.wait_ns < 0.5e9

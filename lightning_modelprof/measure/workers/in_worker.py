@@ -185,7 +185,7 @@ class Worker:
         self._random = random.Random(0)  # of our own: the data's numbers stay what they are
         self._timed_cost_ns = self._timed_ns = 0
         self._collate_words: memoryview | None = None
-        self._last_ready_ns = 0
+        self._last_ready_ns, self._last_index = 0, -1
         self._system_ns = 0
         self._system: tuple[int, ...] | None = None
         self._look: StackLook | None = StackLook(self._calls.state, user_code) if sampling else None
@@ -287,15 +287,16 @@ class Worker:
         head[Head.FETCH_NS] += fetched_ns - begin_ns
         head[Head.COLLATE_NS] += took_ns
         head[Head.CPU_NS] += cpu_ns - cpu_begin_ns
-        if self._last_ready_ns:
+        index = _batch_number()
+        if self._last_ready_ns and not 0 <= index <= self._last_index:  # no epoch has begun in between
             head[Head.WAIT_NS] += begin_ns - self._last_ready_ns
-        self._last_ready_ns = ready_ns
+        self._last_ready_ns, self._last_index = ready_ns, index
         written = head[Head.WRITTEN]
         if written - head[Head.READ] >= NUM_BATCHES:
             head[Head.DROPPED] += 1
         else:
             at = (written & (NUM_BATCHES - 1)) * BATCH_COLUMNS
-            row = (_batch_number(), begin_ns, fetched_ns, ready_ns, cpu_ns - cpu_begin_ns, samples)
+            row = (index, begin_ns, fetched_ns, ready_ns, cpu_ns - cpu_begin_ns, samples)
             for place_in_row, number in enumerate(row):
                 self._slot.batches[at + place_in_row] = number
             head[Head.WRITTEN] = written + 1

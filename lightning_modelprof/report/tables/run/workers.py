@@ -80,7 +80,7 @@ WORKERS: Final = TableKind(
             "Waiting",
             Unit.DURATION_NS,
             adds_up=True,
-            help="wall time between two batches: enough are ready, so it waits for an index.",
+            help="wall time between two batches of an epoch: enough are ready, so it waits for an index.",
         ),
         Column("waiting", "Waiting(%)", Unit.RATIO, help="share of its time that Waiting is."),
         Column(
