@@ -152,3 +152,12 @@ class LoaderWorkers(Record, frozen=True, kw_only=True):
     batches: WorkerBatches = WorkerBatches()
     stacks: StackSamples | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def cpu_wait(self) -> float | None:
+        """How long workers were ready to run and had no CPU, by the time that they made batches."""
+        known = [one.cpu_wait_ns for one in self.workers if one.cpu_wait_ns is not None]
+        making_ns = sum(one.fetch_ns + one.collate_ns for one in self.workers)
+        if not making_ns or not known or len(known) < len(self.workers):
+            return None
+        return min(1.0, sum(known) / making_ns)

@@ -278,6 +278,29 @@ def test_what_is_measured_under_interference_is_freed_of_it():
     assert found.advised.workers == 2
 
 
+def test_a_wait_for_a_cpu_that_was_measured_is_no_sleep():
+    """Batches of 36 ms compute for 12. Two workers that were ready all the time had no 2 CPUs, but 1 or less.
+
+    Whoever does not know that takes them for batches that mostly sleep, of which more workers make more.
+    """
+    batches, waits_ns = measured([36 * MS] * 100, 2, cpu_share=1 / 3)
+    guessed, _ = predicted(batches, waits_ns, 2, 0, cpus=2.0)
+    assert guessed.computing == pytest.approx(1 / 3, rel=1e-3)
+    assert guessed.advised.workers > 2
+    found, steps = predicted(batches, waits_ns, 2, 0, cpus=2.0, cpu_wait=2 / 3)
+    assert (found.computing, found.cpus) == (pytest.approx(1), pytest.approx(1, rel=1e-3))
+    assert {one.workers for one in found.predictions} == {0, 1, 2}
+    assert [steps[each, 2].step_ns / MS for each in (1, 2)] == pytest.approx([12, 12], rel=0.01)
+    assert not found.helps
+    # As fast as with CPUs of their own, and what nearly always sleeps: as many CPUs as were thought.
+    batches, waits_ns = measured([12 * MS] * 100, 2, cpu_share=1.0)
+    assert predicted(batches, waits_ns, 2, 0, cpus=3.0, cpu_wait=0.0)[0].cpus == 3
+    batches, waits_ns = measured([36 * MS] * 100, 2, cpu_share=0.1)
+    found, steps = predicted(batches, waits_ns, 2, 0, cpus=3.0, cpu_wait=0.1)
+    assert (found.computing, found.cpus) == (pytest.approx(1 / 9), 3)
+    assert steps[2, 2].step_ns == pytest.approx(16.2 * MS, rel=0.02)
+
+
 def test_an_interval_holds_the_mean_that_is_true_and_the_same_batches_give_the_same():
     draw = np.random.default_rng(5)
     true_ns, inside = 10 * MS / 2, 0

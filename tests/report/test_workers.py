@@ -386,6 +386,14 @@ def test_samples_that_wait_are_to_wait_less():
     assert "GPU" not in said
 
 
+def test_batches_that_have_no_cpu_are_said_to_wait_for_one():
+    """Of 40 ms they compute for 10 and are ready for the other 30: more workers would find no CPU."""
+    said = finding(played(40, workers=2, cpu=0.25, times={"cpu_wait_ns": 900 * MS})).action
+    assert said.startswith(
+        "Making a batch computes (25.0 % of its time is CPU time, 75.0 % waiting for a CPU)"
+    )
+
+
 def test_collate_and_more_workers_instead():
     """800 of the 1,200 ms of each worker are in the collate function."""
     one = finding(played(40, workers=2, collate_ms=800))

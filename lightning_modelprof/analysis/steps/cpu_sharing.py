@@ -16,6 +16,10 @@ _LEAST_CPUS: Final = 0.05
 """That workers always get, whatever the rest of a step needs."""
 
 
+_HARDLY: Final = 1.05
+"""Times as long as with a CPU of its own: no sign that CPUs were short."""
+
+
 def stretched(busy: _Floats, waiting: float, cpus: _Floats) -> _Floats:
     """How many times as long the computing part of a batch takes when workers share CPUs.
 
@@ -50,6 +54,20 @@ def _rate(busy: _Floats, waiting: float, cpus: _Floats) -> _Floats:
     return rate
 
 
+def _cpus_for(busy: _Floats, waiting: float, stretch: float, guess: float) -> float:
+    """How many CPUs make batches take so long, one at least; as was guessed where none were short."""
+    if stretch <= _HARDLY:
+        return guess
+    low, high = 1.0, max(guess, float(busy[0]), 1.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if float(stretched(busy, waiting, np.array([middle]))[0]) > stretch:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 class Interference(Record, frozen=True, kw_only=True):
     """How workers and the rest of a step are in each other's way.
 
@@ -80,11 +98,14 @@ class Interference(Record, frozen=True, kw_only=True):
         cpus: float | None,
         rest_cpu_ns: float,
         step_ns: float,
+        cpu_wait_ns: float | None = None,
     ) -> Interference:
         """What of a batch waits by itself, and what for a CPU, by the law for the present number of workers.
 
         Where batches compute faster than the law allows, there are more CPUs than was thought. With 0 workers
-        ``busy`` nothing of the training computes beside a batch, so that it has a CPU of its own.
+        ``busy`` nothing of the training computes beside a batch, so that it has a CPU of its own. Where it
+        was measured how long a batch was ready and had no CPU, that is no guess, and what computes had as
+        many CPUs as the law needs for it.
         """
         cpu_ns = min(cpu_ns, service_ns)
         if cpus is None or cpu_ns <= 0:
@@ -101,7 +122,12 @@ class Interference(Record, frozen=True, kw_only=True):
         total = service_ns / cpu_ns
         cpus = max(cpus, rest_cpus + (busy / total if busy else cpu_ns / max(1.0, step_ns)))
         free, working = np.array([max(_LEAST_CPUS, cpus - rest_cpus)]), np.array([busy])
-        low, high = (0.0, total) if busy else (total - 1, total - 1)
+        if busy and cpu_wait_ns is not None:
+            low = high = max(0.0, total - 1 - cpu_wait_ns / cpu_ns)
+            if low <= 1:
+                cpus = rest_cpus + _cpus_for(working, low, total - low, float(free[0]))
+        else:
+            low, high = (0.0, total) if busy else (total - 1, total - 1)
         for _ in range(40):
             middle = (low + high) / 2
             if middle + float(stretched(working, middle, free)[0]) > total:

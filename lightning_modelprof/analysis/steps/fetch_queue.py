@@ -172,6 +172,7 @@ def queue_of_steps(
         cpus=free or cpus,
         num_cpus=cpus,
         rest_cpu_ns=0.0 if known is None else known.rest_ns,
+        cpu_wait=record.cpu_wait,
         assumed_handover_ns=handover_ns,
     )
 

@@ -174,6 +174,7 @@ def loader_queue(
     cpus: float | None = None,
     num_cpus: int | None = None,
     rest_cpu_ns: float = 0.0,
+    cpu_wait: float | None = None,
     assumed_handover_ns: float = ASSUMED_HANDOVER_NS,
 ) -> LoaderQueue | Absent:
     """Predict the mean step for other numbers of workers and prefetch factors.
@@ -188,6 +189,8 @@ def loader_queue(
         cpus: that training and workers may use on average; ``None`` if unknown.
         num_cpus: up to which numbers of workers are tried; by default ``cpus``.
         rest_cpu_ns: CPU time of the rest of a step, all threads together.
+        cpu_wait: share of the time of batches in which their workers were ready and had no CPU; ``None`` if
+            unknown.
         assumed_handover_ns: where no hand-over was seen.
     """
     is_steady = _steady(batches, num_workers)
@@ -210,6 +213,7 @@ def loader_queue(
         cpus=cpus,
         rest_cpu_ns=rest_cpu_ns,
         step_ns=rest_ns + wait_ns,
+        cpu_wait_ns=None if cpu_wait is None else cpu_wait * mean_ns,
     )
     most = max(1, num_workers, num_cpus or round(cpus or 1))
     if cpus is None or law.computing < 0.5:

@@ -230,7 +230,6 @@ def _facts(
     making_ns, samples = fetch_ns + collate_ns, sum(one.samples for one in times)
     waited_ns, cpu_ns = sum(one.wait_ns for one in times), sum(one.cpu_ns for one in times)
     other_ns = sum_of_all(one.other_cpu_ns for one in times)
-    no_cpu_ns = sum_of_all(one.cpu_wait_ns for one in times)
     fetch_cpu_ns = sum_of_all(one.cpu_ns for one in record.calls if one.kind == "sample")
     cpus = None if setup is None else setup.usable_cpus
     wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
@@ -260,7 +259,7 @@ def _facts(
         collate=_ratio(collate_ns, making_ns),
         computing=min(1.0, _ratio(cpu_ns, making_ns)),
         other_cpu=None if other_ns is None else _ratio(other_ns, making_ns),
-        cpu_wait=None if no_cpu_ns is None else min(1.0, _ratio(no_cpu_ns, making_ns)),
+        cpu_wait=record.cpu_wait,
         wait_ns=wait_ns,
         start_up_ns=start_up_ns,
         step_ns=step_ns,

@@ -32,7 +32,7 @@ _WHY: Final = {
 _MOST_OF_IT: Final = 0.9
 _NEARLY_ALWAYS: Final = 0.9
 _WORTH_SAYING: Final = 0.05
-"""Of a step, that another number of workers gains beside another cause."""
+"""Of a step, that another number of workers gains beside another cause; of a batch, that it has no CPU."""
 _KEEP: Final = "keep what is the same in each epoch, decode whole batches at once, or do it on the GPU"
 _KEEP_READ: Final = "keep what was read, or read many samples at once"
 _MOST_TIMES: Final = 20
@@ -223,13 +223,17 @@ def _action(
         return f"{_slow(facts)} Make slow samples cheaper, or drop them."
     if cause.why is Why.WAITS:
         return (
-            f"Making a batch mostly waits: {percent(facts.computing)} of its time is CPU time. Read fewer,"
+            f"Making a batch mostly waits: {_cpu_time(facts)}. Read fewer,"
             f" larger pieces, from memory or a faster disk; {_KEEP_READ}."
         )
-    return (
-        f"Making a batch computes ({percent(facts.computing)} of its time is CPU time): make {_most(facts)}"
-        f" cheaper; {_KEEP}."
-    )
+    return f"Making a batch computes ({_cpu_time(facts)}): make {_most(facts)} cheaper; {_KEEP}."
+
+
+def _cpu_time(facts: WorkersFacts) -> str:
+    """Which part of a batch computes, and which would if there were a CPU."""
+    said = f"{percent(facts.computing)} of its time is CPU time"
+    wait = facts.cpu_wait or 0.0
+    return f"{said}, {percent(wait)} waiting for a CPU" if wait >= _WORTH_SAYING else said
 
 
 def _held_back(facts: WorkersFacts) -> str:

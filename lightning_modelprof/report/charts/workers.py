@@ -51,7 +51,7 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
             series("high", "95 % to", of("high_ns")),
         ),
         notes=(
-            f"With prefetch_factor={factor}, but for what is advised.",
+            f"With prefetch_factor={factor}, except for the advised point.",
             *(
                 ()
                 if queue.present.workers
@@ -87,7 +87,7 @@ def workers_over_time(analysis: Analysis) -> Chart | None:
             Series(key="making", label="Workers making a batch", values=curve.making),
             Series(key="held_back", label="Batches ready and held back", values=curve.held_back),
         ),
-        notes=(f"Of the {len(facts.record.batches):,} batches that were kept, the newest of the loop.",),
+        notes=(f"Of the newest {len(facts.record.batches):,} batches of the loop.",),
         level=float(facts.record.num_workers),
         level_label="workers",
     )

@@ -109,14 +109,17 @@ WORKERS: Final = TableKind(
             "Other threads",
             Unit.DURATION_NS,
             adds_up=True,
-            help="CPU time of its other threads, such as the one that pickles batches, and of waiting.",
+            help=(
+                "CPU time of its other threads, such as the one that pickles batches, and its own between"
+                " batches."
+            ),
         ),
         Column(
             "cpu_wait_ns",
             "CPU wait",
             Unit.DURATION_NS,
             adds_up=True,
-            help="for which its main thread was ready to run and had no CPU: others need them.",
+            help="time for which its main thread was ready to run and had no CPU, as others used them.",
         ),
         Column("read_bytes", "Read", Unit.BYTES, adds_up=True, help="from files and sockets."),
         Column("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="what of it came from a disk."),
