@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.errors import ConfigError, ModelProfError, nearest, quoted
 
 HELP = "profile a DataLoader without a training"
 DESCRIPTION = (
@@ -17,6 +21,13 @@ DESCRIPTION = (
     " workers are, and how many workers are enough."
 )
 EPILOG = "Example: lightning-modelprof loader train.py:make_loader --step-ms 40"
+
+_NOT_USERS: Final = (
+    str(Path(__file__).parents[1]),
+    str(importlib.__file__),
+    "<frozen importlib",
+)
+"""How the names of files begin whose lines lead to the user's."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -40,21 +51,71 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=20.0, metavar="S", help="take batches for so long at most (20)"
     )
     command.add_argument("--full", action="store_true", help="print all tables")
+    command.set_defaults(check=_check)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse numbers that cannot be meant.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    for name, value, least in (("--step-ms", options.step_ms, 0), ("--batches", options.batches, 1)):
+        if value is not None and not least <= value < float("inf"):
+            raise ValueError(f"{name}: expected a number of at least {least}, got {value}.")
+    if not options.seconds > 0:
+        raise ValueError(f"--seconds: expected a number greater than 0, got {options.seconds}.")
 
 
 def run(options: argparse.Namespace) -> int:
     """Make the loader, take batches, print."""
+    name = quoted(options.factory)
     loader = find_loader(options.factory)
     from lightning_modelprof.loop.loader_profile import profile_loader
 
-    profile_loader(
-        loader,
-        step_s=options.step_ms / 1e3,
-        max_batches=options.batches,
-        max_s=options.seconds,
-        full=options.full,
-    )
+    with _users(f"batches of {name}"):
+        profile_loader(
+            loader,
+            step_s=options.step_ms / 1e3,
+            max_batches=options.batches,
+            max_s=options.seconds,
+            full=options.full,
+        )
     return 0
+
+
+@contextmanager
+def _users(expected: str) -> Iterator[None]:
+    """Run what is the user's: of its error the user's lines are shown, then it is said what was expected.
+
+    Raises:
+        ConfigError: instead of that error.
+    """
+    try:
+        yield
+    except ModelProfError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = error.__traceback__
+        while lines is not None and lines.tb_frame.f_code.co_filename.startswith(_NOT_USERS):
+            lines = lines.tb_next
+        traceback.print_exception(type(error), error, lines)
+        remedy = "Its last lines say what to mend."
+        if isinstance(error, SystemExit):
+            remedy = 'Put what a script does by itself behind if __name__ == "__main__".'
+        elif _is_of_dead_worker(error):
+            remedy = "A worker was killed, or ended itself: look for a lack of memory; try num_workers=0."
+        raise ConfigError(
+            f"loader: expected {expected}, got the {type(error).__name__} above. {remedy}"
+        ) from None
+
+
+def _is_of_dead_worker(error: BaseException) -> bool:
+    """Whether torch says that a worker is gone, or a connection to it broke; errors inside it name it."""
+    if isinstance(error, ConnectionError | EOFError | FileNotFoundError):
+        lines = traceback.extract_tb(error.__traceback__)
+        return Path(lines[-1].filename).parent.name == "multiprocessing"
+    return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
 
 
 def find_loader(text: str) -> Any:
@@ -68,35 +129,80 @@ def find_loader(text: str) -> Any:
         raise ConfigError(
             f"loader: expected MODULE:FACTORY, such as train.py:make_loader, got {quoted(text)}."
         )
-    folder = os.getcwd()  # noqa: PTH109
+    folder, file = os.getcwd(), None  # noqa: PTH109
     if module_name.endswith(".py"):
         file = Path(module_name)
         if not file.is_file():
-            raise ConfigError(f"loader: expected a file, got {quoted(module_name)}, which is not there.")
+            raise ConfigError(
+                f"loader: expected a file, got {quoted(module_name)}, which is not there. Check the path."
+            )
         folder, module_name = str(file.resolve().parent), file.stem
     sys.path.insert(0, folder)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"loader: expected a module, got {quoted(module_name)}, which is not there."
-        ) from None
+    found = _import(module_name, file)
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(
                 f"loader: expected something in {module_name}, got {quoted(name)}, which it does not have."
-                f"{nearest(part, [one for one in vars(found) if not one.startswith('_')])}"
+                f"{nearest(part, [one for one in dir(found) if not one.startswith('_')])}"
             )
         found = getattr(found, part)
-    if isinstance(found, type) or (callable(found) and not hasattr(found, "__iter__")):
-        found = found()
-    if hasattr(found, "train_dataloader"):
-        if hasattr(found, "setup"):
-            found.prepare_data()
-            found.setup("fit")
-        found = found.train_dataloader()
+    with _users(f"a DataLoader from {quoted(text)}"):
+        if isinstance(found, type) or (callable(found) and not hasattr(found, "__iter__")):
+            _check_arguments(found, text)
+            found = found()
+        if hasattr(found, "train_dataloader"):
+            if hasattr(found, "prepare_data") and hasattr(found, "setup"):
+                found.prepare_data()
+                found.setup("fit")
+            found = found.train_dataloader()
     if not hasattr(found, "__iter__"):
-        raise ConfigError(f"loader: expected {quoted(text)} to give a DataLoader, got {quoted(found)}.")
+        raise ConfigError(
+            f"loader: expected {quoted(text)} to give a DataLoader, got {quoted(found)}."
+            " Name a function that returns one."
+        )
     return found
+
+
+def _import(module_name: str, file: Path | None) -> Any:
+    """The module of that name, or that file.
+
+    Raises:
+        ConfigError: when it is not there, or cannot be imported.
+    """
+    what = module_name if file is None else str(file)
+    with _users(f"{quoted(what)} to be imported"):
+        try:
+            found = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise ConfigError(
+                f"loader: expected a module, got {quoted(module_name)}, which is not there."
+                " Write its dotted name, or the path of its file with .py at the end."
+            ) from None
+    its = getattr(found, "__file__", None)
+    if file is not None and (its is None or Path(its).resolve() != file.resolve()):
+        raise ConfigError(
+            f"loader: expected {quoted(what)}, got the other module {module_name}"
+            f" ({quoted(its)}), which is imported already. Rename the file."
+        )
+    return found
+
+
+def _check_arguments(factory: Any, text: str) -> None:
+    """Refuse a factory that cannot be called without arguments.
+
+    Raises:
+        ConfigError: with those that it needs.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of C code, which may not tell
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"loader: expected {quoted(text)} to be called without arguments, got: {error}."
+            " Name a function without arguments that calls it with them."
+        ) from None

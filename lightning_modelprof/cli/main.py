@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -83,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = one_line(error.strerror or str(error))
         print(f"lightning-modelprof: {options.command}: {reason}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"lightning-modelprof: {options.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

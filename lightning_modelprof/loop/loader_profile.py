@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
+
+from torch.utils.data import DataLoader
 
 from lightning_modelprof.errors import ModelProfError, quoted
 from lightning_modelprof.loop.profiler import LoopProfiler
@@ -65,18 +68,33 @@ def profile_loader(
     Raises:
         ModelProfError: when an argument cannot be meant, or there was no batch at all.
     """
-    for name, value, is_right in (
-        ("step_s", step_s, _is_number(step_s) and step_s >= 0),
-        ("max_batches", max_batches, max_batches is None or (_is_number(max_batches) and max_batches >= 1)),
-        ("max_s", max_s, max_s is None or (_is_number(max_s) and max_s > 0)),
+    for name, value, is_right, expected in (
+        ("step_s", step_s, _is_number(step_s) and 0 <= step_s < math.inf, "a number that is not negative"),
+        (
+            "max_batches",
+            max_batches,
+            max_batches is None or (_is_number(max_batches) and max_batches >= 1 and max_batches % 1 == 0),
+            "a whole number of at least 1, or None",
+        ),
+        (
+            "max_s",
+            max_s,
+            max_s is None or (_is_number(max_s) and max_s > 0),
+            "a number greater than 0, or None",
+        ),
     ):
         if not is_right:
-            raise ModelProfError(
-                f"{_WHO}({name}): expected a number that is not negative, got {quoted(value)}."
-            )
-    if not hasattr(loader, "__iter__"):
+            raise ModelProfError(f"{_WHO}({name}): expected {expected}, got {quoted(value)}.")
+    if not hasattr(loader, "__iter__") or isinstance(loader, str | bytes):
         raise ModelProfError(
             f"{_WHO}(loader): expected a DataLoader, or what else gives batches, got {quoted(loader)}."
+        )
+    if isinstance(loader, Mapping) or (
+        isinstance(loader, list | tuple) and any(isinstance(one, DataLoader) for one in loader)
+    ):
+        raise ModelProfError(
+            f"{_WHO}(loader): expected one DataLoader, got a {type(loader).__name__} of {len(loader)}."
+            " Give one of them, or lightning.pytorch.utilities.CombinedLoader of all."
         )
     profiler = LoopProfiler(
         active=0,
@@ -100,7 +118,10 @@ def profile_loader(
                     continue
             break
     if profiler.report is None or profiler.run is None or not num_batches:
-        raise ModelProfError(f"{_WHO}(loader): expected batches, got none from {quoted(loader)}.")
+        raise ModelProfError(
+            f"{_WHO}(loader): expected batches, got none from {quoted(loader)}."
+            " Look at the length of its data set, its sampler and drop_last."
+        )
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
     if print_profile and (full or not show_in_notebook(report)):
