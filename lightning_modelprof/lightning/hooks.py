@@ -14,6 +14,7 @@ from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import end_status
 from lightning_modelprof.run.loops import FIT, LOOPS
 from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.signals import children_later
 
 _EMPTY_HOOKS: Final = ("on_before_zero_grad", "on_after_backward", "on_before_optimizer_step")
 _INSPECTION_HOOKS: Final = ("on_before_backward", "on_train_batch_end")
@@ -57,10 +58,11 @@ class ProfilingHooks(SessionKeeper):
             return
         status, session = end_status(exception), self._session
         try:
-            if session is not None:
-                self._guard(lambda: session.note_exception(exception))
-            self._stop_session(status)
-            self._finish(status, {}, {})
+            with children_later(is_failing=True):
+                if session is not None:
+                    self._guard(lambda: session.note_exception(exception))
+                self._stop_session(status)
+                self._finish(status, {}, {})
         finally:  # after an exception there is no teardown; Ctrl+C may come again
             self._leave()
             self._forget_module()

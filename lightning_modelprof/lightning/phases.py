@@ -32,6 +32,7 @@ from lightning_modelprof.measure.steps.actions import (
 from lightning_modelprof.measure.steps.ledger import USER_PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop, CallbackTime
+from lightning_modelprof.signals import is_from_handler
 
 _UNGUARDED: Final = {Action, PhaseAction, CallbackAction}
 
@@ -269,13 +270,17 @@ class GuardedAction(Action):
     def __enter__(self) -> None:
         try:
             self.action.__enter__()
-        except Exception:  # Ctrl+C is the user's
+        except Exception as failed:  # Ctrl+C is the user's
+            if is_from_handler(failed):
+                raise
             self.profiler.fail()
 
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         try:
             self.action.__exit__(kind, error, trace)
-        except Exception:
+        except Exception as failed:
+            if is_from_handler(failed):
+                raise
             self.profiler.fail()
 
 

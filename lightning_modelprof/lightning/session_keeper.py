@@ -34,6 +34,7 @@ from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run
+from lightning_modelprof.signals import children_later, is_from_handler
 
 _T = TypeVar("_T")
 
@@ -288,6 +289,10 @@ class SessionKeeper:
 
     def _end(self, trainer: Any) -> None:
         """The loop is over."""
+        with children_later(is_failing=False):
+            self._end_loop(trainer)
+
+    def _end_loop(self, trainer: Any) -> None:
         meeting = self._meeting if self._is_running(trainer) else None
         if meeting is None or self._end_short():
             return
@@ -387,7 +392,9 @@ class SessionKeeper:
         """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
         try:
             work()
-        except Exception:  # the loop must not notice
+        except Exception as error:  # the loop must not notice
+            if is_from_handler(error):
+                raise
             self._step_aside()
 
     def _step_aside(self) -> None:

@@ -37,6 +37,7 @@ from lightning_modelprof.run.finding import DEFAULT_FOLDER
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import CallbackTime, Run
 from lightning_modelprof.run.steps import NOT_MEASURED
+from lightning_modelprof.signals import children_later, is_from_handler
 
 _Batch = TypeVar("_Batch")
 
@@ -308,7 +309,8 @@ class LoopProfiler:
             session.tell()
 
         try:
-            self._guard(end)
+            with children_later(is_failing=error is not None):
+                self._guard(end)
         finally:
             self._take_results(session)
 
@@ -469,7 +471,9 @@ class LoopProfiler:
         """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
         try:
             work()
-        except Exception:  # the loop must not notice
+        except Exception as error:  # the loop must not notice
+            if is_from_handler(error):
+                raise
             self._step_aside()
 
     def _step_aside(self) -> None:

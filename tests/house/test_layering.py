@@ -24,6 +24,7 @@ SOURCE = Path(lightning_modelprof.__file__).parent
 LAWS = {
     "errors": (),
     "record": (),
+    "signals": (),
     "units": ("errors",),
     "processes": (),
     "run": ("run", "units", "errors", "record"),
@@ -67,6 +68,7 @@ LAWS = {
         "run",
         "units",
         "errors",
+        "signals",
         "record",
         "__version__",
     ),
@@ -81,6 +83,7 @@ LAWS = {
         "run",
         "units",
         "errors",
+        "signals",
         "record",
     ),
     "reading_traces": (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 
 import pytest
@@ -11,14 +13,16 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
-from lightning_modelprof.lightning.phases import PhaseProfiler
+from lightning_modelprof.lightning.phases import GuardedAction, PhaseProfiler
 from lightning_modelprof.loop import outputs, trace_work, windows
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.loop import step_timing as live
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.measure.steps.actions import Action
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
@@ -364,6 +368,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.measure.steps.actions import Action
 from tests.support.fits import *
 
 class BreaksRankOne(Callback):
@@ -473,3 +478,87 @@ def test_another_callback_that_fails_at_an_exception_leaves_nothing_of_ours(tmp_
     run = load_run(tmp_path / "modelprof")
     assert (run.info.status, len(run.ranks[0].steps)) == (status, batch)
     assert [window.recorded_steps for window in run.ranks[0].windows] == [(18, 19, 20) if batch == 21 else ()]
+
+
+# Errors that are the program's, and come while our code runs
+
+
+@pytest.fixture
+def child_ends():
+    """Says that a child has ended; the handler raises once, as torch's does where a worker was killed."""
+    killed = []
+
+    def handler(number, frame):
+        if killed:  # and not a child of somebody else's
+            raise RuntimeError(killed.pop())
+
+    def end():
+        killed.append("worker is killed")
+        os.kill(os.getpid(), signal.SIGCHLD)
+        for _ in range(10):  # the handler runs between two lines
+            pass
+
+    before = signal.signal(signal.SIGCHLD, handler)
+    yield end
+    assert signal.signal(signal.SIGCHLD, before) is handler
+
+
+@pytest.fixture
+def child_ends_at_stop(child_ends, monkeypatch):
+    stop = LoopSession.stop
+
+    def stop_meanwhile(self, status):
+        child_ends()
+        stop(self, status)
+
+    monkeypatch.setattr(LoopSession, "stop", stop_meanwhile)
+
+
+class BreaksOff(Callback):
+    def on_train_batch_end(self, trainer, *others):
+        if trainer.global_step == 3:
+            raise ConnectionResetError("by a worker")
+
+
+def test_a_worker_that_is_killed_costs_no_report(tmp_path, child_ends_at_stop):
+    callback = make_callback(tmp_path, active=0)
+    with our_warnings() as messages, pytest.raises(ConnectionResetError):
+        train(tmp_path, callback, BreaksOff())
+    assert messages == []
+    assert (callback.run.info.status, callback.report is None) == ("failed", False)
+    profiler = LoopProfiler(active=0, report={"files": False, "terminal": False})
+    with our_warnings() as messages, pytest.raises(ConnectionResetError), profiler:  # noqa: PT012
+        for _ in profiler.fetch(range(3)):
+            pass
+        raise ConnectionResetError
+    assert messages == []
+    assert profiler.report is not None
+
+
+def test_its_error_comes_after_the_report_where_there_is_no_other(tmp_path, child_ends_at_stop):
+    callback = make_callback(tmp_path, active=0)
+    with our_warnings() as messages, pytest.raises(RuntimeError, match="worker is killed"):
+        train(tmp_path, callback)
+    assert messages == []
+    assert (callback.run.info.status, callback.report is None) == ("finished", False)
+
+
+def test_its_error_in_a_hook_of_ours_is_the_programs(tmp_path, child_ends):
+    class Ends(Action):
+        def __enter__(self):
+            child_ends()
+
+        def __exit__(self, *error):
+            self.__enter__()
+
+    action = GuardedAction(None, Ends())
+    works = (
+        make_callback(tmp_path)._guard,
+        LoopProfiler(active=0)._guard,
+        lambda work: action.__enter__(),
+        lambda work: action.__exit__(),
+    )
+    for guard in works:
+        with our_warnings() as messages, pytest.raises(RuntimeError, match="worker is killed"):
+            guard(Ends().__enter__)
+        assert messages == []
