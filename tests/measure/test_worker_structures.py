@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -108,6 +109,17 @@ def test_transforms_in_an_object_of_the_users_are_found():
     assert [call.name.depth for call in watch.rings.slots()[0].calls] == [0, 1, 2, 3, 3, 2]
     assert {int(call.sums[Sum.CALLS]) for call in watch.rings.slots()[0].calls} == {4}
     assert watch.total_ms("sleeps") >= 8
+
+
+def test_transforms_in_an_object_whose_class_was_typed_into_a_notebook(monkeypatch):
+    """Its module has no file."""
+    typed = type("Typed", (Wrapper,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    watch = Watch(Items(typed()), is_users=False)
+    assert watch.dataset[0] == 21
+    assert [call.name.name for call in watch.rings.slots()[0].calls][1:] == [
+        *("Typed", "Compose", "Adds", "sleeps", "Adds")
+    ]
 
 
 def test_a_function_in_a_dictionary_is_what_it_was_to_those_who_ask():

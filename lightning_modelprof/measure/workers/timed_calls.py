@@ -242,7 +242,9 @@ class TimedCalls:
 
     def _is_users(self, kind: type) -> bool:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        return file is not None and self._user_code.is_users_file(file)
+        if file is None:  # typed into a notebook or a console, or built in
+            return kind.__module__ == "__main__"
+        return self._user_code.is_users_file(file)
 
     def _function_in(self, call: Any) -> Any:
         """The function that an object of a library does no more than call; ``None`` without one."""

@@ -232,7 +232,7 @@ def _action(
 def _cpu_time(facts: WorkersFacts) -> str:
     """Which part of a batch computes, and which would if there were a CPU."""
     said = f"{percent(facts.computing)} of its time is CPU time"
-    wait = facts.cpu_wait or 0.0
+    wait = min(facts.cpu_wait or 0.0, 1 - facts.computing)  # it may wait for one between batches, too
     return f"{said}, {percent(wait)} waiting for a CPU" if wait >= _WORTH_SAYING else said
 
 
