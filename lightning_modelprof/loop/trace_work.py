@@ -6,6 +6,7 @@ It needs neither torch nor the loop, so it is done beside the training (``loop/h
 from __future__ import annotations
 
 import contextlib
+import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -108,11 +109,13 @@ class ReportTask(Record, frozen=True, kw_only=True):
         run: what was measured, or the archive that has it.
         trace_notes: window index → why there is nothing of its trace, of those that were not handed over.
         tag_folder: as of TraceTask.
+        cells: file → text of what was typed into a notebook, which no file has.
     """
 
     run: Run | Path
     trace_notes: Mapping[int, str]
     tag_folder: str = ""
+    cells: Mapping[str, str] = {}
 
 
 class ReportAnswer(Record, frozen=True, kw_only=True):
@@ -167,6 +170,8 @@ class TraceWork:
     def report(self, task: ReportTask) -> ReportAnswer:
         """Make the report of the loop and write its files."""
         self._problems.clear()
+        for file, text in task.cells.items():
+            linecache.cache.setdefault(file, (len(text), None, text.splitlines(keepends=True), file))
         run = load_run(task.run) if isinstance(task.run, Path) else task.run
         analysis = analyze(run, self._facts, {**task.trace_notes, **self._notes})
         report = build_report(analysis, self._setting.options)

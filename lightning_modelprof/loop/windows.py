@@ -24,6 +24,7 @@ from lightning_modelprof.loop.trace_work import (
     TraceWork,
 )
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.user_code import typed_code
 from lightning_modelprof.measure.window.capture import (
     BYTES_PER_MB,
     Capture,
@@ -316,7 +317,12 @@ class WindowResults:
             run: what was measured.
             is_long: whether a process may be started for it, which takes some tenths of a second.
         """
-        task = ReportTask(run=run, trace_notes=self.trace_notes, tag_folder=self._outputs.tag_folder)
+        task = ReportTask(
+            run=run,
+            trace_notes=self.trace_notes,
+            tag_folder=self._outputs.tag_folder,
+            cells=typed_code(),
+        )
         if self._helper is None and is_long:
             self._helper = make_helper(self._setting)
         self._answer = None

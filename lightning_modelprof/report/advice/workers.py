@@ -179,8 +179,8 @@ def _no_number(queue: LoaderQueue) -> str:
     if factor is None:
         return f"{said}."
     if factor > _MOST_TIMES:
-        return f"{said}: the loop would wait for batches that are {_MOST_TIMES} times cheaper, too."
-    return f"{said}: for the wait to end, batches have to be {digits(factor)} times cheaper."
+        return f"{said}: the loop would still wait if batches were {_MOST_TIMES} times cheaper."
+    return f"{said}: the wait would end if batches were {digits(factor)} times cheaper."
 
 
 def _action(

@@ -301,7 +301,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
             self.found(
                 f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
                 f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop).",
-                f"{loader_call(setup, loader, persistent_workers=True)}: False now.",
+                f"{loader_call(setup, loader, persistent_workers=True)}: it is False now.",
                 self.severity(share),
                 saving_ns=total_ns,
                 places=[loader.worker_init, *lines_that_call(setup, "DataLoader"), loader.dataset],
@@ -336,8 +336,8 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
         unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
         if setup.cuda is not None and unpinned is not None:
             parts.append(
-                f"{loader_call(setup, unpinned, pin_memory=True)}: False now; copies from pageable memory"
-                " block the host."
+                f"{loader_call(setup, unpinned, pin_memory=True)}: it is False now; copies from pageable"
+                " memory block the host."
             )
         return " ".join(parts) or FEWER_ITEMS
 
