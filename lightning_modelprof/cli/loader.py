@@ -73,6 +73,8 @@ def run(options: argparse.Namespace) -> int:
     loader = find_loader(options.factory)
     from lightning_modelprof.loop.loader_profile import profile_loader
 
+    if sys.stderr is not None and sys.stderr.isatty():  # nothing else is seen meanwhile
+        print(f"Taking batches for {options.seconds:g} s at most.", file=sys.stderr)
     with _users(f"batches of {name}"):
         profile_loader(
             loader,

@@ -108,8 +108,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     found = [find_loader(f"{file}:{name}") for name in ("loader", "make", "Data")]
     assert found[0] is found[1] is found[2]
     assert find_loader("scripted_loader:loader") is found[0]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert main(["loader", f"{file}:make", "--batches", "5"]) == 0
-    assert "5 batches of DataLoader" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "5 batches of DataLoader" in said.out
+    assert said.err.startswith("Taking batches for 20 s at most.\n")
 
 
 WRONG = """
