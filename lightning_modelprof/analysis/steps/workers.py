@@ -375,15 +375,19 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
     elif workers and other >= _MOSTLY:
         add(Why.PICKLING, other, others_ns)
     add(Why.COLLATE, facts.collate, min(wait_ns, facts.collate * facts.step_ns))
+    # A worker that waits for a CPU is slow in some samples, whatever they are: without that wait the mean is
+    # less, and the median, of calls that are short and have none, is what it is.
+    no_cpu = facts.cpu_wait or 0.0
     tails = [one.beyond_median for one in facts.calls if one.call.kind == "sample"]
-    slow = max([0.0, *tails]) * (1 - facts.collate)
+    tailed, own = max([0.0, *tails]), 0.0
+    if no_cpu < 1:
+        own = max(0.0, 1 - (1 - tailed) / (1 - no_cpu)) * (1 - facts.collate)
     if facts.batch is not None and facts.batch.slow > 0:
-        slow = max(slow, facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns)
-    # A worker that waits for a CPU is slow in some batches, whatever their samples are.
-    own = max(0.0, 1 - _ratio(facts.cpu_wait or 0.0, slow))
+        slow = facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns
+        own, tailed = max(own, slow - no_cpu), max(tailed, slow)
     order_ns = 0.0 if isinstance(queue, Absent) else queue.order_cost_ns or 0.0
-    slow_ns = max(slow * facts.step_ns, order_ns if slow > 0 else 0.0)
-    add(Why.SLOW_SAMPLES, own * slow, min(wait_ns, own * slow_ns))
+    slow_ns = max(own * facts.step_ns, _ratio(own, tailed) * order_ns)
+    add(Why.SLOW_SAMPLES, own, min(wait_ns, slow_ns))
     left_ns = wait_ns
     if not isinstance(queue, Absent) and queue.helps:
         gained_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns)
