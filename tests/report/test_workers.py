@@ -10,16 +10,18 @@ import pytest
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.steps.step_costs import SlowFacts
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
 from lightning_modelprof.analysis.steps.workers import WaitCause, Why
 from lightning_modelprof.report.advice.owners import Owner
 from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Status
+from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import SlowSteps, StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 from tests.analysis.test_fetch_queue import used
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
@@ -391,6 +393,16 @@ def test_batches_that_have_no_cpu_are_said_to_wait_for_one():
     assert said.startswith(
         "Making a batch computes (25.0 % of its time is CPU time, 75.0 % waiting for a CPU)"
     )
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.9, "The DataLoader's workers use 4.5 of 8 CPUs"), (0.1, "Measure")]
+)
+def test_a_training_thread_without_a_cpu_whose_own_workers_take_them(share, said):
+    """24 steps of 20 ms, in which two workers made batches for 1,200 ms each, and computed for a share."""
+    slow = SlowFacts(record=SlowSteps(factor=3.0, cpu_wait_share=0.3), causes=(), medians_ns={}, worst=None)
+    analysis = replace(played(40, workers=2, cpu=share), slow=slow)
+    assert only(BusyCpus().evaluate(analysis)).action.startswith(said)
 
 
 def test_collate_and_more_workers_instead():

@@ -25,7 +25,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import digits, milliseconds, percent
 
 
 class SingleCpuThread(Rule, frozen=True, kw_only=True):
@@ -192,11 +192,28 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
             self.found(
                 f"In {percent(share)} of the time the training thread was ready to run and had no CPU. All"
                 " times of this report are longer for it, those of the model as well.",
-                "Measure again while nothing else runs here, or give this job CPUs of its own.",
+                _own_workers(analysis)
+                or "Measure again while nothing else runs here, or give this job CPUs of its own.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,
             ),
         )
+
+
+def _own_workers(analysis: Analysis) -> str:
+    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
+    costs, cpus = analysis.step_costs, None if analysis.setup is None else analysis.setup.usable_cpus
+    if isinstance(costs, Absent) or isinstance(analysis.workers, Absent) or not cpus:
+        return ""
+    times = [one.times for loader in analysis.workers for one in loader.workers]
+    loop_ns = max(1.0, costs.loop.wall_ns * costs.loop.num_steps)
+    used = sum(one.cpu_ns + (one.other_cpu_ns or 0) for one in times) / loop_ns
+    if used < cpus / 2:
+        return ""
+    return (
+        f"The DataLoader's workers use {digits(used)} of {cpus} CPUs themselves: make their samples cheaper,"
+        " or give this job more CPUs. If others run here, measure again without them."
+    )
 
 
 class CompetingThread(ShareRule, frozen=True, kw_only=True):
