@@ -16,6 +16,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.notebook import show_in_notebook
 from lightning_modelprof.show.terminal.terminal import print_report
+from lightning_modelprof.units import milliseconds
 
 _WHO: Final = "profile_loader"
 
@@ -124,9 +125,16 @@ def profile_loader(
         )
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
+    figures = report.sections["benchmark"] or {}
+    if not step_s and figures:
+        summary = (
+            f"A batch comes every {milliseconds(_average(figures['batch_cost_ns']) or 0.0)}, with nothing"
+            " else to do. To learn whether your training waits, say what its step takes without the batch:"
+            " --step-ms 40, or step_s=0.04."
+        )
+        report = replace(report, verdict=replace(report.verdict, summary=summary))
     if print_profile and (full or not show_in_notebook(report)):
         print_report(report, full=full)
-    figures = report.sections["benchmark"] or {}
     return LoaderProfile(
         _average(figures.get("ips")), _average(figures.get("samples_per_s")), report, profiler.run
     )

@@ -42,6 +42,15 @@ def test_batches_are_taken_and_transforms_named(capsys):
     assert "20 batches of DataLoader" in capsys.readouterr().out
 
 
+def test_without_a_step_it_is_said_how_to_give_one(capsys):
+    """Who only takes batches always waits for them, which says nothing of a training."""
+    profile = profile_loader(DataLoader(Slow(), 4), max_batches=20, max_s=None)
+    assert profile.report.verdict.summary.startswith("A batch comes every ")
+    assert "--step-ms 40, or step_s=0.04" in " ".join(capsys.readouterr().out.split())
+    profile = profile_loader(DataLoader(Slow(), 4), step_s=0.01, max_batches=20, max_s=None)
+    assert "--step-ms" not in capsys.readouterr().out
+
+
 def test_a_notebook_gets_a_card_and_no_text(capsys, monkeypatch):
     shown = []
     monkeypatch.setattr(loader_profile, "show_in_notebook", lambda report: not shown.append(report))
