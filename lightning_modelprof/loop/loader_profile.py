@@ -24,6 +24,12 @@ _WARM_BATCHES: Final = 2
 """At the begin of an epoch that are in no figure: workers start meanwhile."""
 
 
+_UNTIL_A_STEP_IS_GIVEN: Final = (
+    "A batch comes every {}, with nothing else to do. To learn whether your training waits, say what its step"
+    " takes without the batch: --step-ms 40, or step_s=0.04."
+)
+
+
 class LoaderProfile(NamedTuple):
     """What ``profile_loader`` returns.
 
@@ -69,34 +75,7 @@ def profile_loader(
     Raises:
         ModelProfError: when an argument cannot be meant, or there was no batch at all.
     """
-    for name, value, is_right, expected in (
-        ("step_s", step_s, _is_number(step_s) and 0 <= step_s < math.inf, "a number that is not negative"),
-        (
-            "max_batches",
-            max_batches,
-            max_batches is None or (_is_number(max_batches) and max_batches >= 1 and max_batches % 1 == 0),
-            "a whole number of at least 1, or None",
-        ),
-        (
-            "max_s",
-            max_s,
-            max_s is None or (_is_number(max_s) and max_s > 0),
-            "a number greater than 0, or None",
-        ),
-    ):
-        if not is_right:
-            raise ModelProfError(f"{_WHO}({name}): expected {expected}, got {quoted(value)}.")
-    if not hasattr(loader, "__iter__") or isinstance(loader, str | bytes):
-        raise ModelProfError(
-            f"{_WHO}(loader): expected a DataLoader, or what else gives batches, got {quoted(loader)}."
-        )
-    if isinstance(loader, Mapping) or (
-        isinstance(loader, list | tuple) and any(isinstance(one, DataLoader) for one in loader)
-    ):
-        raise ModelProfError(
-            f"{_WHO}(loader): expected one DataLoader, got a {type(loader).__name__} of {len(loader)}."
-            " Give one of them, or lightning.pytorch.utilities.CombinedLoader of all."
-        )
+    _check(loader, step_s, max_batches, max_s)
     profiler = LoopProfiler(
         active=0,
         flops=False,
@@ -126,18 +105,46 @@ def profile_loader(
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
     figures = report.sections["benchmark"] or {}
-    if not step_s and figures:
-        summary = (
-            f"A batch comes every {milliseconds(_average(figures['batch_cost_ns']) or 0.0)}, with nothing"
-            " else to do. To learn whether your training waits, say what its step takes without the batch:"
-            " --step-ms 40, or step_s=0.04."
-        )
+    if not step_s and figures and report.verdict is not None:
+        summary = _UNTIL_A_STEP_IS_GIVEN.format(milliseconds(_average(figures["batch_cost_ns"]) or 0.0))
         report = replace(report, verdict=replace(report.verdict, summary=summary))
     if print_profile and (full or not show_in_notebook(report)):
         print_report(report, full=full)
     return LoaderProfile(
         _average(figures.get("ips")), _average(figures.get("samples_per_s")), report, profiler.run
     )
+
+
+def _check(loader: Any, step_s: Any, max_batches: Any, max_s: Any) -> None:
+    """Refuse arguments that cannot be meant."""
+    for name, value, is_right, expected in (
+        ("step_s", step_s, _is_number(step_s) and 0 <= step_s < math.inf, "a number that is not negative"),
+        (
+            "max_batches",
+            max_batches,
+            max_batches is None or (_is_number(max_batches) and max_batches >= 1 and max_batches % 1 == 0),
+            "a whole number of at least 1, or None",
+        ),
+        (
+            "max_s",
+            max_s,
+            max_s is None or (_is_number(max_s) and max_s > 0),
+            "a number greater than 0, or None",
+        ),
+    ):
+        if not is_right:
+            raise ModelProfError(f"{_WHO}({name}): expected {expected}, got {quoted(value)}.")
+    if not hasattr(loader, "__iter__") or isinstance(loader, str | bytes):
+        raise ModelProfError(
+            f"{_WHO}(loader): expected a DataLoader, or what else gives batches, got {quoted(loader)}."
+        )
+    if isinstance(loader, Mapping) or (
+        isinstance(loader, list | tuple) and any(isinstance(one, DataLoader) for one in loader)
+    ):
+        raise ModelProfError(
+            f"{_WHO}(loader): expected one DataLoader, got a {type(loader).__name__} of {len(loader)}."
+            " Give one of them, or lightning.pytorch.utilities.CombinedLoader of all."
+        )
 
 
 def _is_number(value: object) -> bool:
