@@ -19,6 +19,7 @@ from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
+from lightning_modelprof.report.rules.steps import _advice as slow_steps_advice
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import SlowSteps, StepTag
@@ -377,6 +378,13 @@ def test_batches_that_nothing_makes_fast_enough_get_no_factor():
     assert said.endswith(
         "No num_workers from 0 to 8 would help: the loop would still wait if batches were 20 times cheaper."
     )
+
+
+def test_slow_steps_promise_nothing_of_a_prefetch_factor_that_was_predicted():
+    analysis = played(40, workers=2)
+    assert "Table Number of workers says whether" in slow_steps_advice(analysis, "dataloader")
+    assert "evens them out" in slow_steps_advice(replace(analysis, workers=Absent("")), "dataloader")
+    assert "prefetch_factor" not in slow_steps_advice(analysis, "checkpoint")
 
 
 def test_samples_that_wait_are_to_wait_less():

@@ -46,6 +46,16 @@ _ADVICE: Final = {
 _USUAL_ADVICE: Final = "Table Slow steps says where each one's time went."
 
 
+def _advice(analysis: Analysis, cause: str) -> str:
+    workers = () if isinstance(analysis.workers, Absent) else analysis.workers
+    if cause == "dataloader" and any(not isinstance(one.queue, Absent) for one in workers):
+        return (
+            "Some batches take long: look at what they read. Table Number of workers says whether a larger"
+            " prefetch_factor evens them out."
+        )
+    return _ADVICE.get(cause, _USUAL_ADVICE)
+
+
 def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:
     """Every how many steps one is slow; ``None`` where there is no such rule.
 
@@ -126,7 +136,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
                 f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
                 f" median: {milliseconds(cost_ns)} by step ({percent(share)} of a clean step). Main cause:"
                 f" {said}; the worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
-                _ADVICE.get(cause, _USUAL_ADVICE),
+                _advice(analysis, cause),
                 Severity.WARNING if is_ours_alone else Severity.INFO,
                 saving_ns=cost_ns if is_ours_alone else None,
                 evidence=[*evidence, text("most common cause", said)],
