@@ -16,12 +16,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.cpu_sharing import stretched
-from lightning_modelprof.analysis.steps.loader_queue import (
-    ASSUMED_HANDOVER_NS,
-    WITHIN,
-    loader_queue,
-    played,
-)
+from lightning_modelprof.analysis.steps.loader_queue import ASSUMED_HANDOVER_NS, WITHIN, loader_queue
+from lightning_modelprof.analysis.steps.played_queue import played
 from lightning_modelprof.run.workers import WorkerBatches
 from tests.support.diagnosed import MS
 

@@ -1,10 +1,5 @@
 """A DataLoader played through: how long a step would take with another number of workers.
 
-What is played is torch's loader. Each worker has a queue of indices of its own. At first
-``prefetch_factor`` indices for each are handed out in turn; whenever the loop gets a batch, the next index
-goes to the next worker. Batches come in the order of their indices, or with ``in_order=False`` as they are
-ready; then the next index goes to the worker whose batch it was, as every other one has all that it may have.
-
 Service times are drawn from the measured ones, and so is the rest of a step. What computes in them takes
 longer when more workers compute than CPUs are free, by the law of ``analysis/steps/cpu_sharing.py``.
 """
@@ -19,6 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.cpu_sharing import Interference
+from lightning_modelprof.analysis.steps.played_queue import played
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.workers import WorkerBatches
 
@@ -221,9 +217,7 @@ def loader_queue(
     draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
     present = [(num_workers, factor)]
     ready = _ready(present[0], draws, law, is_ordered) if num_workers else 0.0
-    # By the model this share of the fetches was for ready batches, so about so many waits were hand-overs.
-    shortest_ns = np.sort(waits_ns)[: round(_SURELY * ready * len(waits_ns))]
-    handover_ns = float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else assumed_handover_ns
+    handover_ns = _handover_ns(waits_ns, ready, assumed_handover_ns)
     factors = sorted({factor, *PREFETCH_FACTORS})
     numbers = [one for one in _numbers(most, num_workers) if one]
     found = _predict(
@@ -316,10 +310,10 @@ class _Draws(Record, frozen=True):
         """Each replication draws from a sample of its own that is drawn from what was measured."""
         generator = np.random.default_rng(_SEED)
         warm = 2 * most
-        played = warm + _BATCHES
+        steps = warm + _BATCHES
         return cls(
-            _drawn(service_ns, played + most * most_ahead, generator),
-            _drawn(np.rint(rests_ns).astype(np.int64), played, generator),
+            _drawn(service_ns, steps + most * most_ahead, generator),
+            _drawn(np.rint(rests_ns).astype(np.int64), steps, generator),
             warm,
         )
 
@@ -343,6 +337,12 @@ def _ready(setting: tuple[int, int], draws: _Draws, law: Interference, is_ordere
     )[:, 0]
     waits_ns = np.diff(got_ns, axis=0) - draws.rest_ns[:-1]
     return float((waits_ns[draws.warm :] == 0).mean())
+
+
+def _handover_ns(waits_ns: _Floats, ready: float, assumed_ns: float) -> float:
+    """Mean of the shortest waits: by the model about so many as batches were ready were hand-overs."""
+    shortest_ns = np.sort(waits_ns)[: round(_SURELY * ready * len(waits_ns))]
+    return float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else assumed_ns
 
 
 def _predict(
@@ -405,86 +405,3 @@ def _predict(
         )
         for place, setting in enumerate(settings)
     ]
-
-
-def played(
-    service_ns: _Ints,
-    rest_ns: _Ints,
-    settings: list[tuple[int, int]],
-    *,
-    handover_ns: int = 0,
-    is_ordered: bool = True,
-    factors: _Floats | None = None,
-) -> _Ints:
-    """When the loop gets each batch, if it asks for the first one at 0, as the first indices are handed out.
-
-    Args:
-        service_ns: by index of the batch, shape (batches, replications); without order more of them are
-            needed, as many as are made ahead.
-        rest_ns: from getting a batch to asking for the next one, likewise.
-        settings: number of workers, prefetch factor. 0 workers make a batch when it is asked for.
-        handover_ns: from when a batch is asked for and ready until the loop has it; none without workers.
-        is_ordered: whether batches are delivered in the order of their indices.
-        factors: by setting, of the service times; by default 1.
-
-    Returns:
-        Shape (len(rest_ns), settings, replications).
-    """
-    if not is_ordered:
-        unordered = [
-            _played_unordered(
-                service_ns if factors is None else np.rint(service_ns * factors[place]).astype(np.int64),
-                rest_ns,
-                *setting,
-                handover_ns,
-            )
-            for place, setting in enumerate(settings)
-        ]
-        return np.stack(unordered, axis=1)
-    workers = np.array([one for one, _ in settings])
-    ahead = np.array([one * each for one, each in settings])
-    places = np.arange(len(settings))
-    pad = int(ahead.max(initial=1))
-    is_inline = (workers == 0)[:, None]
-    handover = np.where(is_inline, 0, handover_ns)
-    shape = (pad + len(rest_ns), len(settings), service_ns.shape[1])
-    ready_ns, got_ns = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    asked_ns = np.zeros(shape[1:], np.int64)
-    for number in range(len(rest_ns)):
-        begin_ns = np.maximum(ready_ns[pad + number - workers, places], got_ns[pad + number - ahead, places])
-        begin_ns = np.where(is_inline, asked_ns, begin_ns)
-        took_ns = service_ns[number][None, :]
-        if factors is not None:
-            took_ns = np.rint(took_ns * factors[:, None]).astype(np.int64)
-        ready_ns[pad + number] = begin_ns + took_ns
-        got_ns[pad + number] = np.maximum(asked_ns, ready_ns[pad + number]) + handover
-        asked_ns = got_ns[pad + number] + rest_ns[number]
-    return got_ns[pad:]
-
-
-def _played_unordered(
-    service_ns: _Ints, rest_ns: _Ints, workers: int, factor: int, handover_ns: int
-) -> _Ints:
-    """The same with one setting, and batches as they are ready; of two at once that of the first worker."""
-    if workers == 0:
-        return played(service_ns, rest_ns, [(0, 1)])[:, 0]
-    replications = np.arange(service_ns.shape[1])
-    # A worker's batches are ready one after the other, so a ring holds when.
-    first_ns = service_ns[: workers * factor].reshape(factor, workers, -1).cumsum(axis=0)
-    ring_ns, last_ns = first_ns.copy(), first_ns[-1].copy()
-    delivered = np.zeros(last_ns.shape, np.int64)
-    heads_ns = ring_ns[0].copy()
-    asked_ns = np.zeros(len(replications), np.int64)
-    got_ns = np.empty((len(rest_ns), len(replications)), np.int64)
-    for number in range(len(rest_ns)):
-        worker = heads_ns.argmin(axis=0)
-        got_ns[number] = np.maximum(asked_ns, heads_ns[worker, replications]) + handover_ns
-        asked_ns = got_ns[number] + rest_ns[number]
-        ready_ns = np.maximum(last_ns[worker, replications], got_ns[number])
-        ready_ns = ready_ns + service_ns[workers * factor + number]
-        last_ns[worker, replications] = ready_ns
-        slot = delivered[worker, replications]
-        ring_ns[slot % factor, worker, replications] = ready_ns
-        delivered[worker, replications] = slot + 1
-        heads_ns[worker, replications] = ring_ns[(slot + 1) % factor, worker, replications]
-    return got_ns
