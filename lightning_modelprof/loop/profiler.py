@@ -355,6 +355,7 @@ class LoopProfiler:
                 yield batch
                 number += 1
         finally:
+            host.fetches_from(loader)  # workers of an epoch that is broken off end with its iterator
             if self._has_batch:
                 self.step()
             if self._seam is seam:

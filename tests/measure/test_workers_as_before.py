@@ -7,6 +7,7 @@ import enum
 import functools
 import gc
 import inspect
+import multiprocessing
 import os
 import pickle
 from abc import ABC, abstractmethod
@@ -17,11 +18,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from lightning_modelprof import LoopProfiler
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.ring import Rings, Sum, claim_slot
 from lightning_modelprof.measure.workers.stand_ins import TimedCall
 from lightning_modelprof.measure.workers.timed_calls import TimedCalls
 from lightning_modelprof.measure.workers.watch import WatchedLoaders
+from tests.support.fits import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers are looked into on Linux")
 
@@ -190,7 +193,7 @@ class Asks(Dataset):
 
     def objects(self):
         with self.steps as steps:
-            several = len(steps), steps[7], steps(1)[0]
+            several = len(steps), steps[7], steps(1)[0], type(steps) == Steps, Steps() != steps
         return [several, self.mode is Mode.UP, Mode(1) is self.mode, self.mode(3)]
 
     def copies(self):
@@ -272,8 +275,7 @@ def test_what_code_asks_and_changes(slot):
         for one, other in zip(expected, found, strict=True):
             assert one == other
     names = {one.name: slot.call(one)[Sum.CALLS] for one in slot.names}
-    assert names["Plain"] == names["counting"] == names["Registered"] == names["Mode"] == 3
-    assert names["Steps"] == 0  # a derived class would have been one more
+    assert names["Plain"] == names["counting"] == names["Registered"] == names["Mode"] == names["Steps"] == 3
 
 
 def test_a_function_that_stands_in_its_place_is_told_by_identity_alone(slot):
@@ -295,6 +297,39 @@ def test_an_iterator_is_of_its_own_class(slot):
     iterator = iter(dataset)
     assert isinstance(iterator, GeneratorType)
     assert list(iterator) == [0, 1, 2]
+
+
+class Missing:
+    """Says that it has a transform, and has none."""
+
+    @property
+    def __dict__(self):
+        return {"transforms": [counting]}
+
+    def __call__(self, value):
+        return value
+
+
+class Frozen(list):
+    def __setitem__(self, place, value):
+        raise TypeError("of the user's: frozen")
+
+
+class Odd(Dataset):
+    def __init__(self):
+        self.missing, self.frozen, self.after = Missing(), Frozen([counting]), Plain()
+
+    def __getitem__(self, index):
+        return self.after(self.missing(self.frozen[0](index)[0]))[0]
+
+
+def test_an_object_that_cannot_be_looked_into_hides_no_other(slot):
+    dataset = Odd()
+    expected = [dataset[index] for index in range(3)]
+    TimedCalls(slot, UserCode()).begin(dataset)
+    assert [dataset[index] for index in range(3)] == expected
+    names = {one.name: slot.call(one)[Sum.CALLS] for one in slot.names}
+    assert names["counting"] == names["Plain"] == names["Odd.__getitem__"] == 3
 
 
 # The loader, in the training process
@@ -345,3 +380,50 @@ def test_the_functions_of_a_loader_are_the_users_to_those_who_ask():
     assert loader.worker_init_fn is seeding
     del loader
     gc.collect()
+
+
+class Holds:
+    """A loader of somebody's own, whose data are a long list."""
+
+    def __init__(self, loader):
+        self.loaders, self.data = [loader], Unread(range(1000))
+
+
+class Unread(list):
+    def __iter__(self):
+        raise AssertionError("of the user's: too long to be gone through")
+
+
+def test_what_is_no_list_of_loaders_is_not_gone_through():
+    watched = WatchedLoaders()
+    loader = DataLoader(Rows(), 4, num_workers=1)
+    watched.add(Holds(loader))
+    assert len(list(loader)) == 2
+    assert watched.record()[0].workers[0].batches == 2
+    watched.end()
+
+
+def test_the_start_method_can_be_set_later(tmp_path):
+    script = """
+        import multiprocessing
+        from torch.utils.data import DataLoader
+        from lightning_modelprof.measure.workers.watch import WatchedLoaders
+
+        watched = WatchedLoaders()
+        watched.add(DataLoader([1, 2], num_workers=1))
+        multiprocessing.set_start_method("spawn")
+        print([one.start_method for one in watched.record()] == multiprocessing.get_all_start_methods()[:1])
+        """
+    result = run_script(script, cwd=tmp_path, fresh=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "True"
+
+
+def test_workers_of_an_epoch_that_is_broken_off_are_gone_as_without_us():
+    loader = DataLoader(Rows(), 1, num_workers=2)
+    with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
+        for _ in range(2):
+            for number, _ in enumerate(profiler.fetch(loader)):
+                if number == 3:
+                    break
+            assert multiprocessing.active_children() == []

@@ -124,9 +124,12 @@ class WorkerStart(InPlaceOf):
                 raise
         info = get_worker_info()
         if worker is not None and info is not None:
-            with suppress(Exception):
+            _WORKERS[key] = worker
+            try:
                 worker.begin(info.dataset)
-                _WORKERS[key] = worker
+            except Exception:  # as without us
+                with suppress(Exception):
+                    worker.end()
 
 
 def _make_start(original: Any, arguments: tuple[str, str, str, int, tuple[str, ...], bool]) -> WorkerStart:

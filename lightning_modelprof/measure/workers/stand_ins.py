@@ -146,12 +146,9 @@ class TimedIterator:
 def can_be_derived(own: type) -> bool:
     """Whether objects of a class behave as before once they are of one that is derived from it.
 
-    Not where making a class does something (``__init_subclass__``), and not where its code asks for the
-    parent of the object's type, which would be itself.
+    Not where its code asks for the parent of the object's type, which would be itself.
     """
     for kind in own.__mro__:
-        if "__init_subclass__" in vars(kind) and kind.__module__ not in ("builtins", "typing"):
-            return False
         if kind.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc"):
             continue
         if any(_asks_for_parent(one) for one in vars(kind).values()):
@@ -185,6 +182,10 @@ def is_plain_method(kind: type, name: str) -> bool:
 def set_class(one: Any, kind: type) -> None:
     """Make an object one of another class, whatever its own says to that."""
     object.__dict__["__class__"].__set__(one, kind)
+
+
+class _Blank:
+    """The parent of a derived class until it has its own."""
 
 
 def _own(kind: Any) -> Any:
@@ -256,6 +257,12 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
     }
     kind: Any = type(own)
     make = ABCMeta.__new__ if issubclass(kind, ABCMeta) else type.__new__  # that of a registry would register
-    derived: type = make(type(kind.__name__, (kind,), _AS_OWN), own.__name__, (own,), namespace)
+    meta = type(kind.__name__, (kind,), _AS_OWN)
+    parents = [one for one in own.__mro__ if one.__module__ not in ("builtins", "typing")]
+    if any("__init_subclass__" in vars(one) for one in parents):  # which is not to be told
+        derived: type = make(meta, own.__name__, (_Blank,), namespace)
+        type.__setattr__(derived, "__bases__", (own,))
+    else:
+        derived = make(meta, own.__name__, (own,), namespace)
     type.__setattr__(derived, _OWN, own)
     return derived

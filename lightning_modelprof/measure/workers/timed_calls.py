@@ -121,18 +121,21 @@ class TimedCalls:
         except TypeError:  # __slots__
             return
         for name, value in list(attributes.items()):
-            if name.startswith("__"):
-                continue
-            if _is_dataset(value):
-                self._time_dataset(value, depth)
-            elif isinstance(value, list | tuple | dict):
-                self._time_several(attributes, name, depth)
-            elif self._can_be_timed(value, owner):
-                replaced = self._time_one(value, depth)
-                if replaced is not None:
-                    attributes[name] = replaced
-            elif self._has_stages and _is_stage_of(value, owner) and self._is_new(value):
-                self._time_attributes(value, depth)
+            if not name.startswith("__"):
+                with suppress(Exception):  # somebody else's object may do anything
+                    self._time_attribute(owner, attributes, name, value, depth)
+
+    def _time_attribute(self, owner: Any, attributes: Any, name: str, value: Any, depth: int) -> None:
+        if _is_dataset(value):
+            self._time_dataset(value, depth)
+        elif isinstance(value, list | tuple | dict):
+            self._time_several(attributes, name, depth)
+        elif self._can_be_timed(value, owner):
+            replaced = self._time_one(value, depth)
+            if replaced is not None:
+                attributes[name] = replaced
+        elif self._has_stages and _is_stage_of(value, owner) and self._is_new(value):
+            self._time_attributes(value, depth)
 
     def _time_several(self, attributes: Any, name: Any, depth: int) -> None:
         """A list of transforms or of data sets that stands in ``attributes``."""
@@ -146,10 +149,11 @@ class TimedCalls:
             replaced = self._time_each(items, depth)
             if any(one is not None for one in replaced):
                 new = [item if one is None else one for item, one in zip(items, replaced, strict=True)]
+                # Whatever methods of its own say to that.
                 if isinstance(several, dict):
-                    several.update(zip(several, new, strict=True))
+                    dict.update(several, zip(several, new, strict=True))
                 elif isinstance(several, list):
-                    several[:] = new
+                    list.__setitem__(several, slice(None), new)
                 elif type(several) is tuple:
                     attributes[name] = tuple(new)
 
@@ -158,13 +162,15 @@ class TimedCalls:
         numbers: Counter[Any] = Counter()
         found: list[TimedCall | None] = []
         for item in items:
-            if _is_dataset(item):
-                self._time_dataset(item, depth)
-                found.append(None)
-            else:
-                what = item if isinstance(item, _FUNCTIONS) else self._function_in(item) or type(item)
-                numbers[what] += 1
-                found.append(self._time_one(item, depth, numbers[what]))
+            one = None
+            with suppress(Exception):  # somebody else's object may do anything
+                if _is_dataset(item):
+                    self._time_dataset(item, depth)
+                else:
+                    what = item if isinstance(item, _FUNCTIONS) else self._function_in(item) or type(item)
+                    numbers[what] += 1
+                    one = self._time_one(item, depth, numbers[what])
+            found.append(one)
         return found
 
     def _can_be_timed(self, value: Any, owner: Any) -> bool:

@@ -37,6 +37,9 @@ _MOST_ROUNDS: Final = 4
 _MOST_CLOSED: Final = 8
 """Loaders that are over whose records are kept, the newest."""
 
+_MOST_HELD_LOADERS: Final = 100
+"""In a list of something that holds loaders; a longer one may be its data."""
+
 _NUMBERS: Final = itertools.count()
 
 
@@ -189,18 +192,23 @@ def _loaders_in(loader: Any) -> list[DataLoader[Any]]:
     if isinstance(loader, DataLoader):
         return [loader]
     held = getattr(loader, "__dict__", {}).values()
-    several = [one for value in held for one in (value if isinstance(value, list | tuple) else [value])]
+    several = [one for value in held for one in (value if _is_short_list(value) else [value])]
     return [one for one in several if isinstance(one, DataLoader)]
+
+
+def _is_short_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) <= _MOST_HELD_LOADERS
 
 
 def _shape(loader: DataLoader[Any], position: int) -> _Shape:
     context = loader.multiprocessing_context
-    method = torch.multiprocessing.get_start_method() if context is None else context.get_start_method()
+    # Where nobody has set one, it can be set later: to ask for it would set it.
+    method = (torch.multiprocessing if context is None else context).get_start_method(allow_none=True)
     return _Shape(
         position,
         type(loader).__name__,
         loader.num_workers,
-        str(method),
+        str(method or torch.multiprocessing.get_all_start_methods()[0]),
         loader.batch_size if isinstance(loader.batch_size, int) else None,
         loader.prefetch_factor,
         bool(loader.persistent_workers),
