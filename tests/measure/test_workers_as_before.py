@@ -187,8 +187,31 @@ class Asks(Dataset):
             isinstance(Virtual(), Concrete),
             isinstance(Virtual(), type(self.concrete)),
             isinstance(3, Abstract),
+            self.derived(type(self.plain)),
+            self.derived(type(self.concrete)),
             self.ordered < Ordered(3),
             sorted([Ordered(3), self.ordered, Ordered(1)])[1] is self.ordered,
+        ]
+
+    def derived(self, kind):
+        """What somebody has who derives from a class that has just been asked for."""
+
+        class Further(kind):
+            other = 7
+
+        Further.more = 5
+        one = Further()
+        return [
+            type(one) is Further,
+            one.__class__ is Further,
+            type(copy.copy(one)) is Further,
+            Further in {Further},
+            Further != kind,
+            isinstance(one, kind),
+            isinstance(kind(), Further),
+            issubclass(Further, kind),
+            hasattr(kind, "more"),
+            one(4)[0] if kind == Plain else one(4),
         ]
 
     def objects(self):
@@ -210,6 +233,8 @@ class Asks(Dataset):
             copied[1].by,
             copied[4].args,
             copied[4] is self.partial,
+            pickle.loads(pickle.dumps(type(self.plain))) is Plain,
+            type(copy.deepcopy(self)) is Asks,
         ]
 
     def functions(self):
@@ -275,7 +300,8 @@ def test_what_code_asks_and_changes(slot):
         for one, other in zip(expected, found, strict=True):
             assert one == other
     names = {one.name: slot.call(one)[Sum.CALLS] for one in slot.names}
-    assert names["Plain"] == names["counting"] == names["Registered"] == names["Mode"] == names["Steps"] == 3
+    assert names["Plain"] == 6  # one of each sample's is of a class that was derived from it
+    assert names["counting"] == names["Registered"] == names["Mode"] == names["Steps"] == 3
 
 
 def test_a_function_that_stands_in_its_place_is_told_by_identity_alone(slot):

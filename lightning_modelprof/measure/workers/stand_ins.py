@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import dis
 import inspect
 from abc import ABCMeta
@@ -193,28 +194,28 @@ def _own(kind: Any) -> Any:
     return type.__dict__["__dict__"].__get__(kind).get(_OWN, kind) if isinstance(kind, type) else kind
 
 
-def _change(change: Callable[..., None]) -> Callable[..., None]:
-    """An attribute of a derived class is set, or deleted, in the class that the objects have without us."""
+def _of_own(name: str) -> Callable[..., Any]:
+    """A method of a metaclass, of the class that objects of a derived one have without us."""
 
-    def change_own(kind: type, *arguments: Any) -> None:
+    def method(kind: Any, *args: Any, **kwargs: Any) -> Any:
         own = _own(kind)
-        if own is kind:  # it is being made
-            getattr(type, change.__name__)(kind, *arguments)
-        else:
-            change(own, *arguments)
+        # It is being made, or somebody has derived from it: ours has the metaclass without us as its parent.
+        meta = type(kind).__mro__[1] if own is kind else type(own)
+        return getattr(meta, name)(own, *args, **kwargs)
 
-    return change_own
+    return method
 
+
+_is_equal: Final = _of_own("__eq__")
 
 _AS_OWN: Final[dict[str, Any]] = {
-    "__eq__": lambda kind, other: _own(kind) == _own(other),
-    "__hash__": lambda kind: hash(_own(kind)),
-    "__call__": lambda kind, *args, **kwargs: _own(kind)(*args, **kwargs),
-    "__instancecheck__": lambda kind, one: isinstance(one, _own(kind)),
+    "__eq__": lambda kind, other: _is_equal(kind, _own(other)),
     # Not issubclass: an abstract class asks those that are derived from it, so they cannot ask it.
     "__subclasscheck__": lambda kind, other: type.__subclasscheck__(_own(kind), other),
-    "__setattr__": _change(type.__setattr__),
-    "__delattr__": _change(type.__delattr__),
+    **{
+        name: _of_own(name)
+        for name in ("__hash__", "__call__", "__instancecheck__", "__setattr__", "__delattr__")
+    },
 }
 """Of the class of a derived class, for code that says ``type(self)``: only ``is`` tells them apart."""
 
@@ -224,12 +225,15 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
 
     def reduce(one: Any, protocol: Any) -> Any:
         derived = type(one)
+        if _own(derived) is derived:  # somebody has derived from ours
+            return own_reduce(one, protocol)
         set_class(one, own)
         try:
             return one.__reduce_ex__(protocol)
         finally:
             set_class(one, derived)
 
+    own_reduce: Any = own.__reduce_ex__
     own_equal: Any = own.__eq__
 
     def equal(one: Any, other: Any) -> Any:
@@ -251,13 +255,14 @@ def derived_class(own: type, methods: dict[str, Any]) -> type:
         "__module__": own.__module__,
         "__qualname__": own.__qualname__,
         "__doc__": own.__doc__,
-        "__class__": property(lambda _: own, set_class),
+        "__class__": property(lambda one: _own(type(one)), set_class),
         "__reduce_ex__": reduce,
         **methods,
     }
     kind: Any = type(own)
     make = ABCMeta.__new__ if issubclass(kind, ABCMeta) else type.__new__  # that of a registry would register
     meta = type(kind.__name__, (kind,), _AS_OWN)
+    copyreg.pickle(meta, lambda derived: itself(_own(derived)))
     parents = [one for one in own.__mro__ if one.__module__ not in ("builtins", "typing")]
     if any("__init_subclass__" in vars(one) for one in parents):  # which is not to be told
         derived: type = make(meta, own.__name__, (_Blank,), namespace)
