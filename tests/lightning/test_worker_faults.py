@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -452,6 +453,39 @@ def chain(error: BaseException | None) -> list[str]:
         found.append(re.sub("0x[0-9a-f]+", "0x", f"{type(error).__name__}: {error}"))
         error = error.__context__
     return found
+
+
+# What is short
+
+
+def files_left(number: int) -> int:
+    return len(os.listdir("/proc/self/fd")) + number  # noqa: PTH208
+
+
+def bytes_left(number: int) -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + number
+
+
+SHORT: dict[str, tuple[int, Callable[[int], int], int, str]] = {
+    "a file": (resource.RLIMIT_FSIZE, int, 1_000_000, "File too large"),
+    "open files": (resource.RLIMIT_NOFILE, files_left, 40, "ulimit -n"),
+    "address space": (resource.RLIMIT_AS, bytes_left, 200 * 2**20, "ulimit -v"),
+}
+
+
+@pytest.mark.parametrize("what", SHORT)
+def test_where_something_is_short_training_gets_it(tmp_path: Path, what: str) -> None:
+    limit, count, number, said = SHORT[what]
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (count(number), before[1]))
+    try:
+        expected, found = both(tmp_path, load)
+    finally:
+        resource.setrlimit(limit, before)
+    assert expected.error is None
+    ((note,),) = (loader.notes for loader in found.workers)
+    assert note.startswith("Its workers could not be looked into: OSError: ")
+    assert said in note
 
 
 # What is left when all ends

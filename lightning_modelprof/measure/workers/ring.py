@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 try:
     import fcntl
+    import resource
 except ImportError:  # Windows, where there is no such memory either
-    fcntl = None  # type: ignore[assignment]
+    fcntl = resource = None  # type: ignore[assignment]
 
 MOST_CALLS: Final = 64
 """Different calls that a worker tells apart."""
@@ -37,6 +38,13 @@ BATCH_COLUMNS: Final = 8
 
 CALL_HEAD: Final = 8
 """Numbers of a call before its durations; see :class:`Sum`."""
+
+_SPARE_FILES: Final = 32
+_SPARE_FILES_OF_SLOT: Final = 4
+"""Files that the training must be able to open beside the memory: pipes to workers, and tensors that come."""
+
+_SPARE_BYTES: Final = 256 * 2**20
+"""The same of address space, where it has a limit: each thread reserves some."""
 
 _WORD: Final = 8
 _HEAD_WORDS: Final = 64
@@ -160,6 +168,22 @@ class ReadSlot:
     text: bytes = b""
 
 
+def _check_room(num_slots: int, size: int) -> None:
+    """Refuse where the training could need what this memory would take.
+
+    Raises:
+        OSError: with what is short.
+    """
+    files, addresses = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    left = files[0] - len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    spare = _SPARE_FILES + _SPARE_FILES_OF_SLOT * num_slots
+    if files[0] != resource.RLIM_INFINITY and left < spare:
+        raise OSError(f"{left} more files may be opened, {spare} is the least; raise ulimit -n")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    if addresses[0] != resource.RLIM_INFINITY and addresses[0] - used < size + _SPARE_BYTES:
+        raise OSError("too little address space is left; raise ulimit -v")
+
+
 class Rings:
     """The shared memory of one loader, as the training has it.
 
@@ -171,17 +195,18 @@ class Rings:
         name: that no other memory has.
 
     Raises:
-        OSError: where the system has no such memory.
+        OSError: where the system has no such memory, or the training needs what it would take.
     """
 
     def __init__(self, num_slots: int) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory without a name (memfd)")
+        size = _PAGE + num_slots * _SLOT_BYTES
+        _check_room(num_slots, size)
         self.num_slots = num_slots
         # A name that nobody else's file has: its number may be another file's once this one is closed.
         self.name = f"modelprof-workers-{secrets.token_hex(8)}"
         self.fd = os.memfd_create(self.name)
-        size = _PAGE + num_slots * _SLOT_BYTES
         try:
             os.ftruncate(self.fd, size)
             self._map = mmap.mmap(self.fd, size)
