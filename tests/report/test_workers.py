@@ -20,7 +20,7 @@ from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
 from lightning_modelprof.report.rules.steps import _advice as slow_steps_advice
-from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.setup import CodePlace, LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import SlowSteps, StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
@@ -755,3 +755,11 @@ def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
     one = finding(replace(run, workers=(again, busy)))
     assert " In the workers Crop takes the most time" in one.summary
     assert "other loaders" not in one.action
+
+
+@pytest.mark.parametrize("why", [Why.TOO_FEW_WORKERS, Why.START_UP])
+def test_a_loader_of_loaders_has_no_num_workers(why):
+    """CombinedLoader takes loaders: those are to have more workers."""
+    facts = played(40, workers=2, cpu=0.2).workers[0]
+    facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=7.0 * MS),))
+    assert cause_advice(facts, LoaderSetup(kind="CombinedLoader"), 8).action.startswith(BEGINS[why])

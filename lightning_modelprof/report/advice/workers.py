@@ -153,8 +153,12 @@ def cause_advice(
 def _more_workers(
     facts: WorkersFacts, queue: LoaderQueue, loader: LoaderSetup | None, owner: Owner | None
 ) -> str:
-    kind = facts.record.kind if loader is None else loader.kind
-    return predicted_call(queue, kind, facts.record.is_persistent, owner)
+    return predicted_call(queue, _kind(facts, loader), facts.record.is_persistent, owner)
+
+
+def _kind(facts: WorkersFacts, loader: LoaderSetup | None) -> str:
+    """What takes ``num_workers``: a CombinedLoader does not, but the loaders in it."""
+    return facts.record.kind if loader is None or loader.num_workers is None else loader.kind
 
 
 def _cheaper(facts: WorkersFacts) -> str:
@@ -193,8 +197,7 @@ def _action(
     """What helps against a cause other than too few workers."""
     share = percent(cause.share)
     if cause.why is Why.START_UP:
-        kind = facts.record.kind if loader is None else loader.kind
-        call = written_call(kind, {"persistent_workers": True}, owner)
+        call = written_call(_kind(facts, loader), {"persistent_workers": True}, owner)
         return (
             "The queue is empty when an epoch begins: make epochs longer, or the first samples cheaper."
             if facts.record.is_persistent
