@@ -196,6 +196,8 @@ def train(
     seed_everything(5, workers=True, verbose=False)
     callback = make_callback(folder, active=0, sampling=True) if is_measured else None
     callbacks = [Journal(outcome)] if callback is None else [callback, Journal(outcome)]
+    gc.collect()
+    before = left_behind()[1]  # what another test of this process has not let go yet
     with our_warnings() as messages:
         try:
             fit_quietly(make_trainer(folder, *callbacks, **trainer), module(), make_data())
@@ -205,7 +207,7 @@ def train(
     outcome.messages = messages
     if callback is not None and callback.run is not None:
         outcome.workers = callback.run.ranks[0].workers
-        assert not [kind for kind in left_behind()[1] if "memfd" in kind]
+        assert not [kind for kind in left_behind()[1] - before if "memfd" in kind]
     return outcome
 
 
