@@ -374,6 +374,7 @@ class LoopSession:
             self._saves.next_ns = 0  # at the same boundary: now there is something to look at
         if CLAIM.is_ending and not self.is_finished:
             self._save()
+            CLAIM.rest()
 
     def _tell_of_trace(self, window: Window, report: Report) -> None:
         assert self._parts is not None

@@ -80,6 +80,7 @@ def test_a_profiler_of_somebody_else_in_another_thread_is_seen():
 
 def test_a_program_that_ends_waits_for_a_daemon_thread_only(monkeypatch):
     monkeypatch.setattr(profiler_claim, "AT_EXIT_S", 3600.0)
+    monkeypatch.setattr(profiler_claim, "_SAVING_S", 0.05)
     claim, holder, told = ProfilerClaim(), Holder(), []
     claim.take(holder)
     claim.end()  # this thread is no daemon: it does not wait for itself
@@ -100,6 +101,30 @@ def test_a_program_that_ends_waits_for_a_daemon_thread_only(monkeypatch):
     claim.end()
     thread.join(60)
     assert told == ["", ENDING]
+
+
+def test_a_daemon_thread_rests_once_it_has_saved(monkeypatch):
+    """Else it may run C++ when the interpreter ends, which aborted one such program in ten."""
+    monkeypatch.setattr(profiler_claim, "_SAVING_S", 3600.0)
+    claim, holder, done = ProfilerClaim(), Holder(), []
+
+    def record():
+        claim.rest()  # nothing ends yet: it goes on
+        claim.take(holder)
+        taken.set()
+        while not claim.is_ending:
+            threading.Event().wait(0.001)
+        claim.give_back(holder)
+        done.append("saved")
+        claim.rest()
+        done.append("rested")
+
+    taken = threading.Event()
+    threading.Thread(target=record, daemon=True).start()
+    assert taken.wait(60)
+    claim.end()
+    assert done == ["saved"]
+    claim.rest()  # no daemon thread
 
 
 def test_a_thread_that_never_stops_holds_up_the_end_for_a_bounded_time(monkeypatch):

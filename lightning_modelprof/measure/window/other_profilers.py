@@ -131,6 +131,10 @@ AT_EXIT_S: Final = 5.0
 """How long the end of a program waits for a daemon thread to come to its next step, and to stop there."""
 
 
+_SAVING_S: Final = 2.0
+"""How long it waits then until that is saved."""
+
+
 ENDING: Final = "the program is ending"
 
 
@@ -174,7 +178,7 @@ class ProfilerClaim:
         self._free = threading.Condition(self._lock)
         self._holder: weakref.ref[Any] | None = None
         self._is_daemon = False
-        self.is_ending = False
+        self.is_ending = self._rests = False
 
     def take(self, who: Any) -> str:
         """Take it; returns why not, ``""`` if ``who`` has it now."""
@@ -201,8 +205,23 @@ class ProfilerClaim:
         """The program ends: a daemon thread that records is given the time to stop at its next step."""
         with self._free:
             self.is_ending = True
-            if self._is_daemon:
-                self._free.wait_for(lambda: self._holder is None or self._holder() is None, AT_EXIT_S)
+            was_held = self._is_daemon and self._is_held()
+            if was_held and self._free.wait_for(lambda: not self._is_held(), AT_EXIT_S):
+                self._free.wait_for(lambda: self._rests, _SAVING_S)
+
+    def _is_held(self) -> bool:
+        return self._holder is not None and self._holder() is not None
+
+    def rest(self) -> None:
+        """The program ends, and what a daemon thread recorded is saved: it waits here for the end.
+
+        A thread that runs C++ when the interpreter ends may abort the process, before Python 3.14.
+        """
+        with self._free:
+            if self.is_ending and threading.current_thread().daemon:
+                self._rests = True
+                self._free.notify_all()
+                self._free.wait(AT_EXIT_S)
 
 
 CLAIM: Final = ProfilerClaim()
