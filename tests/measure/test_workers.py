@@ -44,6 +44,15 @@ def is_near(measured_s, true_s):
     ],
 )
 def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
+    """Tried up to three times: a machine may take the CPU between a clock of ours and one of a sample."""
+    for _ in range(3):
+        far = costs_that_do_not_come_back(method, num_workers, kind)
+        if not far:
+            break
+    assert far == []
+
+
+def costs_that_do_not_come_back(method, num_workers, kind):
     number = 72 * num_workers
     loader = DataLoader(
         kind(number), 6, num_workers=num_workers, collate_fn=pipelines.collate, multiprocessing_context=method
@@ -61,13 +70,14 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     assert collate.kind == "collate"
     assert sample.samples == chain.calls == number == sum(one.samples for one in workers.workers)
     assert [one.name for one in transforms] == ["Cost", "Cost #2", "Cost #3", "Cost #4", "compute"]
-    assert is_near(sample.own_ns / number / 1e9, truth[0])
-    for place, one in enumerate(transforms, start=1):
-        assert one.calls == number
-        assert is_near(one.total_ns / number / 1e9, truth[place]), one.name
-    assert is_near(sample.cpu_ns / number / 1e9, truth[8])
+    assert {one.calls for one in transforms} == {number}
+    costs = {
+        "sample": (sample.own_ns / number, truth[0]),
+        **{one.name: (one.total_ns / number, truth[place]) for place, one in enumerate(transforms, start=1)},
+        "CPU": (sample.cpu_ns / number, truth[8]),
+        "collate": (collate.total_ns / collate.calls, truth[7] * number / collate.calls),
+    }
     assert truth[8] > truth[6] >= pipelines.COMPUTE_S
-    assert is_near(collate.total_ns / collate.calls / 1e9, truth[7] * number / collate.calls)
     assert len(workers.workers) == num_workers
     if num_workers == 1:
         assert workers.batches.index == tuple(range(len(taken)))
@@ -78,6 +88,11 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     assert Path(place.file).name == "worker_pipelines.py"
     if truth[5] < 0.6 * truth[0]:  # computing, too, takes long where others have the CPUs
         assert place.line == pipelines.READ_LINE
+    return [
+        f"{name}: {measured_ns / 1e9}, was {true_s}"
+        for name, (measured_ns, true_s) in costs.items()
+        if not is_near(measured_ns / 1e9, true_s)
+    ]
 
 
 class Computing(Dataset):
