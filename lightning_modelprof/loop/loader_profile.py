@@ -105,8 +105,9 @@ def profile_loader(
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
     figures = report.sections["benchmark"] or {}
-    if not step_s and figures and report.verdict is not None:
-        summary = _UNTIL_A_STEP_IS_GIVEN.format(milliseconds(_average(figures["batch_cost_ns"]) or 0.0))
+    batch_ns = _average(figures.get("batch_cost_ns"))
+    if not step_s and batch_ns is not None and report.verdict is not None:
+        summary = _UNTIL_A_STEP_IS_GIVEN.format(milliseconds(batch_ns))
         report = replace(report, verdict=replace(report.verdict, summary=summary))
     if print_profile and (full or not show_in_notebook(report)):
         print_report(report, full=full)
