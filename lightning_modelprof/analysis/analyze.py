@@ -18,7 +18,7 @@ from lightning_modelprof.analysis.source.source_lines import source_lines
 from lightning_modelprof.analysis.source.worker_stacks import worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import batch_cpu
 from lightning_modelprof.analysis.steps.batches import batch_scaling
-from lightning_modelprof.analysis.steps.benchmark import all_ranks, benchmark, exclusions
+from lightning_modelprof.analysis.steps.benchmark import Benchmark, all_ranks, benchmark, exclusions
 from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.memory import memory_use
 from lightning_modelprof.analysis.steps.phase_times import around_times, own_cost, phase_times
@@ -34,8 +34,9 @@ from lightning_modelprof.run.records import (
 )
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import BEGINS_EPOCH, StepTag, StepTimings
+from lightning_modelprof.run.steps import BEGINS_EPOCH, MAX_RUN_AHEAD, StepTag, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers
+from lightning_modelprof.units import milliseconds
 
 _NOT_INSPECTED: Final = Absent("not measured (flops=True inspects some steps)")
 
@@ -62,6 +63,7 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     steps, cost = record.steps, record.model_cost
     totals = StepTotals.of(steps) if record.totals is None else record.totals
     figures, hot = benchmark(steps, totals), hot_lines(record.stacks)
+    ahead_ns = _device_step_ns_if_cpu_ran_ahead(figures, totals)
     wall_ns = int(totals.whole("duration_ns"))
     waited = None if record.slow is None else record.slow.cpu_wait_share
     costs = step_costs(
@@ -104,7 +106,9 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             for window in record.windows
         ),
         flops=model_flops(
-            cost, None if figures is None else figures.batch_cost_ns.avg, _stepping_share(totals.clean())
+            cost,
+            None if figures is None else max(figures.batch_cost_ns.avg, ahead_ns or 0.0),
+            _stepping_share(totals.clean()),
         ),
         modules=_NOT_INSPECTED
         if cost is None
@@ -135,9 +139,30 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
             *record.notes,
             *_kept_notes(len(steps), len(totals), loop_of(run.info.loop)),
             *_setup_notes(record.setup),
+            *_run_ahead_notes(figures, ahead_ns),
             *(() if record.stacks is None else record.stacks.notes),
             *_worker_notes(record.workers or ()),
         ),
+    )
+
+
+def _device_step_ns_if_cpu_ran_ahead(figures: Benchmark | None, totals: StepTotals) -> float | None:
+    """Mean device time of a clean step where the CPU only queued work; ``None`` where host time is right."""
+    clean = totals.clean()
+    num_steps = int(clean.whole("num_on_device").min())
+    if figures is None or not num_steps or num_steps < len(clean) / 2:
+        return None
+    device_ns = int(clean.whole("device_ns").sum()) / num_steps
+    return device_ns if device_ns > (1 + MAX_RUN_AHEAD) * figures.batch_cost_ns.avg else None
+
+
+def _run_ahead_notes(figures: Benchmark | None, device_step_ns: float | None) -> tuple[str, ...]:
+    if figures is None or device_step_ns is None:
+        return ()
+    return (
+        f"The CPU ran ahead of the GPU: on the GPU a step takes {milliseconds(device_step_ns)}, not"
+        f" {milliseconds(figures.batch_cost_ns.avg)}. FLOP/s and MFU use the GPU's time. Train for more"
+        " steps to get the same step time from both.",
     )
 
 

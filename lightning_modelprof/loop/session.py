@@ -211,6 +211,10 @@ class LoopSession:
                 parts.capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
                 self.ledger.ranges = None
         self.close()
+        if self._timing.device is not None:
+            if status == "finished":
+                self._timing.device.finish()
+            self._timing.device.close()
         self.live.cut()
         self._timing.slow.look(self.ledger.step_end_ns)
         if parts is not None:
@@ -461,6 +465,11 @@ def make_rank_record(
         device.collect()
         if device.num_given_up:
             notes.append(f"The device time of {device.num_given_up} steps could not be read.")
+        if device.num_unmarked:
+            notes.append(
+                f"{device.num_unmarked:,} of {timing.recorder.num_steps:,} steps have no device time:"
+                " timing every step would slow training down."
+            )
     if timing.ledger.validation.has_given_up:
         notes.append("The device time of the parts of validation could not be read.")
     return RankRecord(

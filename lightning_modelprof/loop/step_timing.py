@@ -16,8 +16,9 @@ from lightning_modelprof.loop.host import Host, batches_made
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
+from lightning_modelprof.measure.steps.device_phases import DevicePhases
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
-from lightning_modelprof.measure.steps.recorder import DevicePhases, Recorder
+from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWatch
 from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.steps.validation_parts import ValidationParts
@@ -69,7 +70,7 @@ class StepTiming:
         self.budget = OwnBudget(config.bounds.max_overhead)
         self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
         marks = device_clock(host.device) if config.inspect.device_timing else None
-        self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device)
+        self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device, clock)
         self.ledger = PhaseLedger(
             clock,
             self.recorder.add,

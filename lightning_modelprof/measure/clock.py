@@ -35,6 +35,9 @@ class DeviceClock(Protocol):
     def release(self, mark: Any) -> None:
         """Give a mark back; its owner will not look at it again."""
 
+    def close(self) -> None:
+        """Free the marks that were given back."""
+
 
 class TorchEventClock:
     """Device events of CUDA, XPU or MPS, reused from a pool.
@@ -68,6 +71,10 @@ class TorchEventClock:
     def release(self, mark: Any) -> None:
         """Keep the event for the next mark."""
         self._pool.append(mark)
+
+    def close(self) -> None:
+        """Destroy the events now, and not in a DataLoader worker whose garbage collector finds them."""
+        self._pool.clear()
 
 
 def device_clock(device: torch.device) -> DeviceClock | None:

@@ -58,8 +58,9 @@ WORDS: Final[Mapping[str, str]] = {
         " still while a window closes, the DataLoader's workers do not, so the next `num_workers` ×"
         " `prefetch_factor` steps (of several dataloaders the largest number) find their batches ready"
         " and are left out. After a save of the archive these are no more than the batches that steps"
-        " would have taken in the time of the save. Steps that only accumulate gradients are clean: a"
-        " step is one batch."
+        " would have taken in the time of the save. On a GPU, steps in which the CPU only queued work"
+        " that the GPU did later aren't clean either: they look much faster than training is. Steps that"
+        " only accumulate gradients are clean: a step is one batch."
     ),
     "kept steps": (
         "the steps between device-aware bounds (see Step time breakdown), without last ones that are"

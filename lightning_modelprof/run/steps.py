@@ -46,6 +46,8 @@ class StepTag(IntFlag):
     WHOLE_EPOCH = 512
     """In place of ``FIRST_OF_EPOCH`` where all steps have that: epochs (or dataloaders) of one batch.
     Such a step is still a clean step, as there are no others."""
+    RUN_AHEAD = 1024
+    """The CPU only queued its work, which the device did later: its wall time is too short."""
 
 
 NOT_CLEAN: Final = (
@@ -57,8 +59,13 @@ NOT_CLEAN: Final = (
     | StepTag.VALIDATION
     | StepTag.DRAINING
     | StepTag.INSPECTED
+    | StepTag.RUN_AHEAD
 )
 """Tags that keep a step out of the benchmark figures."""
+
+
+MAX_RUN_AHEAD: Final = 0.05
+"""Share of the device's time by which the wall time of clean steps may be shorter."""
 
 
 BEGINS_EPOCH: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.WHOLE_EPOCH)

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.measure.clock import TorchEventClock, device_clock
-from lightning_modelprof.measure.steps.recorder import MAX_PENDING, DevicePhases
+from lightning_modelprof.measure.steps.device_phases import FREE_NS, MAX_PENDING, MAX_SHARE, DevicePhases
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED
 from lightning_modelprof.show.text import render_text
@@ -19,6 +19,7 @@ from tests.support.bench import (
     CostlyCallback,
     FakeClock,
     HookedModel,
+    MeasuredCallback,
     PlainManualModel,
     PlainModel,
     Truth,
@@ -54,6 +55,7 @@ class FakeDeviceClock:
         self.reached_ns: int | None = None
         self.overtaken: set[Mark] = set()
         self.marks: list[Mark] = []
+        self.is_closed = False
 
     def advance(self, ns: int) -> None:
         self.now_ns += ns
@@ -74,6 +76,9 @@ class FakeDeviceClock:
 
     def release(self, mark: Mark) -> None:
         mark.times_released += 1
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Steps:
@@ -268,6 +273,21 @@ def test_device_times_of_a_fit(device_bench, model_class, lag_ns):
     assert differences(named_phases(bench.record.steps.device_phases_ns), device_steps_of(bench.truth)) == []
     assert all(mark.times_released <= 1 for mark in device.marks)
     assert "Device total" in render_text(bench.callback.report)
+    assert device.is_closed
+
+
+def test_flops_per_second_are_by_the_device_where_the_cpu_ran_ahead(device_bench):
+    """The device takes three times as long as the host, which never waits for it."""
+    device_bench.callback = MeasuredCallback(device_bench.truth, flops=True, skip_first=2)
+    device_bench.fit(PlainModel(device_bench.truth), device_bench.data(24), limit_train_batches=24)
+    report, steps = device_bench.callback.report, device_bench.record.steps.clean()
+    device_ns = steps.device_phases_ns.sum() / len(steps)
+    assert device_ns > 2 * steps.duration_ns.mean()
+    assert [one for one in report.notes if "ran ahead" in one and "FLOP/s and MFU use the GPU's time" in one]
+    (flops,) = (table for table in report.tables if table.id == "flops")
+    keys = [column.key for column in flops.columns]
+    (model,) = (dict(zip(keys, row, strict=True)) for row in flops.rows if row[0] == "Model")
+    assert model["flops_per_s"] == pytest.approx(model["flops"] / (device_ns / 1e9))
 
 
 def test_device_times_of_steps_with_every_hook_sum_to_the_step(device_bench):
@@ -316,7 +336,7 @@ def test_steps_never_reached_are_not_measured_and_the_report_says_so(device_benc
     bench.truth.device.reached_ns = -1
     bench.fit(PlainModel(bench.truth), bench.data(MAX_PENDING + 3))
     assert (bench.record.steps.device_phases_ns == NOT_MEASURED).all()
-    assert any("device time of 3 steps" in note for note in bench.record.notes)
+    assert any(f"device time of {MAX_PENDING + 3} steps" in note for note in bench.record.notes)
     assert "Device total" not in render_text(bench.callback.report)
 
 
@@ -364,3 +384,90 @@ def test_fit_on_a_device():
     assert known[:-1].all()  # the last step's marks may not be reached yet
     assert (steps.device_phases_ns[known][:, FORWARD] > 0).all()
     assert "Device total" in render_text(callback.report)
+
+
+# What marking costs
+
+
+class CostlyMarks(FakeDeviceClock):
+    """A device whose driver takes the host's time for each mark, and half of it for each look."""
+
+    def __init__(self, host: FakeHost, mark_ns: int) -> None:
+        super().__init__()
+        self.host, self.mark_ns = host, mark_ns
+
+    def mark(self) -> Mark:
+        self.host.now_ns += self.mark_ns
+        return super().mark()
+
+    def elapsed_ns(self, begin: Mark, end: Mark) -> int | None:
+        self.host.now_ns += self.mark_ns // 2
+        return super().elapsed_ns(begin, end)
+
+
+class FakeHost:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def costly_steps(step_ns: int, mark_ns: int, count: int) -> tuple[DevicePhases, list[int], CostlyMarks, int]:
+    """Steps of four phases; returns their numbers that were measured, and the host's time in the end."""
+    host, measured = FakeHost(), []
+    clock = CostlyMarks(host, mark_ns)
+    phases = DevicePhases(clock, lambda step, phases_ns: measured.append(step), host)
+    phases.mark(DATALOADER)
+    for number in range(count):
+        for phase in (FORWARD, BACKWARD, FORWARD, DATALOADER):
+            host.now_ns += step_ns // 4
+            clock.advance(step_ns // 4)
+            phases.mark(phase)
+        phases.close_step(number)
+    phases.collect()
+    return phases, measured, clock, host.now_ns
+
+
+def test_marking_rests_when_it_would_take_more_than_its_share():
+    phases, measured, clock, loop_ns = costly_steps(step_ns=2_400_000, mark_ns=60_000, count=20_000)
+    one_step_ns = 6 * 60_000
+    assert phases.cost_ns <= FREE_NS + MAX_SHARE * loop_ns + one_step_ns
+    assert phases.cost_ns >= 0.5 * MAX_SHARE * loop_ns  # it does not rest for longer than it must
+    assert measured[:100] == list(range(100))  # the first steps are all measured
+    assert len(measured) + phases.num_unmarked == 20_000
+    # An optimizer that steps every fourth batch is measured as often as any other batch.
+    counts = [sum(number % 4 == rest for number in measured) for rest in range(4)]
+    assert min(counts) > 0.7 * max(counts)
+    assert max(mark.times_released for mark in clock.marks) == 1
+    assert sum(mark.times_released == 0 for mark in clock.marks) <= 1
+
+
+def test_marking_of_long_steps_never_rests():
+    phases, measured, _, _ = costly_steps(step_ns=50_000_000, mark_ns=60_000, count=500)
+    assert phases.num_unmarked == 0
+    assert len(measured) == 500
+
+
+def test_steps_still_on_the_device_when_the_loop_ends_are_read(steps):
+    steps.clock.reached_ns = 0
+    steps.run(17)
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 5:
+            steps.clock.reached_ns = None
+
+    steps.phases.finish(sleep=sleep)
+    assert steps.read == steps.expected(*range(17))
+    assert len(naps) == 5
+
+
+def test_a_device_that_hangs_is_given_up_soon(steps):
+    steps.clock.reached_ns = 0
+    steps.run(3)
+    naps: list[float] = []
+    steps.phases.finish(sleep=naps.append)
+    assert steps.read == []
+    assert 1.9 <= sum(naps) <= 2.1

@@ -97,6 +97,7 @@ _REASONS: Final = (
     (StepTag.INSPECTED, "FLOPs counted or modules timed"),
     (StepTag.DRAINING, "prefetched while the profiler worked"),
     (StepTag.VALIDATION, "validation inside"),
+    (StepTag.RUN_AHEAD, "CPU ran ahead of the GPU"),
 )
 
 

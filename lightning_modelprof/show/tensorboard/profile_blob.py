@@ -284,6 +284,7 @@ TAG_WORDS: Final = {
     128: "prefetched while the profiler worked",
     256: "FLOPs counted or modules timed",
     512: "the whole epoch",
+    1024: "CPU ran ahead of the GPU",
 }
 """Bit of ``run.records.StepTag`` → what it says of a step."""
 
