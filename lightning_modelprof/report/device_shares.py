@@ -14,7 +14,7 @@ from lightning_modelprof.record import Record
 
 
 class DeviceShares(Record, frozen=True, kw_only=True):
-    """Shares of recorded steps; all but ``busy`` sum to 1.
+    """Shares of recorded steps; all but ``busy`` and ``copying`` sum to 1.
 
     Attributes:
         step_ns: mean length of a step.
@@ -24,6 +24,7 @@ class DeviceShares(Record, frozen=True, kw_only=True):
         fetch: fetches of batches while no device works.
         host: the runtime and operators on the host, without either.
         other: nothing of all that.
+        copying: the copies in ``computing``, without those that a kernel hides.
     """
 
     step_ns: float
@@ -33,6 +34,7 @@ class DeviceShares(Record, frozen=True, kw_only=True):
     fetch: float
     host: float
     other: float
+    copying: float = 0.0
 
 
 def device_shares(traces: Iterable[TraceFacts]) -> DeviceShares | None:
@@ -71,6 +73,7 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares |
         fetch=parts_ns["dataloader"] / total_ns,
         host=sum(parts_ns[name] for name in ("runtime", "cpu_exec")) / total_ns,
         other=parts_ns["other"] / total_ns,
+        copying=parts_ns["memcpy"] / total_ns,
     )
 
 
@@ -117,7 +120,7 @@ class WaitShares(Record, frozen=True, kw_only=True):
 
     Attributes:
         late: idle time of the device in which the host was late, without fetches and what waits cost.
-        around_model: time of the host in waits that begin in phases around the model.
+        around_model: time of the host in waits that begin in phases around the model, without copies.
         forward_stake: what is at stake in waits that begin in the forward.
         unexplained: idle time of the device whose cause is not known.
     """
@@ -128,15 +131,16 @@ class WaitShares(Record, frozen=True, kw_only=True):
     unexplained: float = 0.0
 
 
-def wait_shares(facts: HostWaits | Absent) -> WaitShares | None:
+def wait_shares(facts: HostWaits | Absent, device: DeviceShares | None = None) -> WaitShares | None:
     """``None`` where waits are not known."""
     if isinstance(facts, Absent) or not facts.steps_ns:
         return None
     around = [wait for wait in facts.waits if wait.place.phase not in ("", "dataloader", *MODEL_PHASES)]
     forward = [wait for wait in facts.waits if wait.place.phase == "forward"]
+    copying = 0.0 if device is None else device.copying
     return WaitShares(
         late=facts.late_ns / facts.steps_ns,
-        around_model=sum(wait.wait_ns for wait in around) / facts.steps_ns,
+        around_model=max(0.0, sum(wait.wait_ns for wait in around) / facts.steps_ns - copying),
         forward_stake=sum(wait.stake_ns for wait in forward) / facts.steps_ns,
         unexplained=(facts.idle_ns - facts.fetch_ns - facts.stake_ns - facts.late_ns) / facts.steps_ns,
     )

@@ -196,7 +196,7 @@ def _what_limits(
     lost = lost_work(one.launch_count for one in facts)
     if lost:  # what the host's clock says holds all the same
         facts, device = [], None
-    waits = wait_shares(pooled_waits(facts)) if facts else None
+    waits = wait_shares(pooled_waits(facts), device) if facts else None
     of_host = _host_shares(analysis, costs, findings, rules, waits)
     bounds = device_bounds(_by_bound(costs.steady.wall_ns, findings, rules), device, waits)
     of_device = {kind: (share, _A_STEP) for kind, share in bounds.items()}
@@ -247,7 +247,7 @@ def _host_shares(
     """Share of each bound that the host's clock speaks for, and of what: the shares that its findings say.
 
     What the host waits for the device around the model, in a logger say, is no work of its own: it is taken
-    off, and what it costs is in the device's shares.
+    off, and what it costs is in the device's shares. Waiting for a copy to end is the transfer's own time.
     """
     shares = dict.fromkeys(LEAST_SHARE, 0.0)
     names: dict[str, set[str]] = {kind: set() for kind in shares}

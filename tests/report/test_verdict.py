@@ -283,6 +283,17 @@ def test_a_logger_that_reads_values_is_no_work_of_the_logger():
     assert verdict_of_waits(waits_of(), steps, kernel=0.8, runtime=0.2).kind == "overhead_bound"
 
 
+def test_waiting_for_a_copy_of_pageable_memory_is_the_transfer_s_own_time():
+    """As recorded on an H100: the transfer takes 86 % of a step, of which copies fill 81 % on the device."""
+    steps = steps_of(transfer=86, forward=14)
+    waits = waits_of(("transfer", 0.14), wait_of=0.83)
+    found = verdict_of_waits(waits, steps, kernel=0.03, memcpy=0.81, runtime=0.16)
+    assert found.kind == "overhead_bound"
+    assert "goes to transfer" in found.summary
+    # While kernels run, the same wait is for them.
+    assert verdict_of_waits(waits, steps, kernel=0.83, memcpy=0.01, runtime=0.16).kind == "balanced"
+
+
 def test_the_same_idle_time_seen_by_both_clocks_counts_once():
     """The forward's own code takes 25 % by the host's clock; the device is idle for 35 % of the time."""
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 75, 0))
