@@ -121,7 +121,7 @@ class _Events:
 
 def read_with_care(
     text: TextSource, builder: TraceBuilder, source: str
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, Any], tuple[str, ...], int]:
     """Read what can be read.
 
     Args:
@@ -130,7 +130,8 @@ def read_with_care(
         source: the file's name, for messages.
 
     Returns:
-        The file's entries other than its events, and what could not be read, one sentence each.
+        The file's entries other than its events; what could not be read, one sentence each; and how many
+        events and entries that were.
 
     Raises:
         TraceError: when it is no trace, or too much of it cannot be read.
@@ -169,7 +170,7 @@ def read_with_care(
             f"{num_bad:,} of {num_events:,} events cannot be read and are in no figure. The first:"
             f" {events.first_bad}."
         )
-    return contents.metadata, tuple(damage)
+    return contents.metadata, tuple(damage), num_bad + len(contents.lost_keys)
 
 
 def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:

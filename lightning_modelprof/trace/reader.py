@@ -24,6 +24,7 @@ from lightning_modelprof.trace.columns import TraceBuilder
 from lightning_modelprof.trace.damaged import read_with_care
 from lightning_modelprof.trace.json import ANYTHING, NOT_JSON, RAW_ENTRIES
 from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.repair import repair
 from lightning_modelprof.trace.text import (
     EventPieces,
     NotCutError,
@@ -86,8 +87,7 @@ def _read_events(text: TextSource, source: str) -> Trace:
         except (*NOT_JSON, NotCutError):
             is_whole = False
         if not is_whole:
-            builder = TraceBuilder()
-            metadata, damage = read_with_care(text, builder, source)
+            builder, metadata, damage = _read_damaged(text, source)
         if builder.num_events and not builder.has_kinds:
             raise TraceError(
                 f"{source}: expected the events of a Chrome trace, got {builder.num_events} objects without"
@@ -99,6 +99,28 @@ def _read_events(text: TextSource, source: str) -> Trace:
             base_ns=_base_time_ns(metadata, source),
             damage=(*damage, *builder.remarks()),
         )
+
+
+def _read_damaged(text: TextSource, source: str) -> tuple[TraceBuilder, dict[str, Any], tuple[str, ...]]:
+    """Event by event, and once more from a repaired text if something in it cannot be read."""
+    builder, problem = TraceBuilder(), None
+    try:
+        metadata, damage, num_unreadable = read_with_care(text, builder, source)
+        if not num_unreadable:
+            return builder, metadata, damage
+    except TraceError as error:
+        problem = error
+    whole = bytearray()
+    for block in text.blocks():
+        whole += block
+    fixed, repairs = repair(whole)
+    if repairs:
+        builder = TraceBuilder()
+        metadata, damage, _ = read_with_care(Text(fixed, text.damage), builder, source)
+        return builder, metadata, (repairs, *damage)
+    if problem is not None:
+        raise problem
+    return builder, metadata, damage
 
 
 def _read_pieces(text: TextSource, builder: TraceBuilder) -> dict[str, Any]:

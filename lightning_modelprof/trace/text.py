@@ -109,15 +109,14 @@ class TextSource(Protocol):
 class Text:
     """A text that is in memory already."""
 
-    damage: str = ""
-
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes | bytearray, damage: str = "") -> None:
         self._text = text
+        self.damage = damage
 
     def blocks(self) -> Iterator[bytes]:
         """The text in blocks of ``BLOCK_BYTES``."""
         for begin in range(0, len(self._text), BLOCK_BYTES):
-            yield self._text[begin : begin + BLOCK_BYTES]
+            yield bytes(self._text[begin : begin + BLOCK_BYTES])
 
 
 class TextFile:

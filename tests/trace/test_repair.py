@@ -1,0 +1,102 @@
+"""Defects that can mean only one thing are repaired and counted; nothing else of a text is changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_modelprof.trace.reader import parse_trace
+from lightning_modelprof.trace.repair import repair
+
+HEAD = {"schemaVersion": 1, "traceName": "t"}
+
+
+def timed(number, **changes):
+    event = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": f"op {number}",
+        "pid": 0,
+        "tid": 7,
+        "ts": 10.0 + number,
+        "dur": 0.5,
+        "args": {"device": 0, "stream": 7, "correlation": number},
+    }
+    return event | changes
+
+
+def trace_with(old: bytes, new: bytes, count=6):
+    """Every event has the defect: a few of them would only be left out."""
+    events = b",\n".join(json.dumps(timed(number)).encode().replace(old, new) for number in range(count))
+    raw = json.dumps(HEAD).encode()[:-1] + b', "traceEvents": [' + events + b"]}"
+    return parse_trace(raw, "odd.json")
+
+
+def names(trace):
+    return [trace.names[name] for name in trace.name]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (rb"C:\Users\new\train.py", r"C:\Users\new\train.py"),
+        (rb"torch\cuda\nn\util.py", r"torch\cuda\nn\util.py"),
+        (rb"a \"quoted\" \c", r'a "quoted" \c'),
+        (rb"\\server\share", r"\server\share"),
+        (b"caf\xe9", "caf\\xe9"),
+        ("矩阵".encode("gbk"), "\\xbe\\xd8\\xd5\\xf3"),
+    ],
+)
+def test_names_keep_their_places(written, read):
+    trace = trace_with(b'"name": "op ', b'"name": "' + written + b" ")
+    assert names(trace) == [f"{read} {number}" for number in range(6)]
+    assert trace.damage[0].startswith("Repaired while reading: 6 ") or "24 bytes" in trace.damage[0]
+    assert len(trace.damage) == 1
+
+
+@pytest.mark.parametrize("word", ["N/A", "nan", "-nan", "NaN", "inf", "-inf", "Infinity", "-Infinity"])
+def test_words_for_no_value_are_no_value(word):
+    trace = trace_with(b'"stream": 7', b'"stream": ' + word.encode())
+    assert len(trace) == 6
+    assert trace.damage == ("Repaired while reading: 6 values that are no number.",)
+
+
+def test_words_in_names_stay():
+    trace = trace_with(b'"name": "op ', b'"bad": N/A, "name": "inf: nan, N/A ')
+    assert names(trace) == [f"inf: nan, N/A {number}" for number in range(6)]
+
+
+def test_times_in_quotes_are_numbers_to_the_digit():
+    events = [
+        {"ph": "X", "name": f"op {n}", "pid": 1, "tid": 2, "ts": f"17750785500{n}0000.125", "dur": "3.5"}
+        for n in range(4)
+    ]
+    trace = parse_trace(json.dumps(events).encode(), "quoted.json")
+    assert (trace.begin_ns - trace.begin_ns[0]).tolist() == [n * 10_000_000 for n in range(4)]
+    assert (trace.end_ns - trace.begin_ns).tolist() == [3500] * 4
+    assert trace.damage == ("Repaired while reading: 8 times in quotes.",)
+
+
+def test_a_file_that_is_cut_off_is_not_repaired():
+    whole = json.dumps(HEAD | {"traceEvents": [timed(number) for number in range(50)]}).encode()
+    trace = parse_trace(whole[:-200], "cut.json")
+    assert "cut off" in trace.damage[0]
+    assert "Repaired" not in " ".join(trace.damage)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(VALUES, st.booleans())
+def test_what_is_json_already_is_left_as_it_is(value, ascii_only):
+    text = json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace")
+    fixed, repairs = repair(text)
+    if "times in quotes" not in repairs:
+        assert fixed == text
+        assert repairs == ""
