@@ -34,7 +34,7 @@ from lightning_modelprof.tensorboard_plugin.views import VIEWS, view_sections
 from tests.support.fits import ROOT, loader, run_fit
 from tests.support.golden import UPDATE_VARIABLE
 from tests.support.reference import PAGE, with_definitions
-from tests.support.traces import FOLDER, HERE, load
+from tests.support.traces import load
 
 SOURCE = Path(lightning_modelprof.__file__).parent
 DRAWINGS = (*CHARTS, *TRACE_CHARTS, *FLAMES)
@@ -87,9 +87,7 @@ def reports(tmp_path_factory):
     paths = [[str(folder / "modelprof")] for folder in folders]
     found.append(compare_runs(*paths, tolerance=0.01)[0])
     found.append(compare_stages([one for side in paths for one in side], tolerance=0.01))
-    jobs = [["sampled_2rank_rank0", "sampled_2rank_rank1"]]
-    if FOLDER != HERE:
-        jobs += [["a100_nccl"], ["v100_resnet50_workers0"]]
+    jobs = [["sampled_2rank_rank0", "sampled_2rank_rank1"], ["a100_nccl"], ["v100_resnet50_workers0"]]
     found += [build_trace_report([analyze_trace(load(name)) for name in names]) for names in jobs]
     return found
 

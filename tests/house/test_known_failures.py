@@ -17,11 +17,8 @@ from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.trace.model import Category
 from lightning_modelprof.trace.reader import parse_trace, read_trace
-from tests.support.traces import FOLDER, break_down, load, make_trace, summarize
+from tests.support.traces import break_down, load, make_trace, summarize
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 NEWER = ("a100_nccl", "v100_ns_resolution", "sampled_2rank_rank0", "sampled_2rank_rank1", "mi250_toy")
 MS = 1_000_000
 
@@ -46,14 +43,12 @@ def test_dataloader_is_found_in_a_fresh_trace(tmp_path):
     assert mean_ms(breakdown, "dataloader") > 0
 
 
-@real
 @pytest.mark.parametrize("name", NEWER)
 def test_runtime_is_found(name):
     """It was 0: the category is cuda_runtime since 2021, and only "runtime" was known."""
     assert mean_ms(break_down(load(name)), "runtime") > 0
 
 
-@real
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution", "sampled_2rank_rank0", "a100_alexnet"])
 def test_kernels_have_their_operators(name):
     """Device Self was 0, and every kernel of CallTreeRoot, also where External id is correlation."""
@@ -67,20 +62,17 @@ def test_kernels_have_their_operators(name):
     assert operators.not_launched.total_ns < 0.02 * operators.device_ns
 
 
-@real
 def test_external_id_may_be_the_correlation():
     trace = load("sampled_2rank_rank0")
     work = trace.device.event
     assert np.array_equal(trace.external_id[work], trace.correlation[work])
 
 
-@real
 def test_steps_last_until_their_last_kernel():
     """Steps here were 78.8 ms long: runtime events extend them to their last kernel, and none was known."""
     assert break_down(load("v100_ns_resolution")).mean_total_ns / MS == pytest.approx(96.7, abs=0.05)
 
 
-@real
 def test_communication_is_told_by_the_kernels_name():
     """It was 0.35 ms a step; NCCL's kernels, which are on no operator's account, take 15.6."""
     facts = analyze_trace(load("a100_nccl"))
@@ -157,7 +149,6 @@ def test_a_child_that_overruns_its_parent_by_rounding_stays_its_child():
     assert build_timeline(made).parent.tolist() == [-1, 0]
 
 
-@real
 def test_a_trace_without_steps_is_one_step_and_has_no_model_summary():
     trace = load("a100_alexnet")
     assert [step.number for step in break_down(trace).steps] == [0]

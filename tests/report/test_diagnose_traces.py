@@ -10,11 +10,7 @@ from lightning_modelprof.report.device_shares import DeviceShares, WaitShares
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.device import LaunchBound
 from lightning_modelprof.report.verdict import verdict_of_traces
-from tests.support.traces import FOLDER, event, load, make_trace, reference
-
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
+from tests.support.traces import event, load, make_trace, reference
 
 
 def share_of_the_plugin(name):
@@ -72,7 +68,6 @@ def test_kernels_that_are_only_not_linked_are_not_lost():
     assert "have no kernel" not in verdict.summary
 
 
-@real
 def test_input_bound_without_workers():
     """Beside the fetches the host is late for 8 % of a step, and copies of the batch from pageable memory
     block it for 2 ms of 178."""
@@ -87,7 +82,6 @@ def test_input_bound_without_workers():
     assert share_of(findings["launch_bound"]) < 0.10
 
 
-@real
 def test_not_with_four_workers():
     """1478 kernels a step of 2 us at the median, recorded with stacks: the host is late for 19 % of it."""
     verdict, findings = diagnosed("v100_resnet50_workers4")
@@ -97,14 +91,12 @@ def test_not_with_four_workers():
     assert share_of(findings["launch_bound"]) == pytest.approx(0.186, abs=0.002)
 
 
-@real
 def test_a_busy_device_waits_for_nothing():
     verdict, findings = diagnosed("v100_ns_resolution")
     assert verdict.kind == "device_bound"
     assert found(findings) == {}
 
 
-@real
 def test_late_launches_beside_hidden_communication():
     """DDP on one node: the device is idle for three quarters of a step, in gaps of up to 16 ms."""
     verdict, findings = diagnosed("a100_nccl")
@@ -115,7 +107,6 @@ def test_late_launches_beside_hidden_communication():
     assert share_of(findings["communication_exposed"]) == pytest.approx(39559468 / 667225958)
 
 
-@real
 def test_exposed_communication_of_two_ranks():
     """By hand: 336.983 of 1230.289 and 303.523 of 1238.593 ms; the host is late for about as long."""
     verdict, findings = diagnosed("sampled_2rank_rank0", "sampled_2rank_rank1")
@@ -128,7 +119,6 @@ def test_exposed_communication_of_two_ranks():
     }
 
 
-@real
 def test_what_happens_once_is_no_step():
     """43 s without steps, of which the first call of CUDA takes 30."""
     verdict, findings = diagnosed("a100_alexnet")
@@ -137,7 +127,6 @@ def test_what_happens_once_is_no_step():
     assert found(findings) == {}
 
 
-@real
 def test_a_toy_model_on_another_maker_s_device():
     """14 kernels in 9.3 ms; 6.6 ms are one launch, the first of its kind."""
     verdict, findings = diagnosed("mi250_toy")

@@ -15,7 +15,7 @@ from lightning_modelprof.report.compare.tables import changed_tables
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
-from tests.support.traces import FOLDER, real_file
+from tests.support.traces import real_file
 
 OPERATOR_COLUMNS = (
     Column("name", "Name"),
@@ -390,9 +390,6 @@ def test_every_table_of_a_trace_has_its_figure():
             assert keys >= {*figure.keys, *(figure.names or ())}, built.id
 
 
-@pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution"])
 def test_nothing_changed_against_itself(name):
     one = analyze_files([real_file(name)])

@@ -17,11 +17,7 @@ from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.setup import DeviceSetup
 from tests.support.diagnosed import SETUP, analysis_of, only, steps_of
 from tests.support.trace_sums import read, span_of
-from tests.support.traces import FOLDER, event, load, make_trace, real_file, reference
-
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
+from tests.support.traces import event, load, make_trace, real_file, reference
 
 FAST, SLOW, OWN = "volta_fp16_s884gemm_128x64", "volta_sgemm_128x64_nn", "my_kernel"
 
@@ -53,7 +49,6 @@ def facts_of(*work, capability=(7, 0), name="Tesla V100"):
     return analyze_trace(make_trace(events, deviceProperties=[device]))
 
 
-@real
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_the_share_of_the_plugin(name):
     """68 % of the kernels' time, as it said; none of it is on tensor cores, as it said."""
@@ -71,7 +66,6 @@ def test_the_share_of_the_plugin(name):
     assert "neither TF32 nor bfloat16" in finding.action
 
 
-@real
 def test_what_the_plugin_does_not_know():
     """It has no ``aten::convolution_backward``, of torch 1.11 and later, and says so in its log."""
     name = "v100_ns_resolution"
@@ -84,7 +78,6 @@ def test_what_the_plugin_does_not_know():
     assert use.eligible_ns / use.kernels_ns == pytest.approx(0.6435, abs=1e-4)
 
 
-@real
 def test_an_a100_that_uses_them_for_most():
     """TF32 in convolutions is cuDNN's default. Summed over the file by the ids that join both sides."""
     events = read(real_file("a100_nccl"))
@@ -110,7 +103,6 @@ def test_an_a100_that_uses_them_for_most():
     assert finding.action.startswith("Some do use them.")
 
 
-@real
 def test_nothing_is_said_of_other_makers():
     finding = finding_of(analyze_trace(load("mi250_toy")))
     assert finding.status is Status.NOT_EVALUATED

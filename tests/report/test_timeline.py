@@ -43,9 +43,6 @@ pytestmark = pytest.mark.slow
 
 STATIC = Path(lightning_modelprof.__file__).parent / "tensorboard_plugin" / "static"
 REAL = sorted(path.name.removesuffix(".pt.trace.json.gz") for path in FOLDER.glob("*.pt.trace.json.gz"))
-needs_real_traces = pytest.mark.skipif(
-    not REAL, reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
 
 def timeline(*events, **metadata):
@@ -541,7 +538,6 @@ def check_counters(found, facts):
             assert mean == pytest.approx(device.sm_efficiency, rel=1e-9)
 
 
-@needs_real_traces
 @pytest.mark.parametrize("name", REAL)
 def test_real_traces(name):
     trace = load(name)

@@ -13,7 +13,7 @@ from lightning_modelprof.report.charts.bins import MAX_BINS
 from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
 from lightning_modelprof.show.html.chart import chart_view
 from tests.analysis.trace.test_step_breakdown import NCCL, make, step
-from tests.support.traces import FOLDER, load
+from tests.support.traces import load
 
 US = 1000
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -159,9 +159,6 @@ def test_colours_are_told_apart():
     assert len({layer.color for layer in view.layers}) == 8
 
 
-@pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 def test_a_real_trace_shows_its_wait():
     """The removed plugin said that 33.4 % of this trace's steps is DataLoader."""
     chart = trace_steps({0: analyze_trace(load("v100_resnet50_workers0"))})

@@ -16,11 +16,8 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
-from tests.support.traces import FOLDER, real_file, reference
+from tests.support.traces import real_file, reference
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 MS = 1_000_000
 NAMES = ("old", "new")
 
@@ -207,7 +204,6 @@ def resnets():
     return [analyze_files([real_file(name)]) for name in workers]
 
 
-@real
 def test_workers_against_the_removed_plugin(resnets):
     """Every part of the mean step of both is what torch_tb_profiler says."""
     report = compare_windows(*resnets, ("0 workers", "4 workers"))
@@ -229,7 +225,6 @@ def test_workers_against_the_removed_plugin(resnets):
     assert sum(row[2] for part, row in rows.items() if part != "Step") == pytest.approx(rows["Step"][2])
 
 
-@real
 def test_the_tables_of_workers(resnets):
     """Both windows have 6 steps: the differences are a sixth of those of the sums in the reports."""
     report = compare_windows(*resnets, ("0 workers", "4 workers"))
@@ -249,7 +244,6 @@ def test_the_tables_of_workers(resnets):
     assert render_text(report).startswith(report.title)
 
 
-@real
 def test_ranks_of_a_job_beside_one_of_them():
     """Sums over two ranks are divided by the steps of both: the same job per step, about."""
     files = [real_file(f"sampled_2rank_rank{rank}") for rank in (0, 1)]
@@ -270,14 +264,12 @@ def test_ranks_of_a_job_beside_one_of_them():
     assert step[at["after"]] == pytest.approx(sum(walls[0]) / len(walls[0]) * 1000)
 
 
-@real
 def test_traces_of_different_devices():
     names = ("v100_resnet50_workers0", "a100_nccl")
     report = compare_windows(*(analyze_files([real_file(name)]) for name in names), names)
     assert any(note.startswith("Different devices: Tesla V100") for note in report.notes)
 
 
-@real
 def test_a_trace_without_steps_says_what_its_step_is(resnets):
     """Its operators from the first to the last count as one step, as in all tables of traces."""
     whole = analyze_files([real_file("a100_alexnet")])

@@ -4,7 +4,7 @@
     PYTHONPATH=. python -m tests.support.dashboard_looks --out pictures --only cifar --views overview trace
 
 Profiles are made on the spot: ``examples/cifar10.py``, a fit with two windows that recorded stacks and
-memory, a fit of two ranks, and the traces of a V100, an A100 and an MI250, if ``MODELPROF_TRACES`` has them.
+memory, a fit of two ranks, and the traces of a V100, an A100 and an MI250.
 A view fails when the console says anything, it is wider than the page, text is cut and nothing shows the
 rest, or two texts of a drawing lie on each other. ``contact_sheet.png`` has twelve of the pictures.
 The whole takes about five minutes.
@@ -32,6 +32,7 @@ from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from tests.support.chromium import said, start_chromium
 from tests.support.dashboard_page import wait
 from tests.support.tensorboard_server import Server, tensorboard
+from tests.support.traces import real_file
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KEYS: Final = (*(view.key for view in VIEWS), "compare")
@@ -122,12 +123,9 @@ def write_logs(logs: Path) -> dict[str, dict[str, str]]:
         "windows": {"run": "windows/version_0"},
         "ranks": {"run": "ranks/version_0"},
     }
-    traces = Path(os.environ.get("MODELPROF_TRACES", "tests/traces"))
     for subject, name in REAL.items():
-        trace = traces / f"{name}.pt.trace.json.gz"
-        if trace.is_file():
-            assert command_line(["tensorboard", str(trace), "--logdir", str(logs)]) == 0
-            subjects[subject] = {"run": name}
+        assert command_line(["tensorboard", str(real_file(name)), "--logdir", str(logs)]) == 0
+        subjects[subject] = {"run": name}
     return subjects
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
@@ -16,24 +13,13 @@ from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, sum
 from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 
-HERE = Path(__file__).resolve().parents[1] / "data" / "traces"
-"""The two real traces that everybody has."""
-_MORE = Path(
-    os.environ.get("MODELPROF_TRACES") or Path(__file__).resolve().parents[2].parent / "shared" / "traces"
-)
-FOLDER = _MORE if _MORE.is_dir() else HERE
-"""Where the real traces are."""
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "traces"
+"""The real traces."""
 
 
 def real_file(name: str) -> Path:
-    """The file of a real trace; the test is skipped where it is not here."""
-    return _there(FOLDER / f"{name}.pt.trace.json.gz")
-
-
-def _there(path: Path) -> Path:
-    if not path.is_file():
-        pytest.skip(f"{path.name} is not here; set MODELPROF_TRACES to its folder")
-    return path
+    """The file of a real trace."""
+    return FOLDER / f"{name}.pt.trace.json.gz"
 
 
 def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
@@ -69,7 +55,7 @@ def load(name: str) -> Trace:
 
 def reference(name: str, kind: str) -> Any:
     """Numbers that others derived from a real trace; times in microseconds."""
-    return json.loads(_there(FOLDER / "reference" / f"{name}.{kind}.json").read_text())
+    return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
 
 
 def summarize(trace: Trace) -> ModelSummary | Absent:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import urllib.parse
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,12 +18,12 @@ from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_pr
 from tests.support.chromium import requested, said
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard
+from tests.support.traces import real_file
 from tests.tensorboard_plugin.test_dashboard_damage import HOSTILE, newer, profile_of, report_of, write_raw
 from tests.tensorboard_plugin.test_dashboard_plugin import fit
 
 pytestmark = pytest.mark.slow
 
-TRACES = Path(os.environ.get("MODELPROF_TRACES", "tests/traces"))
 VIEWS = [
     "overview",
     "steps",
@@ -153,14 +151,11 @@ def logdir(tmp_path_factory):
     write_raw(root / "newer head", "modelprof/window_0", head, blobs)
     ranks = tmp_path_factory.mktemp("traces") / "two_ranks"
     ranks.mkdir()
-    for file in TRACES.glob("sampled_2rank_rank*.pt.trace.json.gz"):
-        shutil.copy(file, ranks)
-    if any(ranks.iterdir()):
-        assert main(["tensorboard", str(ranks), "--logdir", str(root)]) == 0
+    for name in ("sampled_2rank_rank0", "sampled_2rank_rank1"):
+        shutil.copy(real_file(name), ranks)
+    assert main(["tensorboard", str(ranks), "--logdir", str(root)]) == 0
     for name in ("v100_resnet50_workers0", "a100_nccl"):
-        trace = TRACES / f"{name}.pt.trace.json.gz"
-        if trace.is_file():
-            assert main(["tensorboard", str(trace), "--logdir", str(root)]) == 0
+        assert main(["tensorboard", str(real_file(name)), "--logdir", str(root)]) == 0
     return root
 
 
@@ -201,10 +196,7 @@ def test_every_view_of_a_run_draws(page, is_dark):
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "a100_nccl"])
 def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
-    trace = TRACES / f"{name}.pt.trace.json.gz"
-    if not trace.is_file():
-        pytest.skip("the real traces are not here; set MODELPROF_TRACES to their folder")
-    assert main(["analyze", str(trace), "--json", str(tmp_path / "report.json")]) == 0
+    assert main(["analyze", str(real_file(name)), "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     page.server.wait_for(name)
     seen = set()
@@ -231,8 +223,6 @@ def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
 
 
 def test_ranks_share_one_timeline(page):
-    if not (TRACES / "sampled_2rank_rank0.pt.trace.json.gz").is_file():
-        pytest.skip("the real traces are not here; set MODELPROF_TRACES to their folder")
     page.server.wait_for("two_ranks")
     page.open(run="two_ranks", view="trace", find=json.dumps({"kind": "idle: host", "rank": 1}))
     page.wait("return document.querySelectorAll('.tl-canvas').length === 1")
@@ -251,8 +241,6 @@ def test_ranks_share_one_timeline(page):
 def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
     """A link to the idle time; what ended it; its row in Kernels; and back."""
     name = "v100_resnet50_workers0"
-    if not (TRACES / f"{name}.pt.trace.json.gz").is_file():
-        pytest.skip("the real traces are not here; set MODELPROF_TRACES to their folder")
     page.server.wait_for(name)
     page.open(run=name, view="trace", find=json.dumps({"kind": "idle: data loading"}))
     page.wait("return document.querySelector('.tl-selection h3') !== null")

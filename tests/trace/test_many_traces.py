@@ -12,12 +12,12 @@ from lightning_modelprof import reading_traces
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.show.json import render_json
-from tests.support.traces import HERE
+from tests.support.traces import FOLDER
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for file in HERE.glob("*.gz"):
+    for file in FOLDER.glob("sampled_2rank_*.gz"):
         shutil.copy(file, tmp_path)
     return tmp_path
 

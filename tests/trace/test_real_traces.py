@@ -13,12 +13,7 @@ from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.trace.model_summary import NO_RANGES
 from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.trace.model import DEVICE_WORK, Category
-from tests.support.traces import FOLDER, load, real_file, reference, summarize
-
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason="the real traces are not here; set MODELPROF_TRACES to their folder",
-)
+from tests.support.traces import load, real_file, reference, summarize
 
 WITH_REFERENCE = (
     "a100_nccl",

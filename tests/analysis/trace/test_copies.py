@@ -14,16 +14,13 @@ from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.copies import copies_table
 from lightning_modelprof.trace.model import Category
-from tests.support.traces import FOLDER, load, make_trace, reference
+from tests.support.traces import load, make_trace, reference
 
 US = 1000
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 PINNED = "Memcpy DtoH (Device -> Pinned)"
 ON_DEVICE = "Memcpy DtoD (Device -> Device)"
 MEMSET = "Memset (Device)"
-needs_traces = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
 
 def on_device(cat, name, begin, duration, **args):
@@ -325,7 +322,6 @@ def test_against_an_oracle(made):
         assert row["host_max_ns"] == (max(calls_us) * US if calls_us else None)
 
 
-@needs_traces
 @pytest.mark.parametrize(
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )
@@ -348,7 +344,6 @@ def test_real_traces(name):
         assert sum(kind.tally.total_ns for kind in kinds) == pytest.approx(truth[key] * US, abs=1)
 
 
-@needs_traces
 @pytest.mark.parametrize("name", ["a100_nccl", "mi250_toy", "v100_ns_resolution"])
 def test_real_launching_calls(name):
     """Each copy of these traces has a call of its own, and these calls launch nothing else."""
@@ -362,7 +357,6 @@ def test_real_launching_calls(name):
     assert {kind.operators.main for kind in fact.kinds if kind.name.startswith("Memcpy")} == {"aten::copy_"}
 
 
-@needs_traces
 def test_real_bandwidth():
     """Over all calls; the file says 88.9 GB/s of a single memset and 9.9 GB/s of a single large copy."""
     trace = load("v100_resnet50_workers0")

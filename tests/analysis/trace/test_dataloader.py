@@ -14,7 +14,7 @@ from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.dataloader import dataloader_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from tests.support.traces import FOLDER, event, load, make_trace, reference
+from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
 SINGLE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -324,12 +324,7 @@ def test_against_the_oracle(recording):
 
 # Real traces.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
-
-@real
 @pytest.mark.parametrize(
     ("name", "loading"), [("v100_resnet50_workers0", "main thread"), ("v100_resnet50_workers4", "workers")]
 )
@@ -355,7 +350,6 @@ def test_resnet_equals_the_plugin(name, loading):
         assert "aten::stack" not in operators
 
 
-@real
 @pytest.mark.parametrize(
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )

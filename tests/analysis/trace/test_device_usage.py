@@ -24,7 +24,7 @@ from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.device_usage import device_usage_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from tests.support.traces import FOLDER, load, make_trace, reference
+from tests.support.traces import load, make_trace, reference
 
 TENSOR = "volta_h884gemm"
 ORDINARY = "volta_sgemm_32x128_tn"
@@ -40,9 +40,6 @@ CPU = {
     "system_total_ns": 16_000_000_000,
     "num_cpus": 8,
 }
-needs_traces = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
 
 def work(cat, name, begin, duration, *, device=0, stream=7, blocks=None, occupancy=None, correlation=None):
@@ -573,7 +570,6 @@ def our_figures(trace):
     return [device.utilization, device.sm_efficiency, device.occupancy, device.tensor_cores]
 
 
-@needs_traces
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4", "a100_alexnet"])
 def test_real_traces_as_in_the_removed_plugin(name, plugin_names):
     """Stamps of whole microseconds, so the plugin's floating point lost nothing."""
@@ -602,7 +598,6 @@ def as_doubles(trace, grid):
     return replace(trace, begin_ns=begin.astype(np.int64) - first, end_ns=end.astype(np.int64) - first)
 
 
-@needs_traces
 @pytest.mark.parametrize(("name", "grid"), [("a100_nccl", 1024), ("v100_ns_resolution", 4)])
 def test_newer_real_traces_as_in_the_removed_plugin(name, grid, plugin_names):
     """It added up time stamps as doubles, of 0.25 us since 1970; with those the figures are the same."""
@@ -613,7 +608,6 @@ def test_newer_real_traces_as_in_the_removed_plugin(name, grid, plugin_names):
     assert our_figures(trace) == pytest.approx(rounded, rel=1e-4, abs=0)
 
 
-@needs_traces
 @pytest.mark.parametrize(
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )
@@ -629,7 +623,6 @@ def test_real_traces_over_all_their_device_events(name):
     assert device.utilization * window_ns == pytest.approx(kernels_us * 1000, abs=1)
 
 
-@needs_traces
 def test_real_devices():
     found = {
         name: summarize_device_usage(build_timeline(load(name))).devices[0]

@@ -18,7 +18,7 @@ from lightning_modelprof.analysis.trace.distributed import pool_collectives, sum
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.distributed import collectives_table, distributed_table
 from lightning_modelprof.trace.reader import read_trace
-from tests.support.traces import FOLDER, load, make_trace, reference
+from tests.support.traces import load, make_trace, reference
 
 US = 1000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -533,12 +533,7 @@ def test_against_the_oracle(drawn):
 
 # Real traces.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
-
-@real
 @pytest.mark.parametrize("name", ["a100_nccl", "sampled_2rank_rank0", "sampled_2rank_rank1"])
 def test_real_trace(name):
     truth = reference(name, "stdlib")
@@ -550,13 +545,11 @@ def test_real_trace(name):
     assert sum(one.time.calls for one in fact.collectives) == truth["n_comm_kernels"]
 
 
-@real
 @pytest.mark.parametrize("name", ["mi250_toy", "v100_resnet50_workers0", "a100_alexnet"])
 def test_real_trace_of_one_process(name):
     assert summarize_distributed(build_timeline(load(name))) == Absent("the trace has no communication")
 
 
-@real
 def test_real_trace_of_a_job_of_one_process():
     """Its host asks NCCL for all-reduces in a group of one, for which NCCL needs no kernel."""
     assert reference("v100_ns_resolution", "stdlib")["comm_union_us"] == 0
@@ -565,7 +558,6 @@ def test_real_trace_of_a_job_of_one_process():
     assert "one process" in fact.reason
 
 
-@real
 def test_collectives_of_real_traces():
     """DDP's buckets; and ranks of an old torch, where only the ranges around the launches tell."""
     fact = summarize_distributed(build_timeline(load("a100_nccl")))

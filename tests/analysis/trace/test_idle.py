@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.idle import KERNEL_GAP_NS, summarize_idle
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.idle import idle_table
-from tests.support.traces import FOLDER, event, load, make_trace, reference
+from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -339,12 +339,7 @@ def test_against_the_oracle(recording):
 
 # Real traces.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
-
-@real
 @pytest.mark.parametrize(
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )
@@ -357,7 +352,6 @@ def test_busy_and_idle_of_real_traces(name):
     assert device.num_unknown == 0
 
 
-@real
 def test_more_workers_leave_the_device_less_idle():
     """The fetches of ResNet-50 without workers took 396 of 1000 us; with four workers nearly none."""
     without, four = (

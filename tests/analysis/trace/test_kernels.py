@@ -14,13 +14,10 @@ from lightning_modelprof.analysis.trace.kernels import pool_kernels, summarize_k
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.trace.kernels import kernels_table
-from tests.support.traces import FOLDER, load, make_trace, reference
+from tests.support.traces import load, make_trace, reference
 
 US = 1000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-needs_traces = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
 
 def kernel(name, begin, duration, *, device=0, stream=7, **args):
@@ -387,7 +384,6 @@ def two_decimals(value, scale=1.0):
     return pytest.approx(value / scale, abs=(0.005 + 1e-6) / scale)
 
 
-@needs_traces
 @pytest.mark.parametrize("name", WITH_PLUGIN)
 def test_real_traces_as_in_the_removed_plugin(name):
     truth = reference(name, "tb_plugin")["kernel_table"]
@@ -407,7 +403,6 @@ def test_real_traces_as_in_the_removed_plugin(name):
         assert row["tensor_cores"] in allowed
 
 
-@needs_traces
 @pytest.mark.parametrize("name", WITH_PLUGIN[:4])  # it links none of the fifth
 def test_real_traces_have_the_plugin_s_operators(name):
     found = summarize_kernels(build_timeline(load(name)))
@@ -424,7 +419,6 @@ def test_real_traces_have_the_plugin_s_operators(name):
         assert operators[kernel_name][operator] >= total_us * US * (1 - 1e-3)
 
 
-@needs_traces
 def test_real_communication_kernels():
     found = summarize_kernels(build_timeline(load("a100_nccl")))
     assert sum(kernel.tally.calls for kernel in found.by_name if kernel.is_communication) == 21

@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.trace.launches import (
 )
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.launches import launches_table, runtime_calls_table
-from tests.support.traces import FOLDER, event, load, make_trace, reference
+from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
 
@@ -309,13 +309,9 @@ def test_against_the_oracle(recording):
 
 # Real traces.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 REFERENCES = ("a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution")
 
 
-@real
 @pytest.mark.parametrize("name", REFERENCES)
 def test_launches_of_real_traces(name):
     """The references round to whole nanoseconds, and shares to four digits."""
@@ -333,7 +329,6 @@ def test_launches_of_real_traces(name):
     assert fact.shorter_ratio == pytest.approx(launch["frac_kernels_shorter_than_launch_call"], abs=1e-4)
 
 
-@real
 @pytest.mark.parametrize("name", REFERENCES)
 def test_runtime_calls_of_real_traces(name):
     """The references hold the fifteen calls with the longest totals."""

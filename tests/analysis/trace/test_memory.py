@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.trace.memory import NOBODY, summarize_memory
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.memory import memory_table
-from tests.support.traces import FOLDER, load, make_trace, reference
+from tests.support.traces import load, make_trace, reference
 
 CPU, CUDA = 0, 1
 
@@ -290,9 +290,6 @@ def test_nearest_around_is_nearest_of_a_few(events):
 # Real traces against the removed plugin.
 
 
-@pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_resnet_equals_the_plugin(name):
     """The plugin's self allocations; it does not split aten::empty by caller and skips what has none."""

@@ -26,7 +26,7 @@ from lightning_modelprof.report.tables.trace.operators import (
 )
 from lightning_modelprof.trace.model import Category, InputShapes
 from lightning_modelprof.trace.reader import read_trace
-from tests.support.traces import FOLDER, load, make_trace, reference
+from tests.support.traces import load, make_trace, reference
 
 US = 1000
 DEFAULT = TableOptions()
@@ -854,17 +854,12 @@ def check_sums(timeline, fact, operators_ns):
 
 # Real traces.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason="the real traces are not here; set MODELPROF_TRACES to their folder",
-)
 ALL = (
     *("v100_resnet50_workers0", "v100_resnet50_workers4", "v100_ns_resolution", "a100_nccl"),
     *("a100_alexnet", "sampled_2rank_rank0", "sampled_2rank_rank1", "mi250_toy"),
 )
 
 
-@real
 @pytest.mark.parametrize("name", ALL)
 def test_device_events_have_their_operators(name):
     """Also where a kernel has its correlation id for an external id (torch 1.12 to 2.0)."""
@@ -885,7 +880,6 @@ def test_device_events_have_their_operators(name):
         assert (share_of_time, share_of_events) == (1, 1)
 
 
-@real
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 @pytest.mark.parametrize("table", ["operator_table", "operator_table_by_shape"])
 def test_resnet_equals_the_plugin(name, table):
@@ -917,7 +911,6 @@ def test_resnet_equals_the_plugin(name, table):
     assert merged == in_itself
 
 
-@real
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_flops_of_torch_1(name):
     """Its traces have shapes but no values, so matrix products have FLOPs and convolutions a dash."""

@@ -18,7 +18,7 @@ from lightning_modelprof.analysis.trace.overview import (
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.overview import overview_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
-from tests.support.traces import FOLDER, event, load, make_trace, reference
+from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -375,12 +375,7 @@ def test_pooling_one_rank_changes_nothing():
 
 # Real traces.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
-
-@real
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_resnet_equals_the_plugin(name):
     found = summarize_overview(build_timeline(load(name)))
@@ -399,7 +394,6 @@ def test_resnet_equals_the_plugin(name):
     assert (dataloader.calls, dataloader.total_ns) == (6, truth["DataLoader"] * US)
 
 
-@real
 @pytest.mark.parametrize(
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )

@@ -23,7 +23,7 @@ from lightning_modelprof.report.charts.ranks import rank_shares
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
 from lightning_modelprof.show.html.chart import chart_view
-from tests.support.traces import FOLDER, event, load, make_trace, real_file
+from tests.support.traces import event, load, make_trace, real_file
 
 US = 1000
 STEP = 1000
@@ -34,10 +34,6 @@ KERNELS = {
     "broadcast": "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "send_recv": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
 }
-
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 
 
 def step(number, begin=None, end=None):
@@ -552,7 +548,6 @@ def kernels_of_step(rank, number):
     return [(name, duration) for _, name, duration in sorted(found)]
 
 
-@real
 def test_two_real_ranks(sampled):
     """The file is a sample of a job of 128 ranks: in its second step the ranks' calls do not agree."""
     first, second = (kernels_of_step(rank, 551) for rank in (0, 1))
@@ -573,7 +568,6 @@ def test_two_real_ranks(sampled):
     assert waits.stragglers == ()
 
 
-@real
 def test_the_report_of_two_real_ranks(sampled):
     report = build_trace_report(list(sampled.values()))
     assert [table.id for table in report.tables].count("rank_waits") == 1

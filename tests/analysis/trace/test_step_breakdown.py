@@ -17,7 +17,7 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import DEVICE_WORK, Category
-from tests.support.traces import FOLDER, break_down, load, make_trace, reference
+from tests.support.traces import break_down, load, make_trace, reference
 
 pytestmark = pytest.mark.slow
 
@@ -429,10 +429,6 @@ def test_against_the_oracle(recording):
 
 # Real traces against the removed plugin.
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason="the real traces are not here; set MODELPROF_TRACES to their folder",
-)
 RESNETS = ("v100_resnet50_workers0", "v100_resnet50_workers4")
 PLUGIN_KEYS = ("Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CpuOp", "Other")
 
@@ -441,7 +437,6 @@ def load_with_truth(name):
     return load(name), reference(name, "tb_plugin")
 
 
-@real
 @pytest.mark.parametrize("name", RESNETS)
 def test_resnet_equals_the_plugin(name):
     trace, truth = load_with_truth(name)
@@ -455,7 +450,6 @@ def test_resnet_equals_the_plugin(name):
     assert mean == pytest.approx([truth["avg"][key] * US for key in ("Total", *PLUGIN_KEYS)], rel=1e-12)
 
 
-@real
 def test_alexnet_equals_the_plugin_but_for_wrapping_annotations():
     """A trace without steps; the plugin counts an annotation around all of it as CPU Exec."""
     trace, truth = load_with_truth("a100_alexnet")
@@ -465,7 +459,6 @@ def test_alexnet_equals_the_plugin_but_for_wrapping_annotations():
     assert sum(only.parts_ns[6:]) == (plugin["CpuOp"] + plugin["Other"]) * US
 
 
-@real
 @pytest.mark.parametrize(("name", "tolerance_ns"), [("a100_nccl", 1), ("v100_ns_resolution", 250)])
 def test_newer_traces_have_the_plugins_steps(name, tolerance_ns):
     """The plugin's stamps are doubles since 1970, up to 250 ns apart."""
@@ -476,7 +469,6 @@ def test_newer_traces_have_the_plugins_steps(name, tolerance_ns):
         assert total_ns == pytest.approx(plugin["Total"] * US, abs=tolerance_ns)
 
 
-@real
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution", "a100_alexnet"])
 def test_device_sums_of_newer_traces(name):
     """With the plugin's own rounding of the stamps; its Kernel has NCCL's kernels in it."""
@@ -490,7 +482,6 @@ def test_device_sums_of_newer_traces(name):
         assert (merged[:, 1] - merged[:, 0]).sum() == pytest.approx(truth["role_range_sums"][key], abs=0.01)
 
 
-@real
 @pytest.mark.parametrize("name", ["a100_nccl", "sampled_2rank_rank0", "sampled_2rank_rank1"])
 def test_nccl_kernels_are_communication(name):
     trace = load(name)

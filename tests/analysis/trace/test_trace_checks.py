@@ -11,7 +11,7 @@ import pytest
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_checks import check_trace
 from lightning_modelprof.units import milliseconds
-from tests.support.traces import FOLDER, load, make_trace, real_file
+from tests.support.traces import load, make_trace, real_file
 
 STEP = 1_000  # microseconds
 
@@ -243,9 +243,6 @@ def test_traces_without_steps_are_checked_for_the_device_only():
 # Real traces
 
 
-@pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the real traces are not here; set MODELPROF_TRACES to their folder"
-)
 @pytest.mark.parametrize(
     "name",
     [

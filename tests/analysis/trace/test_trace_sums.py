@@ -23,7 +23,7 @@ from tests.support.random_traces import random_trace
 from tests.support.trace_sums import COMMUNICATES, LAUNCHES, covered, device_of, kind_of, read, span_of, sums
 from tests.support.traces import FOLDER, make_trace
 
-REAL = sorted(FOLDER.glob("*.json.gz")) if FOLDER.is_dir() else []
+REAL = sorted(FOLDER.glob("*.json.gz"))
 NUM_RANDOM = 300
 
 
@@ -55,7 +55,6 @@ def check_sums(events, report):
     return expected, tables
 
 
-@pytest.mark.skipif(not REAL, reason="the real traces are not here; set MODELPROF_TRACES to their folder")
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.partition(".")[0])
 def test_traces_of_others(path):
     report = analyze(path)

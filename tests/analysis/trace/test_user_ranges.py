@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.trace.user_ranges import pool_user_ranges, sum
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.trace.user_ranges import user_ranges_table
 from lightning_modelprof.trace.reader import read_trace
-from tests.support.traces import FOLDER, event, load, make_trace
+from tests.support.traces import event, load, make_trace
 
 US = 1000
 DEFAULT = TableOptions()
@@ -329,13 +329,6 @@ def test_recorded_by_torch(tmp_path):
     assert 0 < rows["outer"]["host_ratio"] <= 1  # the steps, if they are guessed to be
 
 
-real = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason="the real traces are not here; set MODELPROF_TRACES to their folder",
-)
-
-
-@real
 @pytest.mark.parametrize(("name", "calls"), [("a100_nccl", 3), ("v100_ns_resolution", 5)])
 def test_ranges_of_a_training(name, calls):
     """Forward and optimizer launch from the thread of their ranges, backward from autograd's."""
