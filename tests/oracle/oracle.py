@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Compares what the program says about stored runs and traces with stored values.
+
+    python tests/oracle/oracle.py check  [--only NAME] [--show 40]
+    python tests/oracle/oracle.py freeze [--only NAME]
+
+Inputs are the runs in ``inputs/`` (a packed run.json, some with traces) and ``tests/data/traces``.
+``expected/`` holds every number of each report.json by its place and every finding by its kind.
+
+``check`` rebuilds the reports with ``lightning-modelprof report`` and ``analyze`` and prints each
+difference. Numbers agree within a relative error of 1e-9. Sentences aren't compared. ``freeze`` replaces
+the stored values.
+
+Enter a key that moves on purpose in ``RENAMED`` and a table that goes in ``DROPPED``, with the reason.
+If the schema of report.json changes, convert the new one to the old places in ``adapted``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TRACES = ROOT / "tests" / "data" / "traces"
+
+RENAMED: dict[str, str] = {}
+"""Old prefix of places → new prefix."""
+DROPPED: dict[str, str] = {}
+"""Prefix of places that were removed on purpose → the reason."""
+TEXT = (
+    *("summary", "action", "title", "notes", "label", "note", "absent_reason", "settings", "errors"),
+    *("reason", "columns", "group", "unit"),
+)
+"""Keys of sentences and headings, which may change freely."""
+NAMES = ("kind", "phase", "name", "part", "operator", "path", "batch", "label", "callback")
+"""Keys that identify a row or a finding."""
+
+
+def adapted(report: dict[str, Any]) -> dict[str, Any]:
+    """A report of any schema in the places of schema 1."""
+    return report
+
+
+def facts(value: object, place: str = "") -> dict[str, object]:
+    """Leaves of a report by place; rows and findings by name, not by index."""
+    found: dict[str, object] = {}
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if key not in TEXT:
+                found |= facts(one, f"{place}/{key}")
+    elif isinstance(value, list):
+        seen: Counter[str] = Counter()
+        for index, one in enumerate(value):
+            name = str(index)
+            if isinstance(one, dict):
+                name = "|".join(str(one[key]) for key in NAMES if one.get(key) is not None) or name
+            seen[name] += 1
+            found |= facts(one, f"{place}/{name}" + (f"#{seen[name]}" if seen[name] > 1 else ""))
+    elif not (isinstance(value, str) and ("/" in value or " " in value)):  # paths and sentences
+        found[place] = value
+    return found
+
+
+def inputs() -> list[Path]:
+    """All runs, then all traces."""
+    return [*sorted((HERE / "inputs").iterdir()), *sorted(TRACES.glob("*.json.gz"))]
+
+
+def expected_file(source: Path) -> Path:
+    """The file with the stored values of an input."""
+    return HERE / "expected" / f"{source.name.removesuffix('.gz').removesuffix('.json')}.json.gz"
+
+
+def expected_facts(source: Path) -> dict[str, object]:
+    """The stored values of an input."""
+    stored: dict[str, object] = json.loads(gzip.decompress(expected_file(source).read_bytes()))
+    return stored
+
+
+def current_facts(source: Path) -> dict[str, object]:
+    """The values of an input now."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = ["analyze", str(source)]
+        if source.is_dir():
+            command = ["report", str(_unpacked(source, folder / "modelprof"))]
+        out = folder / "report.json"
+        run = subprocess.run(
+            [sys.executable, "-m", "lightning_modelprof", *command, "--json", str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+        if run.returncode not in (0, 1) or not out.exists():
+            return {"failed": (run.stderr.strip().splitlines() or ["no message"])[-1][:200]}
+        return facts(adapted(json.loads(out.read_text())))
+
+
+def _unpacked(source: Path, target: Path) -> Path:
+    """A stored run as a run folder."""
+    (target / "traces").mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name == "run.json.gz":
+            (target / "run.json").write_bytes(gzip.decompress(file.read_bytes()))
+        else:
+            (target / "traces" / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def differences(expected: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """One line for each leaf that is missing, new or different."""
+    moved = {
+        _renamed(place): value for place, value in expected.items() if not place.startswith(tuple(DROPPED))
+    }
+    lines = [f"gone       {place} = {value!r}" for place, value in moved.items() if place not in now]
+    for place, value in now.items():
+        if place in moved:
+            if not _same(moved[place], value):
+                lines.append(f"different  {place}: {moved[place]!r} → {value!r}")
+        elif not place.startswith(tuple(DROPPED)):
+            lines.append(f"new        {place} = {value!r}")
+    return lines
+
+
+def _renamed(place: str) -> str:
+    old = next((prefix for prefix in RENAMED if place.startswith(prefix)), None)
+    return place if old is None else RENAMED[old] + place.removeprefix(old)
+
+
+def _same(one: object, two: object) -> bool:
+    numbers = (int, float)
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, numbers) and isinstance(two, numbers):
+        return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-12)
+    return one == two
+
+
+def _print_differences(lines: list[str], most: int) -> None:
+    for line in lines[:most]:
+        print(f"    {line}")
+    if len(lines) > most:
+        about = Counter("/".join(line.split()[1].split("/")[:4]) for line in lines)
+        print(f"    ... {len(lines)}: " + ", ".join(f"{name} {n}" for name, n in about.most_common(12)))
+
+
+def main() -> int:
+    """Runs one of the two commands; returns 1 if a value differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["check", "freeze"])
+    parser.add_argument("--only", default="", metavar="NAME", help="inputs whose name contains this")
+    parser.add_argument("--show", type=int, default=40, metavar="N", help="differences per input to print")
+    args = parser.parse_args()
+    chosen = [source for source in inputs() if args.only in source.name]
+    if not chosen:
+        parser.error(f"no input has {args.only!r} in its name")
+    total = wrong = 0
+    for source in chosen:
+        now = current_facts(source)
+        if args.command == "freeze":
+            if "failed" in now:
+                raise SystemExit(f"{source.name}: {now['failed']}")
+            packed = gzip.compress(json.dumps(now, indent=0, sort_keys=True).encode(), mtime=0)
+            expected_file(source).write_bytes(packed)
+            print(f"{source.name}: {len(now)} values")
+            continue
+        expected = expected_facts(source)
+        lines = differences(expected, now)
+        total, wrong = total + len(expected), wrong + len(lines)
+        print(f"{source.name}: {len(expected)} values, {len(lines)} differ")
+        _print_differences(lines, args.show)
+    if args.command == "check":
+        print(f"{len(chosen)} inputs, {total} values, {wrong} differ")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
