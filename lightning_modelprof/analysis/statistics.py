@@ -176,7 +176,7 @@ def small_sample_factor(num_blocks: float) -> float:
     Overlapping Batch Means: Something for Nothing?, Proceedings of the Winter Simulation Conference 1984.
     """
     blocks = max(num_blocks, 2.0)
-    quantile = t_975(max(1, round(1.5 * (blocks - 1))))
+    quantile = t_975(round(1.5 * (blocks - 1)))
     return math.sqrt(blocks / (blocks - 1)) * quantile / NORMAL_QUANTILE
 
 

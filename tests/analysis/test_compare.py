@@ -320,6 +320,35 @@ def test_decisions(interval, expected, reason):
     assert bool(said) == bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("interval", "expected", "reason"),
+    [
+        ((-0.5, 0.0, 1.0), Outcome.SAME, ""),
+        ((-0.50001, 0.0, 1.0), Outcome.CANNOT_TELL, "too uncertain"),
+        ((-0.5, 0.0, 1.00001), Outcome.CANNOT_TELL, "too uncertain"),
+        ((0.00001, 1.00001, 3.0), Outcome.SLOWER, ""),
+        ((0.00001, 1.0, 3.0), Outcome.CANNOT_TELL, "slower, but perhaps"),
+        ((0.0, 1.00001, 3.0), Outcome.CANNOT_TELL, "too uncertain"),
+        ((-0.75, -0.50001, -0.00001), Outcome.FASTER, ""),
+        ((-0.75, -0.5, -0.00001), Outcome.CANNOT_TELL, "faster, but perhaps"),
+        ((-0.75, -0.50001, 0.0), Outcome.CANNOT_TELL, "too uncertain"),
+    ],
+)
+def test_bounds_of_decisions(interval, expected, reason):
+    """With a tolerance of 100%, twice the time is the bound for slower and half the time for faster."""
+    outcome, said = decide(change(*interval), (100, 100), 1.0)
+    assert outcome is expected
+    assert said.startswith(reason)
+    assert bool(said) == bool(reason)
+
+
+@pytest.mark.parametrize("missing", [{"low": None}, {"high": None}, {"low": None, "high": None}])
+def test_half_an_interval_decides_nothing(missing):
+    outcome, said = decide(replace(change(0.5, 0.6, 0.7), **missing), (30, 19), 0.05)
+    assert outcome is Outcome.CANNOT_TELL
+    assert said.startswith(f"30 and 19 clean steps are too few: it takes {FEW_STEPS} a side")
+
+
 def test_nothing_to_compare():
     result = compare([steps([MS] * 30, tags=1)], [steps([MS] * 30)])
     assert (result.outcome, result.reason) == (Outcome.CANNOT_TELL, "no clean step before")
@@ -406,7 +435,22 @@ def test_lengths_at_the_edges():
     assert automatic_block_length(np.array([1.0, 2.0, 3.0])) == 1.0
     assert block_lengths(np.ones(20)) == (1, 1, 2)
     assert block_lengths(np.ones(10_000)) == (20, 500, 1_000)
-    assert small_sample_factor(1.0) > small_sample_factor(10) > small_sample_factor(1_000) > 1.0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inflation", "quantile"),
+    [
+        (1.0, 2 / 1, 4.303),  # as 2 blocks: 1.5 degrees of freedom, rounded to 2
+        (2.0, 2 / 1, 4.303),
+        (3.0, 3 / 2, 3.182),  # 3 degrees
+        (5.0, 5 / 4, 2.447),  # 6 degrees
+        (11.0, 11 / 10, 2.131),  # 15 degrees
+        (21.0, 21 / 20, 2.042),  # 30 degrees
+    ],
+)
+def test_few_blocks_widen_the_interval(blocks, inflation, quantile):
+    """By the variance that n draws of n miss, and by Student's t in place of the normal quantile."""
+    assert small_sample_factor(blocks) == pytest.approx(math.sqrt(inflation) * quantile / 1.959964, rel=1e-6)
 
 
 def test_resampled_means_by_hand():

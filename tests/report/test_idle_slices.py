@@ -86,6 +86,59 @@ def test_each_cause():
     ]
 
 
+def test_bounds_of_each_cause():
+    unknown = 99  # the trace has no launch of this number
+    trace = make_trace(
+        [
+            event("user_annotation", "ProfilerStep#3", 10, 400),
+            launch(0, 1),  # the trace starts here
+            launch(10, 2),
+            work(20, 30, 2),  # launched as the step starts, not later
+            work(35, 40, 1),  # launched at 0, which is known
+            launch(11, 3),
+            work(70, 80, 3),  # a gap of 30 is too long for a kernel gap
+            launch(12, 4),
+            work(109.999, 120, 4),  # one of 29.999 is not
+            work(125, 130, unknown),  # a short gap, but its launch is unknown
+            work(170, 180, unknown, stream=9),
+            launch(13, 5),
+            work(220, 220, unknown),  # it takes no time, so the device was idle since 180
+            work(220, 230, 5, stream=9),
+            launch(14, 6),
+            work(270, 280, 6),
+        ]
+    )
+    lane = "GPU 0 stream 7"
+    assert without_details(idle_of(trace)) == [
+        (lane, "unknown", 10, 20),
+        (lane, "kernel gap", 30, 35),
+        (lane, "unknown", 40, 70),
+        (lane, "kernel gap", 80, 109.999),
+        (lane, "unknown", 120, 125),
+        (lane, "unknown", 130, 170),
+        (lane, "unknown", 180, 220),
+        (lane, "other stream", 230, 270),
+        (lane, "unknown", 280, 400),
+    ]
+
+
+def test_after_the_last_kernel_the_thread_of_the_steps_counts():
+    trace = make_trace(
+        [
+            event("cpu_op", "aten::first", 0, 400, 2),
+            event("cpu_op", "aten::second", 1, 399, 2),
+            event("user_annotation", "ProfilerStep#3", 10, 400),
+            launch(10, 1),
+            work(20, 30, 1),
+            event("cpu_op", "aten::item", 100, 300),
+        ]
+    )
+    *_, begin, end, lines = idle_of(trace)[-1]
+    assert (begin, end) == (30, 400)
+    assert any("aten::item" in line for line in lines)
+    assert not any("aten::first" in line or "aten::second" in line for line in lines)
+
+
 def test_idle_time_stands_in_one_row_of_the_stream_that_computes():
     """Events without length cut it, so that they stand between the pieces."""
     trace = make_trace(

@@ -250,15 +250,14 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
     launcher: NDArray[np.int64]
 
 
-def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64] | None = None) -> IdleTime:
+def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> IdleTime:
     """The idle time of one device, which has events, by cause.
 
     Args:
         timeline: the trace.
         device: number of the device.
-        fetches: rows of the waits for batches, if they are at hand.
+        fetches: rows of the waits for batches.
     """
-    fetches = find_fetches(timeline) if fetches is None else fetches
     found = find_gaps(timeline, device)
     gap_ns = found.intervals[:, 1] - found.intervals[:, 0]
     is_queued = (found.launch_ns >= 0) & ~found.is_host_wait
