@@ -513,6 +513,7 @@ def test_every_name_is_in_the_documentation(name):
     [written] = re.findall(
         rf"^  {name}:(.*(?:\n +#.*)*)", (ROOT / "configs/default.yaml").read_text(), re.MULTILINE
     )
+    assert known
     for value in known:
         assert re.search(rf"\b{value}\b", written), value
         for part in value.split("_") if name == "sorted_by" else [value]:

@@ -175,6 +175,7 @@ def test_gain_is_honest(monkeypatch, before, after, drift, expected):
 
     figures = [{"avg": avg, "standard_error": error} for avg, error in (before, after)]
     text = gain(*figures, drift)
+    assert ("more than noise" in text) == ("more than noise" in expected)
     for part in expected:
         assert part in text
 

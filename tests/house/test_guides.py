@@ -168,8 +168,10 @@ def test_what_is_marked_runs(guide, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     num_threads = torch.get_num_threads()
     names: dict[str, object] = {}
+    marked = [one for one in blocks(guide) if one.marker.startswith("run")]
+    assert marked
     try:
-        for number, block in enumerate(one for one in blocks(guide) if one.marker.startswith("run")):
+        for number, block in enumerate(marked):
             script = tmp_path / (
                 block.marker.removeprefix("run as ") if " as " in block.marker else f"part_{number}.py"
             )

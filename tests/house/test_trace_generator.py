@@ -156,6 +156,7 @@ def test_every_kernel_has_its_launch_and_its_operator(trace):
     )
     host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
     operators = {int(trace.external_id[event]): event for event in np.flatnonzero(host)}
+    assert len(trace.device.event) > 0
     for event in trace.device.event:
         launch = launches[int(trace.correlation[event])]
         operator = operators[int(trace.external_id[event])]

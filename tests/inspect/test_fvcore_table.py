@@ -539,7 +539,9 @@ def test_training_goes_on_bit_identically_under_autocast():
         loss.backward()
         return [loss, *(p.grad for p in model.parameters()), *model.buffers()]
 
-    for one, other in zip(train(False), train(True), strict=True):
+    plain, counted = train(False), train(True)
+    assert len(plain) == 1 + 6 + 3  # loss, gradients, buffers
+    for one, other in zip(plain, counted, strict=True):
         assert torch.equal(one, other)
 
 

@@ -418,7 +418,9 @@ def test_the_same_bits():
                 optimizer.step()
         return [*model.parameters(), *model.buffers()]
 
-    for one, other in zip(train(True), train(False), strict=True):
+    watched, plain = train(True), train(False)
+    assert len(plain) == 6 + 3  # parameters, buffers
+    for one, other in zip(watched, plain, strict=True):
         assert torch.equal(one, other)
 
 

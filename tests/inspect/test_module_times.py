@@ -425,7 +425,7 @@ def test_graph_is_freed_as_before(clock):
             if with_backward:
                 loss.backward()
             del hidden, loss
-            assert all(reference() is None for reference in alive)
+            assert [reference() for reference in alive] == [None, None]
 
 
 def test_graph_that_outlives_the_step_does_not_hold_the_timer(clock):

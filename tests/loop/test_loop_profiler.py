@@ -172,8 +172,8 @@ def test_training_is_bit_identical():
                 train(profiler, model, optimizer, batches)
         else:
             train(None, model, optimizer, batches)
-        weights.append([parameter.detach().clone() for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(*weights)
 
 
 def test_without_fetch_and_without_with(tmp_path):

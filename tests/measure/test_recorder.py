@@ -205,6 +205,7 @@ def test_sums_of_parts_are_the_sums_of_the_whole(rows, cut):
 def test_phases_that_were_not_measured_are_in_no_sum(rows):
     steps = steps_of(rows)
     totals = StepTotals.of(steps)
+    assert len(totals.whole("phases_ns")) == len(totals.whole("num_measured")) == len(PHASES)
     for index in range(len(PHASES)):
         known = [value for value in steps.phases_ns[:, index].tolist() if value != NOT_MEASURED]
         assert int(totals.whole("phases_ns")[index]) == sum(known)

@@ -438,11 +438,10 @@ def test_entries_are_what_the_installed_library_has(package, way):
 
 
 def test_each_entry_has_a_way():
+    assert LIBRARIES
     for package, library in LIBRARIES.items():
-        assert (library.package, bool(library.loader or library.optimizer or library.batches)) == (
-            package,
-            True,
-        )
+        assert library.package == package
+        assert library.loader or library.optimizer or library.batches
 
 
 def test_a_location_is_the_users_unless_said():

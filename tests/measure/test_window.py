@@ -161,6 +161,7 @@ def test_window_across_an_epoch_boundary(tmp_path):
 def test_phases_of_a_step_lie_inside_it_in_order(tmp_path):
     callback = run_fit(tmp_path, steps=(2, 4))
     trace = trace_of(tmp_path, windows_of(callback)[0])
+    assert [int(name) for name, _, _ in step_ranges(trace)] == [2, 3]
     for _, begin, end in step_ranges(trace):
         inside = {name: (b, e) for name, b, e in phase_ranges(trace) if begin <= b and e <= end}
         assert inside.keys() >= {*CORE, "zero_grad"}

@@ -120,6 +120,7 @@ def test_workers_that_share_a_cpu_wait_for_it():
         for _ in profiler.fetch(loader):
             profiler.step()
     (workers,) = profiler.run.ranks[0].workers
+    assert len(workers.workers) == 2
     for one in workers.workers:
         making_ns = one.fetch_ns + one.collate_ns
         assert one.cpu_wait_ns >= 0.2 * making_ns

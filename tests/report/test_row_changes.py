@@ -351,6 +351,7 @@ def test_neighbours_are_in_order_of_their_differences(first, second):
     changes = row_changes(tree_of(first), tree_of(second))
     depths = changes.depths or (0,) * len(changes.rows)
     weights: list[list[float]] = []
+    assert bool(changes.rows) == (not changes.absent_reason)
     for depth, row in zip(depths, changes.rows, strict=True):
         assert depth <= len(weights)
         sizes = [abs(cell) for cell in row[1:3] if cell is not None]
@@ -381,6 +382,7 @@ def test_per_step_is_the_sum_divided(first, second, steps_before, steps_after):
 
 def test_every_table_of_a_trace_has_its_figure():
     """A new table is to say what is compared, because a sum that is not divided misleads."""
+    assert TRACE_TABLES
     for entry in TRACE_TABLES:
         built = entry.build({}, DEFAULT_OPTIONS)
         figure = entry.kind.compared

@@ -163,6 +163,7 @@ def test_depths_against_the_oracle(spans):
     spans = sorted((begin, -(begin + size), lane) for lane, begin, size in spans)
     begin, end, lane = (np.array(column, np.int64) for column in zip(*spans, strict=True))
     found = find_depths(begin, -end, lane)
+    assert len(found) == len(spans) > 0
     for one in np.unique(lane):
         own = np.flatnonzero(lane == one)
         assert found[own].tolist() == oracle(

@@ -708,6 +708,7 @@ def test_a_curve_by_counting():
     curve = worker_curve(replace(LOADER, num_workers=3, prefetch_factor=20, batches=batches_of(*rows)))
     first, end = min(row[2] for row in rows), rows[-1][3]
     parts, looks = len(curve.making), 400
+    assert parts == len(curve.held_back) > 1
     for part in range(parts):
         moments = [first + (part + (look + 0.5) / looks) * (end - first) / parts for look in range(looks)]
         making = sum(sum(row[2] <= at < row[3] for row in rows) for at in moments) / looks

@@ -131,9 +131,13 @@ def test_series_without_a_meaning_differ_from_each_other_and_from_the_rest():
 def test_every_colour_is_seen_on_the_page(page):
     colors = {f"c{place}": color for place, color in enumerate(NAMELESS)}
     colors |= {one.name: one.color for one in MEANINGS}
-    for vision in VISIONS:
-        for name, color in colors.items():
-            assert np.linalg.norm(seen(color, vision) - seen(page, vision)) > LEAST, (name, vision)
+    distances = {
+        (name, vision): np.linalg.norm(seen(color, vision) - seen(page, vision))
+        for vision in VISIONS
+        for name, color in colors.items()
+    }
+    assert len(distances) > 10
+    assert [one for one, distance in distances.items() if distance <= LEAST] == []
 
 
 def test_data_loading_is_never_communication():

@@ -267,7 +267,9 @@ def test_the_page_decodes_the_same(decode_in_node):
     ]
     deltas = frozenset({"sorted", "down"})
     packed = [pack_columns(meta, case, deltas) for meta, case in zip(metas, cases, strict=True)]
-    for (meta, found), true_meta, case in zip(decode_in_node(*packed), metas, cases, strict=True):
+    decoded = list(decode_in_node(*packed))
+    assert len(decoded) == 4
+    for (meta, found), true_meta, case in zip(decoded, metas, cases, strict=True):
         assert meta == true_meta
         assert list(found) == list(case)
         for name, values in case.items():

@@ -155,6 +155,7 @@ def test_every_number_of_a_window_is_that_of_its_trace(server, logdir, tmp_path)
 
 
 def test_every_view_has_something_or_says_what_to_do(server):
+    assert VIEWS
     for view in VIEWS:
         answer = server.ask("view", view=view.key, **RUN)
         assert answer["title"] == view.title

@@ -354,6 +354,7 @@ def test_search_dims_the_others(page):
     next_frame(page)
     after = pixel_lines(page, lines)
     kernels = [row for row, (lane, _, _) in enumerate(META["rows"]) if lane in (2, 3)]
+    assert len(lines) > len(kernels) > 0
     for row in range(len(lines)):
         full = [pixel for pixel, color in enumerate(before[row]) if color not in background]
         assert full
@@ -866,6 +867,7 @@ def test_the_largest_of_neighbours_is_found_without_looking_at_all(page):
         """
         largest, above, least = page.execute_async_script(script, values.tolist(), ranges, limits)
         ascending = np.sort(values)
+        assert len(largest) == 200
         for (start, stop), limit, place, first, at_least in zip(
             ranges, limits, largest, above, least, strict=True
         ):
