@@ -139,6 +139,23 @@ def test_after_the_last_kernel_the_thread_of_the_steps_counts():
     assert not any("aten::first" in line or "aten::second" in line for line in lines)
 
 
+def test_the_first_event_of_a_trace_may_be_the_launch():
+    trace = make_trace(
+        [
+            launch(0, 1, tid=2),
+            event("user_annotation", "ProfilerStep#3", 5, 100),
+            launch(6, 2),
+            work(8, 10, 2),
+            work(50, 100, 1),
+            event("cpu_op", "aten::mm", 12, 48, 2),
+            event("cpu_op", "aten::item", 12, 48),
+        ]
+    )
+    *_, begin, end, lines = idle_of(trace)[-1]
+    assert (begin, end) == (10, 50)
+    assert lines[1] == "meanwhile on thread 2: aten::mm"
+
+
 def test_idle_time_stands_in_one_row_of_the_stream_that_computes():
     """Events without length cut it, so that they stand between the pieces."""
     trace = make_trace(

@@ -204,6 +204,16 @@ def test_in_the_steps():
     }
 
 
+def test_a_fetch_in_the_steps():
+    """Of the wait from 30 to 50 in a step, the fetch takes 15 and the rest of the host 5."""
+    step = event("user_annotation", "ProfilerStep#1", 20, 60)
+    fetch = event("user_annotation", FETCH, 32, 47)
+    covered = one_device(step, launch(20, 1), work(20, 30, 1), fetch, launch(48, 2), work(50, 60, 2)).covered
+    assert (covered.total_ns, covered.busy_ns, covered.idle_ns) == (40 * US, 20 * US, 20 * US)
+    assert (covered.dataloader_ns, covered.host_ns, covered.host_wait_ns) == (15 * US, 5 * US, 20 * US)
+    assert (covered.kernel_gap_ns, covered.other_ns) == (0, 0)
+
+
 def test_devices_and_ranks_have_rows_of_their_own():
     two = fact_of(work(0, 10, device=3), work(20, 30, device=3), work(5, 12, device=1))
     assert [(device.device, device.span_ns // US) for device in two.devices] == [(1, 7), (3, 30)]
