@@ -368,6 +368,11 @@ def test_nothing_to_compare():
         ([10] * 4 + [20], [25] * 5, Outcome.CANNOT_TELL),
         ([16] * 5, [10] * 200, Outcome.FASTER),
         ([10] * 4, [99] * 200, Outcome.CANNOT_TELL),
+        ([10] * 5, [15] * 5, Outcome.CANNOT_TELL),  # 1.5 times as long is the bound
+        ([15] * 5, [10] * 5, Outcome.CANNOT_TELL),
+        ([10] * 5, [25] * 4 + [12], Outcome.CANNOT_TELL),
+        ([25] * 4 + [12], [10] * 5, Outcome.CANNOT_TELL),
+        ([25] * 5, [10] * 4 + [20], Outcome.CANNOT_TELL),
     ],
 )
 def test_few_steps(before, after, expected):
@@ -384,6 +389,13 @@ def test_few_steps_of_other_batches_on_more_ranks():
     assert (result.outcome, result.times_as_fast) == (Outcome.FASTER, pytest.approx(2.5))
     result = compare(after, before, per_sample=True, ranks=(4, 1))
     assert (result.outcome, result.times_as_fast) == (Outcome.SLOWER, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize(("per_sample", "expected"), [(True, Outcome.FASTER), (False, Outcome.CANNOT_TELL)])
+def test_few_steps_of_more_samples(per_sample, expected):
+    """Twice the samples in the same time are faster by the sample, and the same by the step."""
+    sides = [[steps([10 * MS] * 10, samples=samples)] for samples in (32, 64)]
+    assert compare(*sides, per_sample=per_sample).outcome is expected
 
 
 @pytest.mark.parametrize("count", [10, 100])
