@@ -1,9 +1,15 @@
-"""Processes of our own, which run a module of this package and neither torch nor the user's program."""
+"""Processes of our own, which run a module of this package and neither torch nor the user's program.
+
+And the files that are shared with them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,3 +52,47 @@ def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[byt
     )
     OWN_PROCESSES.add(process.pid)
     return process
+
+
+class OwnFile:
+    """An open file, by its number. The program may close all numbers, as daemons do, and then reuse them.
+
+    Args:
+        number: of the open file, which belongs to this object from now on.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._identity: tuple[int, int] | None = _identity(number)
+
+    @classmethod
+    def without_name(cls) -> OwnFile:
+        """A temporary file that is gone with the last process that has it open.
+
+        Raises:
+            OSError: when there can be none.
+        """
+        with tempfile.TemporaryFile() as file:
+            return cls(os.dup(file.fileno()))
+
+    @property
+    def number(self) -> int:
+        """The number.
+
+        Raises:
+            OSError: when the file is closed, or the number belongs to another file by now.
+        """
+        if self._identity is None or _identity(self._number) != self._identity:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._number
+
+    def close(self) -> None:
+        """Close the file, unless the number belongs to another one by now."""
+        with contextlib.suppress(OSError):
+            os.close(self.number)
+        self._identity = None
+
+
+def _identity(number: int) -> tuple[int, int]:
+    found = os.fstat(number)
+    return found.st_dev, found.st_ino

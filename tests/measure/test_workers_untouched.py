@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import gc
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -363,3 +365,25 @@ def test_tensors_keep_their_class(slot):
             return self.data[index]
 
     assert type(looked_into(slot, Holds())[2]) is torch.Tensor
+
+
+def test_files_that_the_program_opens_in_place_of_ours_stay_open(tmp_path):
+    rings = Rings(1)
+    slot = claim_slot(rings.fd, rings.name, 1, 0)
+    slot.head[Head.BATCHES] = 5
+    links = [
+        (int(one.name), str(one.readlink())) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()
+    ]
+    numbers = [number for number, link in links if rings.name in link]
+    assert numbers == [rings.fd], "the memory has no second number"
+    file = os.open(tmp_path / "theirs", os.O_CREAT | os.O_RDWR)
+    os.dup2(file, rings.fd)
+    with pytest.raises(OSError, match="Bad file"):
+        rings.fd  # noqa: B018
+    assert rings.slots()[0].head[Head.BATCHES] == 5
+    del slot
+    gc.collect()
+    rings.close()
+    assert os.fstat(numbers[0]).st_ino == os.fstat(file).st_ino
+    os.close(file)
+    os.close(numbers[0])

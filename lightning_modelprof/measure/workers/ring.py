@@ -7,9 +7,11 @@ last process that has it, however that ends; the claim is a lock of the system's
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +19,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from lightning_modelprof.processes import OwnFile
 
 try:
     import fcntl
@@ -52,6 +56,9 @@ _CALL_WORDS: Final = CALL_HEAD + NUM_KEPT
 _NAMES_BYTES: Final = 1 << 16
 _TEXT_BYTES: Final = 1 << 18
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
+_MAP_FIXED: Final = 0x10
+"""Of Linux, which alone has such memory; Python does not name it."""
+
 _NUM_TEXTS: Final = 2  # one is read while the other is written
 
 _BATCHES_AT: Final = _HEAD_WORDS * _WORD
@@ -191,7 +198,6 @@ class Rings:
         num_slots: processes that may write at the same time.
 
     Attributes:
-        fd: of the memory.
         name: that no other memory has.
 
     Raises:
@@ -206,17 +212,26 @@ class Rings:
         self.num_slots = num_slots
         # A name that nobody else's file has: its number may be another file's once this one is closed.
         self.name = f"modelprof-workers-{secrets.token_hex(8)}"
-        self.fd = os.memfd_create(self.name)
+        self._file = OwnFile(os.memfd_create(self.name))
         try:
             os.ftruncate(self.fd, size)
-            self._map = mmap.mmap(self.fd, size)
+            self._map = _mapped(self.fd, size)
         except BaseException:
-            os.close(self.fd)
+            self._file.close()
             raise
         self._heads = [self._words(slot, 0, _HEAD_WORDS) for slot in range(num_slots)]
 
     def _words(self, slot: int, at: int, number: int) -> NDArray[np.int64]:
         return np.frombuffer(self._map, np.int64, number, _PAGE + slot * _SLOT_BYTES + at)
+
+    @property
+    def fd(self) -> int:
+        """Number of the memory.
+
+        Raises:
+            OSError: when the program has closed it.
+        """
+        return self._file.number
 
     @property
     def path(self) -> str:
@@ -267,7 +282,35 @@ class Rings:
         """Let the memory go; what was read before stays."""
         self._heads = []
         self._map.close()
-        os.close(self.fd)
+        self._file.close()
+
+
+def _mapped(fd: int, size: int) -> mmap.mmap:
+    """The memory behind a number, without a number of its own.
+
+    Python keeps a second one for a map of a file, and closes it with the map, whatever it is by then.
+
+    Raises:
+        OSError: when there is no room.
+    """
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, size, trackfd=False)
+    memory = mmap.mmap(-1, size)  # its addresses are taken over
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_ssize_t,
+    )
+    libc.mmap.restype = ctypes.c_void_p
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    if libc.mmap(begin, size, *kind, fd, 0) != begin:
+        raise OSError(ctypes.get_errno(), "the memory could not be mapped")
+    return memory
 
 
 def _decode_names(text: bytes) -> list[CallName]:
@@ -375,7 +418,7 @@ def claim_slot(fd: int, name: str, num_slots: int, worker: int) -> SlotWriter | 
     if not _is_memory(f"/proc/self/fd/{fd}", name):
         return None
     order = [worker % num_slots, *(slot for slot in range(num_slots) if slot != worker % num_slots)]
-    memory = mmap.mmap(fd, _PAGE + num_slots * _SLOT_BYTES)
+    memory = _mapped(fd, _PAGE + num_slots * _SLOT_BYTES)
     for slot in order:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
