@@ -155,7 +155,6 @@ class SessionKeeper:
         """Stand in for the trainer's profiler."""
         self._count = make_counter(self.config.samples_fn)
         prefix = f"[Callback]{self.state_key}."
-        is_told_of_end = self.around is not None
         around, self.around = self.around or AroundClock(self._clock, f"{prefix}setup"), None
         session = LoopSession(
             self.config,
@@ -167,7 +166,6 @@ class SessionKeeper:
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
-        session.stays = is_told_of_end
         if self._around:
             session.note(_RAN_INSIDE)
         session.seam.on_error = self._step_aside

@@ -4,6 +4,10 @@ The training thread hands a task over and looks for answers between steps; it wa
 loop is over. The process is started once for a loop, has a low priority and no torch, and ends with the
 program that started it: when that dies it finishes what it has begun. What it did not come to lies there as
 torch wrote it, and ``lightning-modelprof report`` reads that.
+
+When the loop is over, a person waits. A process that then lacks a CPU (nothing but root may raise its
+priority) or does nothing is ended, and the training thread does the rest. What the process found out until
+then lies in a file that both have open.
 """
 
 from __future__ import annotations
@@ -15,16 +19,16 @@ import pickle
 import select
 import socket
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, Final
 
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.loop.trace_work import (
     Answer,
     ReportAnswer,
@@ -34,9 +38,8 @@ from lightning_modelprof.loop.trace_work import (
     TraceTask,
     TraceWork,
 )
-from lightning_modelprof.measure.resources.cpu import used_s
-from lightning_modelprof.processes import OWN_PROCESSES, start_module
-from lightning_modelprof.show.progress import show_waiting
+from lightning_modelprof.measure.resources.cpu import read_pace
+from lightning_modelprof.processes import OWN_PROCESSES, OwnFile, start_module
 
 _LENGTH: Final = 8
 """Bytes that say how many follow."""
@@ -50,8 +53,14 @@ _LOOK_S: Final = 1.0
 """How often the process looks whether the training still runs, where nobody tells it."""
 
 _POLL_S: Final = 0.005
-STALLED_S: Final = 30.0
-"""A process that uses no CPU time for so long is stopped, or its disk is."""
+_PACE_S: Final = 0.5
+"""For so long the process is watched before the training thread takes over."""
+
+_LEAST_PACE: Final = 0.5
+"""Share of a CPU: one that gets less while it wants more is slower than the training thread would be."""
+
+STALLED_S: Final = 5.0
+"""One that gets less for so long, whatever it waits for, does not respond."""
 
 INTERRUPTED: Final = "was interrupted"
 _GONE_S: Final = 2.0
@@ -66,33 +75,44 @@ class Helper:
         setting: what is the same for all tasks.
 
     Attributes:
-        num_open: tasks without an answer.
         cpu_ns: CPU time that was taken elsewhere; ``None`` where that is unknown, or nothing was.
         problem: why no more answers come; ``""`` while they do.
     """
 
     def __init__(self, setting: Setting) -> None:
         self._work = TraceWork(setting)
+        self._open: deque[Task] = deque()  # without an answer that was heard
         self._answers: deque[Answer] = deque()
-        self.num_open = 0
         self.cpu_ns: int | None = None
         self.problem = ""
 
+    @property
+    def num_open(self) -> int:
+        """Tasks without an answer that was heard."""
+        return len(self._open)
+
     def send(self, task: Task) -> None:
         """Hand a task over."""
-        self.num_open += 1
+        self._open.append(task)
+        self._do_next()
+
+    def _do_next(self) -> None:
+        """Do the oldest task in this thread."""
+        task, *others = list(self._open)[len(self._answers) :]
         try:
-            self._answers.append(self._work.do(task))
+            answer = self._work.do(task, _num_windows(others))
         except BaseException:  # Ctrl-C
             self.give_up(INTERRUPTED)
             raise
+        self._answers.append(answer)
+        self._work.forget(task)
 
     def answers(self) -> list[Answer]:
         """Those that have come since; waits for nothing."""
-        come = []
-        while self._answers:
+        come: list[Answer] = []
+        while self._answers and not self.problem:
             come.append(self._answers.popleft())
-        self.num_open -= len(come)
+            self._open.popleft()
         return come
 
     def look(self) -> None:
@@ -106,10 +126,12 @@ class Helper:
             problem: what is wrong, after the name of who does the work.
         """
         self.problem = self.problem or problem
-        self.num_open = 0
+        self._open.clear()
+        self._answers.clear()
 
-    def close(self) -> None:
-        """Nothing more will be asked."""
+    def close(self) -> Mapping[int, TraceFacts]:
+        """Nothing more will be asked; returns what the newest traces say, by the number of their window."""
+        return self._work.facts
 
 
 class ThreadHelper(Helper):
@@ -122,7 +144,7 @@ class ThreadHelper(Helper):
 
     def send(self, task: Task) -> None:
         """Hand a task over."""
-        self.num_open += 1
+        self._open.append(task)
         self._tasks.put(task)
 
     def _run(self) -> None:
@@ -131,10 +153,12 @@ class ThreadHelper(Helper):
             answer = _answer_to(task, self._work, self._tasks.qsize())
             self.cpu_ns = (self.cpu_ns or 0) + time.thread_time_ns() - begin_ns
             self._answers.append(answer)
+            self._work.forget(task)
 
-    def close(self) -> None:
+    def close(self) -> Mapping[int, TraceFacts]:
         """Nothing more will be asked."""
         self._tasks.put(None)
+        return super().close()
 
 
 class ProcessHelper(Helper):
@@ -145,81 +169,123 @@ class ProcessHelper(Helper):
     """
 
     def __init__(self, setting: Setting) -> None:
-        self.num_open, self.cpu_ns, self.problem = 0, None, ""
+        super().__init__(setting)
         self._unsent = bytearray()
         self._num_read = 0
-        self._used_s: float | None = -1.0
-        self._look_at, self._stalled_at = 0.0, math.inf
+        self._facts_at = 0, 0
+        self._pace: tuple[float, float] | None = None
+        self._stalled_at = math.inf
         with ExitStack() as undo:
-            self._socket, theirs = socket.socketpair()
-            undo.callback(self._socket.close)
-            # A pipe would be full before it is read. This has no name, so nothing of it can stay behind.
-            self._file = undo.enter_context(tempfile.TemporaryFile())
-            number = self._file.fileno()
+            ours, theirs = socket.socketpair()
             with theirs:
+                self._line = OwnFile(ours.detach())
+                undo.callback(self._line.close)
+                os.set_blocking(self._line.number, False)
+                # A pipe would be full before it is read. These have no name, so nothing can stay behind.
+                self._said = OwnFile.without_name()
+                undo.callback(self._said.close)
+                self._facts = OwnFile.without_name()
+                undo.callback(self._facts.close)
+                numbers = self._said.number, self._facts.number
                 self._process = start_module(
-                    __name__, str(os.getpid()), str(number), stdin=theirs, pass_fds=(number,)
+                    __name__, *map(str, (os.getpid(), *numbers)), stdin=theirs, pass_fds=numbers
                 )
             with contextlib.suppress(OSError):  # at once: most of its work is to import what it needs
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
             undo.pop_all()
-        self._socket.setblocking(False)
-        self._end = weakref.finalize(self, _end, self._socket, self._file, self._process, os.getpid())
+        files = self._line, self._said, self._facts
+        self._end = weakref.finalize(self, _end, files, self._process, os.getpid())
         self._end.atexit = False  # it sees by itself that the program is over
         self._write(setting)
 
     def send(self, task: Task) -> None:
         """Hand a task over."""
-        self.num_open += 1
-        self._used_s, self._stalled_at = -1.0, math.inf  # it may have had nothing to do for long
+        self._open.append(task)
         self._write(task)
 
     def answers(self) -> list[Answer]:
         """Those that have come since; waits for nothing."""
-        if self.problem:
-            return []
-        self._push()
-        try:
-            has_ended = not self._socket.recv(_FEW)  # a byte for each answer
-        except BlockingIOError:
-            return []
-        except OSError:
-            has_ended = True
-        come: list[Answer] = []
-        while (answer := self._read()) is not None:
-            come.append(answer)
-        self.num_open -= len(come)
-        if has_ended and self.num_open:
-            code = self._process.wait()
-            self.give_up(f"ended by signal {-code}" if code < 0 else f"ended with status {code}")
-        return come
+        if self._end.alive:
+            self._push()
+            try:
+                has_ended = not os.read(self._line.number, _FEW)  # a byte for each answer
+            except BlockingIOError:
+                return []
+            except OSError:
+                has_ended = True
+            self._read_all()
+            if has_ended and len(self._open) > len(self._answers):
+                come = super().answers()
+                self.give_up(self._why_ended())
+                return come
+        return super().answers()
 
     def give_up(self, problem: str) -> None:
         """Expect nothing more of it."""
+        self._end_process()
         super().give_up(problem)
-        self._process.kill()
-        self._end()
 
-    def close(self) -> None:
+    def close(self) -> Mapping[int, TraceFacts]:
         """Nothing more will be asked; what is not done yet is not done."""
-        if self.num_open:
-            self._process.kill()
-        self._end()
+        self._end_process()
+        return super().close()
 
     def look(self) -> None:
-        """Wait for an answer, and give up if nothing is done."""
-        poll = select.poll()  # which takes any number of open files
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        poll.poll(_LOOK_S * 1e3)
-        now = time.monotonic()
-        if now < self._look_at:
+        """Wait for an answer; do a task in this thread, if the process lacks a CPU or does nothing."""
+        if not self._end.alive:
+            self._do_next()
             return
-        self._look_at = now + _LOOK_S
-        used = used_s(self._process.pid)
-        if used != self._used_s:
-            self._used_s, self._stalled_at = used, now + STALLED_S
-        elif now >= self._stalled_at:
-            self.give_up(f"did nothing for {STALLED_S:g} s")
+        if self._pace is None:
+            self._is_slow()
+        try:
+            poll = select.poll()  # which takes any number of open files
+            poll.register(self._line.number, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        except OSError:  # the next look for answers tells
+            return
+        if not poll.poll(_PACE_S * 1e3) and self._is_slow():
+            self._take_over()
+
+    def _is_slow(self) -> bool:
+        """Whether it has got less of a CPU than the training thread would, since this was last asked."""
+        now, found = time.monotonic(), read_pace(self._process.pid)
+        before, used_s = self._pace, 0.0 if found is None else found.used_s
+        self._pace = now, used_s
+        if before is None or used_s - before[1] >= _LEAST_PACE * (now - before[0]):
+            self._stalled_at = now + STALLED_S
+            return False
+        return now >= self._stalled_at or (found is not None and found.wants_cpu)
+
+    def _take_over(self) -> None:
+        """From now on windows are analyzed in this thread; a report of the loop is made at its end anyway."""
+        if self._pace is not None and self._pace[1]:
+            self.cpu_ns = round(self._pace[1] * 1e9)
+        self._end_process()
+        self._open = deque(
+            task
+            for number, task in enumerate(self._open)
+            if number < len(self._answers) or isinstance(task, TraceTask)
+        )
+
+    def _end_process(self) -> None:
+        """End it, and keep what it has found out."""
+        if not self._end.alive:
+            return
+        _kill(self._process)
+        self._read_all()
+        begin, end = self._facts_at
+        with contextlib.suppress(Exception):  # the program has closed the file
+            raw = os.pread(self._facts.number, end - begin, begin)
+            self._work.facts.update(pickle.loads(raw) if raw else {})  # of our own process
+        self._end()
+        for task in list(self._open)[len(self._answers) : len(self._answers) + 1]:
+            self._work.clean_up(task)
+
+    def _why_ended(self) -> str:
+        try:
+            code = self._line.number and self._process.wait(_GONE_S)
+        except Exception:  # the program has closed the connection; TimeoutExpired: it has done so itself
+            return "lost its connection"
+        return f"ended by signal {-code}" if code < 0 else f"ended with status {code}"
 
     def _write(self, what: Setting | Task) -> None:
         raw = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
@@ -230,41 +296,50 @@ class ProcessHelper(Helper):
         """Send what there is room for."""
         try:
             while self._unsent:
-                sent = self._socket.send(self._unsent, _NO_SIGNAL)
-                del self._unsent[:sent]
+                del self._unsent[: _send(self._line.number, self._unsent)]
         except BlockingIOError:
             pass
         except OSError:  # it has ended, which the next look for answers tells
             self._unsent.clear()
 
-    def _read(self) -> Answer | None:
-        """The next answer; ``None`` if it has not come, or not as a whole."""
-        descriptor = self._file.fileno()
-        head = os.pread(descriptor, _LENGTH, self._num_read)
-        length = int.from_bytes(head, "big")
-        if len(head) < _LENGTH:
-            return None
-        raw = os.pread(descriptor, length, self._num_read + _LENGTH)
-        if len(raw) < length:
-            return None
-        self._num_read += _LENGTH + length
-        answer, self.cpu_ns = pickle.loads(raw)  # of our own process
-        come: Answer = answer
-        return come
+    def _read_all(self) -> None:
+        """Take the answers that are there as a whole."""
+        with contextlib.suppress(OSError):
+            while True:
+                number, begin = self._said.number, self._num_read + _LENGTH
+                length = int.from_bytes(os.pread(number, _LENGTH, self._num_read), "big")
+                raw = os.pread(number, length, begin)
+                if not raw or len(raw) < length:
+                    return
+                self._num_read = begin + length
+                answer, self.cpu_ns, self._facts_at = pickle.loads(raw)  # of our own process
+                self._answers.append(answer)
 
 
-def _end(ours: socket.socket, file: Any, process: Any, owner: int) -> None:
-    """End the process, which has nothing to do any more; in a forked child it is the parent's."""
-    ours.close()
-    file.close()
-    if os.getpid() != owner:
-        return
+def _send(number: int, data: bytearray) -> int:
+    """Send through a socket that is open, without waiting; returns how many bytes."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=number)
     try:
+        line.setblocking(False)
+        return line.send(data, _NO_SIGNAL)
+    finally:
+        line.detach()
+
+
+def _kill(process: Any) -> None:
+    """End a process, and wait until it is gone; one that waits for a disk may stay for longer."""
+    process.kill()
+    with contextlib.suppress(Exception):  # TimeoutExpired
         process.wait(_GONE_S)
-    except Exception:  # TimeoutExpired: it is stopped, or still at work
-        process.kill()
-        process.wait()
-    OWN_PROCESSES.discard(process.pid)
+
+
+def _end(files: Iterable[OwnFile], process: Any, owner: int) -> None:
+    """End the process, which has nothing to do any more; in a forked child it is the parent's."""
+    for file in files:
+        file.close()
+    if os.getpid() == owner:
+        _kill(process)
+        OWN_PROCESSES.discard(process.pid)
 
 
 def make_helper(setting: Setting) -> Helper:
@@ -275,21 +350,6 @@ def make_helper(setting: Setting) -> Helper:
     with contextlib.suppress(RuntimeError):
         return ThreadHelper(setting)
     return Helper(setting)
-
-
-def wait_for(helper: Helper, hear: Callable[[], object], what: str) -> None:
-    """Wait until all tasks are answered, or no more answers come.
-
-    Args:
-        helper: who does them.
-        hear: takes the answers that have come.
-        what: is done meanwhile, for a person who waits.
-    """
-    with show_waiting(f"lightning-modelprof: {what}"):
-        hear()
-        while helper.num_open:
-            helper.look()
-            hear()
 
 
 class _Desk:
@@ -322,9 +382,33 @@ class _Desk:
             del self._unread[:end]
 
 
+class _KeptFacts:
+    """A file in which the facts of the newest windows lie, beside those of one window less.
+
+    Args:
+        number: of the open file.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._known: list[int] = []
+        self._place = 0, 0
+
+    def keep(self, facts: Mapping[int, TraceFacts]) -> tuple[int, int]:
+        """Write facts that were not written yet, and nothing over the newest ones; returns where they are."""
+        if self._known != list(facts):
+            raw = pickle.dumps(facts, pickle.HIGHEST_PROTOCOL)
+            begin = 0 if len(raw) <= self._place[0] else self._place[1]
+            with contextlib.suppress(OSError):  # no room: the report says which are lost
+                if os.pwrite(self._number, raw, begin) == len(raw):
+                    self._place, self._known = (begin, begin + len(raw)), list(facts)
+        return self._place
+
+
 def main() -> None:
     """Be the process."""
     desk, answers = _Desk(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "wb")
+    kept = _KeptFacts(int(sys.argv[3]))
     while not desk.came and not desk.is_left:
         desk.look(_LOOK_S)
     setting: Any = desk.came.popleft() if desk.came else None
@@ -336,13 +420,19 @@ def main() -> None:
             _leave_the_rest(tasks)
         if tasks:
             task = tasks.popleft()
-            answer = _answer_to(task, work, sum(isinstance(one, TraceTask) for one in tasks))
-            raw = pickle.dumps((answer, time.process_time_ns()), pickle.HIGHEST_PROTOCOL)
+            answer = _answer_to(task, work, _num_windows(tasks))
+            place = kept.keep(work.facts)
+            raw = pickle.dumps((answer, time.process_time_ns(), place), pickle.HIGHEST_PROTOCOL)
             answers.write(len(raw).to_bytes(_LENGTH, "big") + raw)
             answers.flush()
+            work.forget(task)
             with contextlib.suppress(OSError):  # nobody is there any more
                 os.write(0, b"!")
     os._exit(0)  # nothing is open that would have to be closed
+
+
+def _num_windows(tasks: Iterable[Task]) -> int:
+    return sum(isinstance(one, TraceTask) for one in tasks)
 
 
 def _answer_to(task: Task, work: TraceWork, num_newer: int) -> Answer:

@@ -133,10 +133,23 @@ class Outputs:
 
     def save_trace(self, window: Window, raw: bytes) -> bool:
         """Save a window's trace, packed; returns ``False`` if that failed."""
-        if self.directory is None:
-            return False
-        path = self.directory / trace_name(window, self._rank)
-        return self._try_file(path, lambda: write_atomically(path, pack(raw)))
+        path = self.trace_path(window)
+        return path is not None and self._try_file(path, lambda: write_atomically(path, pack(raw)))
+
+    def trace_path(self, window: Window) -> Path | None:
+        """Where a window's trace is saved, packed; ``None`` writes no files."""
+        return None if self.directory is None else self.directory / trace_name(window, self._rank)
+
+    @property
+    def report_paths(self) -> list[Path]:
+        """Where this rank writes the report."""
+        directory = self.directory if self.is_first else None
+        return [] if directory is None else [directory / name for name in REPORT_FILES]
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether a person wants to hear of this rank in the terminal."""
+        return bool(self._options.terminal)
 
     def may_write(self, path: Path) -> bool:
         """Whether a file may be put into the folder, which may be another run's by now."""
@@ -151,11 +164,7 @@ class Outputs:
 
     def save_report(self, report: Report) -> None:
         """Write report.json, report.html and report.txt."""
-        directory = self.directory
-        if directory is None or not self.is_first:
-            return
-        for name, render in zip(REPORT_FILES, (render_json, render_html, _render_text), strict=True):
-            path = directory / name
+        for path, render in zip(self.report_paths, (render_json, render_html, _render_text), strict=False):
             self._try_file(path, partial(_write_rendered, path, render, report))
 
     def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:

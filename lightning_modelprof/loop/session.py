@@ -35,6 +35,7 @@ from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
 from lightning_modelprof.run.records import AroundLoop, RankRecord, Run, Window
 from lightning_modelprof.run.steps import NOT_MEASURED
+from lightning_modelprof.show.progress import show_waiting
 
 REPORT_AFTER_NS: Final = 10_000_000_000
 """A loop that has run for less has its report when it ends, and no process is started for that alone."""
@@ -69,7 +70,6 @@ class LoopSession:
         on_trace_ready: the user's, who wants the trace of each window and the report of it.
         run: the newest facts that were saved or reported; ``None`` before the first.
         report: of the loop that has ended; ``None`` before.
-        stays: whether more is measured when the loop is over: see :meth:`add_around`.
     """
 
     def __init__(
@@ -106,6 +106,8 @@ class LoopSession:
         self._is_report_due = False  # a window has closed since the last one
         self.failure, self._waits = "failed", False
         self._notes: list[str] = []
+        self._ended_ns = self._waited_ns = 0  # after the loop: when our work began, and how long it took
+        self._waiting = ExitStack()
         self._saves = SaveTimer(clock)
         self._cleanup = ExitStack()
         self._cleanup.callback(self._uninstall)
@@ -121,7 +123,6 @@ class LoopSession:
         self.on_trace_ready: Callable[[Path | None, Report], None] | None = None
         self.run: Run | None = None
         self.report: Report | None = None
-        self.stays = False
 
     # Life
 
@@ -198,6 +199,7 @@ class LoopSession:
         Args:
             status: for the report: ``finished``, ``interrupted`` or ``failed``.
         """
+        self._ended_ns = self._clock()
         if self.is_finished:
             return
         self.is_finished = True
@@ -215,6 +217,7 @@ class LoopSession:
             if status == "finished":
                 self._timing.device.finish()
             self._timing.device.close()
+        self._ended_ns = self._clock()  # until here it is in the phase Profiler
         self.live.cut()
         self._timing.slow.look(self.ledger.step_end_ns)
         if parts is not None:
@@ -245,9 +248,11 @@ class LoopSession:
             return
         self._is_reported = True
         with ExitStack() as stack:
-            if not self.stays or status != "finished":
-                stack.callback(parts.results.close)
+            stack.callback(parts.results.close)
+            stack.callback(self._waiting.close)
             stack.callback(self._conclude, parts, status, (heard, absent), is_brief, on_report)
+            if parts.outputs.has_terminal:
+                self._waiting.enter_context(show_waiting("lightning-modelprof: making the report"))
             parts.results.wait()  # Ctrl-C costs what the traces say, and no more
 
     def _conclude(
@@ -262,6 +267,8 @@ class LoopSession:
         if any(others):
             run = side_by_side(run, *others)
         report, step = self._report(run), self._host.logger_step
+        self._waited_ns = self._report_wait_ns()
+        self._waiting.close()
         has_nothing = not self.ledger.steps_ended and not any(
             one.status is Status.FOUND for one in report.findings
         )
@@ -278,9 +285,8 @@ class LoopSession:
         """What comes after the loop is over, too: save the run and its report with it."""
         run = self.run
         if run is not None and self._is_reported:
-            self._report(replace(run, ranks=(replace(run.ranks[0], around=self._host.around()),)))
-        if self._parts is not None:
-            self._parts.results.close()
+            record = replace(run.ranks[0], around=self._host.around(), report_wait_ns=self._waited_ns)
+            self._report(replace(run, ranks=(record,)))
 
     def tell(self) -> None:
         """Print what was reported, if that was not done yet."""
@@ -408,7 +414,12 @@ class LoopSession:
             around=self._host.around(),
             workers=self.workers,
         )
+        if self._is_reported:
+            record = replace(record, report_wait_ns=self._report_wait_ns())
         return Run(info=replace(self._parts.info, status=status), ranks=(record,))
+
+    def _report_wait_ns(self) -> int:
+        return max(0, int(self._clock() - self._ended_ns))
 
     def _save(self) -> None:
         """Save what was measured until now, and ask for a report where a window has closed since the last."""
@@ -429,7 +440,7 @@ class LoopSession:
         assert self._parts is not None
         self.run = run
         self._parts.outputs.save_run(run)
-        self.report = self._parts.results.make_report(run, is_long=self._has_run_long)
+        self.report = self._parts.results.make_report(run)
         return self.report
 
 

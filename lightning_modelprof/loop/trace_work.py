@@ -6,7 +6,6 @@ It needs neither torch nor the loop, so it is done beside the training (``loop/h
 from __future__ import annotations
 
 import contextlib
-import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +24,11 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.run.opening import remove_unfinished
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.tensorboard.event_file import profile_summary, tag_of
-from lightning_modelprof.trace.reader import parse_trace
+from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.reader import parse_trace, read_trace
 
 READS_IT: Final = "lightning-modelprof analyze reads it"
 
@@ -67,7 +68,7 @@ class TraceTask(Record, frozen=True, kw_only=True):
 
     Attributes:
         window: the window.
-        raw: the trace as torch wrote it; it is removed once it is packed, or was read.
+        raw: the trace as torch wrote it; it is removed once it is packed, or answered.
         packs: whether it is packed and kept.
         why_not: why it is packed and not analyzed; ``""`` if it is.
         tag_folder: what TensorBoard calls the run; ``""`` if it does not get this window.
@@ -109,13 +110,11 @@ class ReportTask(Record, frozen=True, kw_only=True):
         run: what was measured, or the archive that has it.
         trace_notes: window index → why there is nothing of its trace, of those that were not handed over.
         tag_folder: as of TraceTask.
-        cells: file → text of what was typed into a notebook, which no file has.
     """
 
     run: Run | Path
     trace_notes: Mapping[int, str]
     tag_folder: str = ""
-    cells: Mapping[str, str] = {}
 
 
 class ReportAnswer(Record, frozen=True, kw_only=True):
@@ -141,9 +140,13 @@ class TraceWork:
 
     Args:
         setting: what is the same for all windows.
+        facts: window index → facts, which were found elsewhere.
+
+    Attributes:
+        facts: of the newest windows whose trace could be read.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, facts: Mapping[int, TraceFacts] | None = None) -> None:
         self._setting = setting
         self._problems: list[Problem] = []
         self._outputs = Outputs(
@@ -155,7 +158,7 @@ class TraceWork:
             is_first=setting.is_first,
             warn=lambda sentence: self._problems.append(Problem(FILES, sentence)),
         )
-        self._facts: dict[int, TraceFacts] = {}  # of the newest windows whose trace could be read
+        self.facts: dict[int, TraceFacts] = dict(facts or {})
         self._notes: dict[int, str] = {}  # why there are none
 
     def do(self, task: Task, num_newer: int = 0) -> Answer:
@@ -167,13 +170,23 @@ class TraceWork:
         """
         return self._take_trace(task, num_newer) if isinstance(task, TraceTask) else self.report(task)
 
+    def forget(self, task: Task) -> None:
+        """The task is answered: remove its raw trace, if that is not to stay."""
+        if isinstance(task, TraceTask) and not task.packs:
+            with contextlib.suppress(OSError):
+                task.raw.unlink()
+
+    def clean_up(self, task: Task) -> None:
+        """Remove the files that whoever was killed in a task has not written to their end."""
+        trace = self._outputs.trace_path(task.window) if isinstance(task, TraceTask) else None
+        for path in self._outputs.report_paths if isinstance(task, ReportTask) else filter(None, [trace]):
+            remove_unfinished(path)
+
     def report(self, task: ReportTask) -> ReportAnswer:
         """Make the report of the loop and write its files."""
         self._problems.clear()
-        for file, text in task.cells.items():
-            linecache.cache.setdefault(file, (len(text), None, text.splitlines(keepends=True), file))
         run = load_run(task.run) if isinstance(task.run, Path) else task.run
-        analysis = analyze(run, self._facts, {**task.trace_notes, **self._notes})
+        analysis = analyze(run, self.facts, {**task.trace_notes, **self._notes})
         report = build_report(analysis, self._setting.options)
         self._outputs.save_report(report)
         summary = self._summary(lambda: run_profile(run, report), task.tag_folder)
@@ -183,16 +196,23 @@ class TraceWork:
         """Put the trace in its place, and only then analyze it."""
         self._problems.clear()
         index, is_packed, wanted = task.window.index, False, _Wanted()
+        name = trace_name(task.window, self._setting.rank)
         is_shown = bool(task.tag_folder or task.wants_report or num_newer < MAX_SHOWN)
         note = task.why_not or ("" if is_shown else f"newer windows came while training ran; {READS_IT}")
         try:
-            raw = task.raw.read_bytes()
-            is_packed = task.packs and self._outputs.save_trace(task.window, raw)
-            if is_packed or not task.packs:
-                with contextlib.suppress(OSError):
-                    task.raw.unlink()
-            if not note:
-                wanted = self._analyze(task, raw)
+            packed = self._outputs.trace_path(task.window)
+            if task.packs and not task.raw.exists() and packed is not None and packed.exists():
+                is_packed = True  # by a process that came no further
+                trace = None if note else replace(read_trace(packed), source=name)
+            else:
+                raw = task.raw.read_bytes()
+                is_packed = task.packs and self._outputs.save_trace(task.window, raw)
+                if is_packed:
+                    with contextlib.suppress(OSError):
+                        task.raw.unlink()
+                trace = None if note else parse_trace(raw, name)
+            if trace is not None:
+                wanted = self._analyze(task, trace)
         except TraceError as error:
             note = str(error)
         except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
@@ -209,14 +229,13 @@ class TraceWork:
             report=wanted.report,
         )
 
-    def _analyze(self, task: TraceTask, raw: bytes) -> _Wanted:
+    def _analyze(self, task: TraceTask, trace: Trace) -> _Wanted:
         """Keep what the trace says; returns what was asked for besides."""
         options, window = self._setting.options, task.window
-        trace = parse_trace(raw, trace_name(window, self._setting.rank))
         facts = analyze_trace(trace)
-        self._facts[window.index] = facts
-        while len(self._facts) > MAX_SHOWN:  # a long run has thousands of windows
-            del self._facts[next(iter(self._facts))]
+        self.facts[window.index] = facts
+        while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
+            del self.facts[next(iter(self.facts))]
         summary = self._summary(
             lambda: window_profile(
                 [(trace, facts)], window=window.index, loop=self._setting.loop, options=options

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.helper import INTERRUPTED, Helper, make_helper, wait_for
+from lightning_modelprof.loop.helper import INTERRUPTED, Helper, make_helper
 from lightning_modelprof.loop.outputs import TRACES, Outputs, trace_name
 from lightning_modelprof.loop.trace_work import (
     READS_IT,
     Answer,
-    ReportAnswer,
     ReportTask,
     Setting,
     TraceAnswer,
@@ -24,7 +23,6 @@ from lightning_modelprof.loop.trace_work import (
     TraceWork,
 )
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.user_code import typed_code
 from lightning_modelprof.measure.window.capture import (
     BYTES_PER_MB,
     Capture,
@@ -35,6 +33,7 @@ from lightning_modelprof.measure.window.capture import (
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
+from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import Run, Window, WindowStatus
@@ -192,7 +191,7 @@ class WindowResults:
         self._left_out: Counter[str] = Counter()
         self._helper: Helper | None = None
         self._handed_over: dict[int, Path] = {}  # windows without an answer, and their raw traces
-        self._answer: ReportAnswer | None = None
+        self._reporter: TraceWork | None = None  # once the loop is over
         self._run_summary: bytes | None = None  # of the newest report
         self.windows: list[Window] = []
         self.trace_notes: dict[int, str] = {}
@@ -270,7 +269,7 @@ class WindowResults:
     @property
     def _without_helper(self) -> str:
         problem = "" if self._helper is None else self._helper.problem
-        return f"the process that analyzes traces {problem or 'could not make the report'}; {READS_IT}"
+        return f"the process that analyzes traces {problem or 'lost what it found out'}; {READS_IT}"
 
     def hear(self) -> None:
         """Take the answers that have come; waits for nothing."""
@@ -281,8 +280,6 @@ class WindowResults:
             self._warn_of(answer)
             if isinstance(answer, TraceAnswer):
                 self._take_answer(answer)
-            else:
-                self._answer = answer
         if helper.problem and self._handed_over:
             if helper.problem != INTERRUPTED:
                 self._outputs.warn_once(
@@ -291,60 +288,49 @@ class WindowResults:
                 )
             self._leave(self._handed_over)
 
-    def wait(self, what: str = "analyzing what was recorded") -> None:
-        """Wait for all that was asked for; Ctrl-C ends that.
-
-        Args:
-            what: is done meanwhile, for a person who waits.
-        """
-        if self._helper is not None:
-            try:
-                wait_for(self._helper, self.hear, what)
-            except KeyboardInterrupt:
-                self._helper.give_up(INTERRUPTED)
+    def wait(self) -> None:
+        """Wait until all windows are analyzed; Ctrl-C ends that."""
+        helper = self._helper
+        if helper is None:
+            return
+        try:
+            self.hear()
+            while self._handed_over:
+                helper.look()
                 self.hear()
-                raise
+        except KeyboardInterrupt:
+            helper.give_up(INTERRUPTED)
+            self.hear()
+            raise
 
     def ask_for_report(self, archive: Path | None) -> None:
         """Have the report of a loop that runs written, if there is more to say of its windows."""
         if self._helper is not None and archive is not None and not self._helper.problem:
             self._helper.send(ReportTask(run=archive, trace_notes=self.trace_notes))
 
-    def make_report(self, run: Run, *, is_long: bool) -> Report:
-        """The report of a loop, written to its files.
-
-        Args:
-            run: what was measured.
-            is_long: whether a process may be started for it, which takes some tenths of a second.
-        """
-        task = ReportTask(
-            run=run,
-            trace_notes=self.trace_notes,
-            tag_folder=self._outputs.tag_folder,
-            cells=typed_code(),
+    def make_report(self, run: Run) -> Report:
+        """The report of a loop that is over, written to its files."""
+        if self._reporter is None:
+            facts = {} if self._helper is None else self._helper.close()
+            self._note_lost(facts)
+            self._reporter = TraceWork(self._setting, facts)
+        answer = self._reporter.report(
+            ReportTask(run=run, trace_notes=self.trace_notes, tag_folder=self._outputs.tag_folder)
         )
-        if self._helper is None and is_long:
-            self._helper = make_helper(self._setting)
-        self._answer = None
-        if self._helper is not None and not self._helper.problem:
-            self._helper.send(task)
-            self.wait("making the report")
-        answer = self._answer
-        if answer is None or answer.report is None:
-            self._note_lost()
-            answer = TraceWork(self._setting).report(task)
-            self._warn_of(answer)
+        self._warn_of(answer)
         assert answer.report is not None
         self._run_summary = answer.summary
         return answer.report
 
-    def _note_lost(self) -> None:
-        """What traces say is known to nobody any more, if somebody else has analyzed them."""
-        if self._helper is None:
-            return
-        lost = [one.index for one in self.windows if one.recorded_steps and one.index not in self.trace_notes]
+    def _note_lost(self, facts: Collection[int]) -> None:
+        """What these traces say is known to nobody any more: whoever has analyzed them could not tell."""
+        lost = [
+            one.index
+            for one in self.windows[-MAX_SHOWN:]
+            if one.recorded_steps and one.index not in self.trace_notes and one.index not in facts
+        ]
         self.trace_notes |= dict.fromkeys(lost, self._without_helper)
-        if lost and self._helper.problem != INTERRUPTED:
+        if lost:
             self._outputs.warn_once("the helper", f"{self._without_helper}. The report goes without")
 
     def write_run_profile(self, step: int) -> None:

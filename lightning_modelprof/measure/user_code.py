@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import os
 import site
 import sys
@@ -176,15 +175,6 @@ def absolute_file(file: str) -> str:
     if file.startswith("<"):
         return file
     return os.path.normpath(os.path.join(working_folder(), file))  # noqa: PTH118
-
-
-def typed_code() -> dict[str, str]:
-    """The text of what was typed into a notebook or a console, by the file that it says it is from."""
-    found = {}
-    for file, entry in tuple(linecache.cache.items()):
-        if len(entry) == 4 and entry[1] is None and not os.path.exists(file):  # noqa: PTH110
-            found[file] = "".join(entry[2])
-    return found
 
 
 def is_library(file: str | None) -> bool:

@@ -5,7 +5,9 @@ And writes ours, completely or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import os
 import stat
 from pathlib import Path
@@ -81,3 +83,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what :func:`write_atomically` of a process that was killed has left beside a file."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * len(uuid4().hex)}"):
+        with contextlib.suppress(OSError):
+            left.unlink()

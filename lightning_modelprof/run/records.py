@@ -161,6 +161,8 @@ class RankRecord(Record, frozen=True, kw_only=True):
         workers: of each DataLoader that has some; ``None`` where nobody looked into them.
         helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training; ``None``
             if there was none.
+        report_wait_ns: for which the training waited for its report after the loop, until this was saved;
+            ``None`` before, and in runs of versions that did not count it.
         samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
             where nothing does.
         notes: what could not be measured, or was measured in another way, and why.
@@ -184,6 +186,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
     repeated: RepeatedSamples | None = None
     workers: tuple[LoaderWorkers, ...] | None = None
     helper_cpu_ns: Count | None = None
+    report_wait_ns: Count | None = None
     samples_note: str = ""
     notes: tuple[str, ...] = ()
 

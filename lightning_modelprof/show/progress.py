@@ -18,6 +18,9 @@ _LARGE_BYTES: Final = 5_000_000
 _LONG_S: Final = 2
 """From here on a person wants to see that something is done."""
 
+_WAIT_S: Final = 1
+"""The same where nothing was asked for."""
+
 
 @contextlib.contextmanager
 def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
@@ -75,7 +78,7 @@ def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
 
 @contextlib.contextmanager
 def show_waiting(label: str) -> Iterator[None]:
-    """A line on the standard error stream, if that is a terminal, once something takes over two seconds.
+    """A line on the standard error stream, if that is a terminal, once something takes over a second.
 
     Args:
         label: what is done.
@@ -88,7 +91,7 @@ def show_waiting(label: str) -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    timer = threading.Timer(_LONG_S, tell)
+    timer = threading.Timer(_WAIT_S, tell)
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # the program is ending
         timer.start()
@@ -96,6 +99,8 @@ def show_waiting(label: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        with contextlib.suppress(RuntimeError):  # it was not started
+            timer.join(_WAIT_S)
 
 
 def _started_bar(label: str, total: int) -> Any:

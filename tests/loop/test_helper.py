@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -12,20 +13,22 @@ import textwrap
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
 from lightning_modelprof.loop import helper as helpers
-from lightning_modelprof.loop.helper import ProcessHelper, ThreadHelper
-from lightning_modelprof.loop.trace_work import ReportTask, Setting
-from lightning_modelprof.measure.resources.cpu import read_cpu
+from lightning_modelprof.loop import trace_work
+from lightning_modelprof.loop.helper import Helper, ProcessHelper, ThreadHelper
+from lightning_modelprof.loop.trace_work import Setting, TraceTask
+from lightning_modelprof.measure.resources.cpu import ProcessPace, read_cpu, read_pace
 from lightning_modelprof.processes import OWN_PROCESSES, start_module
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.records import WindowStatus
+from lightning_modelprof.run.records import Window, WindowStatus
 from tests.support.fits import (
     ROOT,
     Net,
@@ -44,6 +47,16 @@ from tests.support.fits import (
 pytestmark = [pytest.mark.helper, pytest.mark.slow]
 
 LAST_STEP = 31
+
+
+@pytest.fixture(autouse=True)
+def _has_a_cpu(monkeypatch):
+    """The process lacks no CPU, whatever else the machine does."""
+    monkeypatch.setattr(helpers, "read_pace", lambda number: ProcessPace(time.monotonic(), wants_cpu=True))
+
+
+def lack_a_cpu(monkeypatch):
+    monkeypatch.setattr(helpers, "read_pace", lambda number: ProcessPace(1.0, wants_cpu=True))
 
 
 @pytest.fixture
@@ -155,31 +168,29 @@ def test_the_training_waits_for_nothing(tmp_path, temporary, monkeypatch):
     assert table_of(callback.report, "model_summary_1").rows
 
 
-def test_a_report_alone_is_made_by_it_when_the_loop_was_long(tmp_path, temporary, monkeypatch):
+def test_no_process_is_started_for_a_report_alone(tmp_path, temporary, monkeypatch):
     started = []
     monkeypatch.setattr(
         helpers, "start_module", lambda *args, **how: started.append(1) or start_module(*args, **how)
     )
     callback = run_fit(tmp_path, active=0)
-    assert started == [1]
+    assert started == []
     assert callback.report is not None
     assert report_of(tmp_path)["run"]["status"] == "finished"
 
 
 @pytest.mark.parametrize("files", [True, False])
-@pytest.mark.parametrize("kill", ["kill", "stop"])
-def test_it_dies_or_stands_still(tmp_path, temporary, monkeypatch, kill, files):
+def test_it_dies(tmp_path, temporary, monkeypatch, files):
     monkeypatch.setattr(helpers, "start_module", partial(slowly, 60))
-    monkeypatch.setattr(helpers, "STALLED_S", 1.5)
     callback = make_callback(tmp_path, steps=(3, 6), files=files)
 
-    def send():
-        os.kill(helper_of(callback)._process.pid, getattr(signal, f"SIG{kill.upper()}"))
+    def kill():
+        os.kill(helper_of(callback)._process.pid, signal.SIGKILL)
 
     with our_warnings() as messages:
-        fit_quietly(make_trainer(tmp_path, callback), at(12, send), loader())
+        fit_quietly(make_trainer(tmp_path, callback), at(12, kill), loader())
     (message,) = messages
-    why = "ended by signal 9" if kill == "kill" else "did nothing for 1.5 s"
+    why = "ended by signal 9"
     assert f"the process that analyzes traces {why}; lightning-modelprof analyze reads it" in message
     assert callback.run.info.status == "finished"
     assert len(callback.run.ranks[0].steps) == 32
@@ -192,8 +203,172 @@ def test_it_dies_or_stands_still(tmp_path, temporary, monkeypatch, kill, files):
         assert report_of(tmp_path)["run"]["status"] == "finished"
 
 
+def sleeping_python(folder):
+    """An interpreter that never comes to our module."""
+    path = folder / "python-that-sleeps"
+    path.write_text("#!/bin/sh\nexec sleep 600\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.parametrize("files", [True, False])
+@pytest.mark.parametrize("why", ["stopped", "never_starts", "lacks_a_cpu"])
+def test_the_training_thread_does_what_it_does_not(tmp_path, temporary, monkeypatch, why, files):
+    """Nothing is lost, and there is nothing to warn of."""
+    monkeypatch.setattr(helpers, "STALLED_S", 0.5)
+    monkeypatch.setattr(helpers, "_PACE_S", 0.1)
+    callback, do = make_callback(tmp_path, steps=(3, 6), files=files), list
+    if why == "lacks_a_cpu":
+        lack_a_cpu(monkeypatch)
+        monkeypatch.setattr(helpers, "start_module", partial(slowly, 600))
+    elif why == "stopped":
+        monkeypatch.setattr(helpers, "read_pace", read_pace)
+        monkeypatch.setattr(helpers, "start_module", partial(slowly, 600))
+
+        def do():
+            os.kill(helper_of(callback)._process.pid, signal.SIGSTOP)
+    else:
+        monkeypatch.setattr(helpers, "read_pace", read_pace)
+        monkeypatch.setattr(sys, "executable", sleeping_python(tmp_path))
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), at(12, do), loader())
+    assert messages == []
+    assert callback.run.info.status == "finished"
+    (window,) = windows_of(callback)
+    assert window.status is WindowStatus.COMPLETE
+    assert table_of(callback.report, "model_summary").rows
+    if files:
+        assert window.trace_file == "traces/rank0_steps_3-5.pt.trace.json.gz"
+        assert traces_in(tmp_path) == ["rank0_steps_3-5.pt.trace.json.gz"]
+        assert read_report(tmp_path / "modelprof").tables == callback.report.tables
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, files):
+    """It analyzes the first window, lacks a CPU for the second, and is ended while it packs that."""
+    left = tmp_path / "modelprof" / "traces" / f".rank0_steps_9-11.pt.trace.json.gz.{'0a' * 16}"
+    callback, analyzed = make_callback(tmp_path, active=3, wait=2, repeat=2, files=files), []
+    monkeypatch.setattr(
+        trace_work,
+        "analyze_trace",
+        lambda trace, do=trace_work.analyze_trace: analyzed.append(trace.source) or do(trace),
+    )
+
+    def look(step):
+        results = callback._session._parts.results
+        if step == 7:
+            deadline = time.monotonic() + 60
+            while results._helper.num_open:
+                assert time.monotonic() < deadline
+                results.hear()
+            os.kill(results._helper._process.pid, signal.SIGSTOP)
+        if step == LAST_STEP and files:
+            left.write_bytes(b"half of it")
+
+    lack_a_cpu(monkeypatch)
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), Net(at_batch=look), loader())
+    assert messages == []
+    assert [Path(name).name for name in analyzed] == ["rank0_steps_9-11.pt.trace.json.gz"]
+    assert table_of(callback.report, "model_summary").rows
+    assert table_of(callback.report, "model_summary_1").rows
+    assert not left.exists()
+    if files:
+        names = ["rank0_steps_3-5.pt.trace.json.gz", "rank0_steps_9-11.pt.trace.json.gz"]
+        assert traces_in(tmp_path) == names
+        assert read_report(tmp_path / "modelprof").tables == callback.report.tables
+
+
+def setting_of(folder=None):
+    return Setting(directory=folder, created="", rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("share", "wants_cpu", "waits_s"),
+    [(0.4, True, 0.5), (0.4, False, 5.0), (0.0, False, 5.0), (0.6, True, None)],
+)
+def test_how_long_it_is_waited_for(tmp_path, temporary, monkeypatch, share, wants_cpu, waits_s):
+    """By a clock that goes on by half a second with each look at the process."""
+    clock = [0.0]
+
+    def pace(number):
+        clock[0] += 0.5
+        return ProcessPace(clock[0] * share, wants_cpu)
+
+    fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+    monkeypatch.setattr(helpers, "time", fake)
+    monkeypatch.setattr(helpers, "_PACE_S", 0.0)
+    monkeypatch.setattr(helpers, "read_pace", pace)
+    monkeypatch.setattr(helpers, "start_module", partial(slowly, 600))
+    helper = ProcessHelper(setting_of())
+    window = Window(index=0, first_step=0, last_step=1, recorded_steps=(0, 1))
+    helper.send(TraceTask(window=window, raw=tmp_path / "none", packs=False))
+    came, num_looks = [], 0
+    while not came and num_looks < 100:
+        helper.look()
+        came = helper.answers()
+        num_looks += 1
+    assert [answer.window for answer in came] == ([] if waits_s is None else [0])
+    begin_s = 0.5  # the first look at the process is what later ones are compared with
+    assert waits_s is None or clock[0] - begin_s == waits_s
+    assert not helper.problem
+    helper.close()
+
+
+def test_a_trace_that_was_packed_before_is_read_from_there(tmp_path):
+    callback = run_fit(tmp_path, steps=(3, 6))
+    (window,) = windows_of(callback)
+    folder = tmp_path / "modelprof"
+    setting = Setting(
+        directory=folder,
+        created=callback.run.info.created,
+        rank=0,
+        is_first=True,
+        loop="fit",
+        options=DEFAULT_OPTIONS,
+    )
+    work = trace_work.TraceWork(setting)
+    answer = work.do(TraceTask(window=window, raw=folder / "traces" / "gone.json", packs=True))
+    assert (answer.is_packed, answer.note, answer.problems) == (True, "", ())
+    assert list(work.facts) == [0]
+
+
+@pytest.mark.parametrize("kind", [Helper, ThreadHelper, ProcessHelper])
+def test_a_trace_that_is_not_kept_is_gone_once_it_is_answered(tmp_path, temporary, kind):
+    """The training that asked may be dead by then."""
+    raw = tmp_path / "raw.json"
+    raw.write_text("{}")
+    helper = kind(setting_of())
+    window = Window(index=0, first_step=0, last_step=1, recorded_steps=(0, 1))
+    helper.send(TraceTask(window=window, raw=raw, packs=False))
+    deadline = time.monotonic() + 60
+    while helper.num_open or raw.exists():
+        assert time.monotonic() < deadline
+        helper.answers()
+    helper.close()
+
+
+def test_one_that_does_not_end_is_left(monkeypatch):
+    """A process that waits for a disk ends when the disk answers."""
+    waits = []
+
+    class Stuck:
+        pid = -1
+
+        def kill(self):
+            pass
+
+        def wait(self, timeout=None):
+            assert timeout is not None
+            waits.append(timeout)
+            raise subprocess.TimeoutExpired("", timeout)
+
+    helpers._end((), Stuck(), os.getpid())
+    assert waits == [helpers._GONE_S]
+
+
 def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
-    """The report has no tables of the window, and says why."""
+    """What it has found out is there for the report."""
     callback = make_callback(tmp_path, steps=(3, 6))
 
     def kill():
@@ -206,28 +381,38 @@ def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
 
     with our_warnings() as messages:
         fit_quietly(make_trainer(tmp_path, callback), at(12, kill), loader())
-    (message,) = messages
-    assert "ended by signal 9" in message
+    assert messages == []
     (window,) = windows_of(callback)
-    assert "ended by signal 9" in table_of(callback.report, "model_summary").absent_reason
+    assert table_of(callback.report, "model_summary").rows
     assert traces_in(tmp_path) == [Path(window.trace_file).name] == ["rank0_steps_3-5.pt.trace.json.gz"]
+    assert read_report(tmp_path / "modelprof").tables == callback.report.tables
+
+
+def test_what_it_found_out_is_lost(tmp_path, temporary, monkeypatch):
+    """The report has no tables of the window, and says why."""
+    monkeypatch.setattr(helpers.ProcessHelper, "close", lambda self: self._end() or {})
+    callback = make_callback(tmp_path, steps=(3, 6))
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
+    (message,) = messages
+    assert "lost what it found out" in message
+    assert "lost what it found out" in table_of(callback.report, "model_summary").absent_reason
     assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
 
 
-def test_it_had_nothing_to_do_for_long(tmp_path, temporary, monkeypatch):
-    """It is no reason to give up that it used no CPU time while nobody asked for anything."""
-    monkeypatch.setattr(helpers, "STALLED_S", 0.0)
-    monkeypatch.setattr(helpers, "_LOOK_S", 0.0)
-    monkeypatch.setattr(helpers, "used_s", lambda number: 1.0)
-    setting = Setting(directory=None, created="", rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS)
-    helper = ProcessHelper(setting)
-    for _ in range(2):
-        helper.send(ReportTask(run=tmp_path / "nothing", trace_notes={}))
-        helper.look()
-        assert not helper.problem
-        while helper.num_open:
-            helper.answers()
-    helper.close()
+def test_the_newest_facts_are_never_written_over(tmp_path):
+    """Whoever reads them may have heard of the last or the last but one."""
+    with (tmp_path / "facts").open("w+b", buffering=0) as file:
+        kept, places = helpers._KeptFacts(file.fileno()), [(0, 0)]
+        for number in range(20):
+            facts = {number: "x" * (1000 * (number * 7 % 5) + 1)}
+            place = kept.keep(facts)
+            assert kept.keep(facts) == place, "nothing new"
+            before, (begin, end) = places[-1], place
+            assert end <= before[0] or begin >= before[1]
+            assert pickle.loads(os.pread(file.fileno(), end - begin, begin)) == facts
+            places.append(place)
+        assert max(end for _, end in places) < 4 * 4100
 
 
 def test_it_runs_out_of_memory(tmp_path, temporary):
@@ -283,7 +468,8 @@ def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, executabl
 
 
 def test_what_it_uses_is_not_the_workers(tmp_path, temporary):
-    process = start_module("lightning_modelprof.loop.helper", str(os.getpid()), "1", stdin=subprocess.PIPE)
+    numbers = (str(os.getpid()), "1", "1")
+    process = start_module("lightning_modelprof.loop.helper", *numbers, stdin=subprocess.PIPE)
     try:
         assert process.pid in OWN_PROCESSES
         assert process.pid in [one.pid for one in psutil.Process().children()]
@@ -292,6 +478,52 @@ def test_what_it_uses_is_not_the_workers(tmp_path, temporary):
         process.kill()
         process.communicate()
         OWN_PROCESSES.discard(process.pid)
+
+
+CLOSES_ALL = """
+    import os, resource, sys
+    from pathlib import Path
+    from tests.support.fits import *
+
+    folder, is_long = Path(sys.argv[1]), sys.argv[2] == "after_a_look"
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    theirs = []
+
+    def look(step):
+        results = callback._session._parts.results
+        if step == 12:
+            assert results._helper is not None
+            while is_long and results._helper.num_open:
+                results.hear()
+            os.closerange(3, min(most, 4096))
+            for number in range(60):
+                theirs.append(open(folder / f"theirs{number}", "w+"))
+                theirs[-1].write("a line of theirs")
+                theirs[-1].flush()
+            look.numbers = [(os.fstat(one.fileno()).st_ino, one.fileno()) for one in theirs]
+
+    callback = make_callback(folder, steps=(3, 6))
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(folder, callback), Net(at_batch=look), loader())
+    assert [(os.fstat(number).st_ino, number) for _, number in look.numbers] == look.numbers
+    for one in theirs:
+        one.write("!")
+        one.close()
+    assert {path.read_text() for path in folder.glob("theirs*")} == {"a line of theirs!"}
+    assert callback.run.info.status == "finished"
+    assert len(callback.run.ranks[0].steps) == 32
+    assert (folder / "modelprof" / "report.html").exists()
+    (message,) = messages
+    print(message)
+"""
+
+
+@pytest.mark.parametrize("when", ["while_it_works", "after_a_look"])
+def test_the_program_closes_all_files_and_uses_their_numbers_again(tmp_path, when):
+    done = run_script(CLOSES_ALL, tmp_path, when, cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "the process that analyzes traces lost" in done.stdout
+    assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
 
 
 SCRIPT = """

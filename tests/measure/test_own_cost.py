@@ -11,6 +11,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.phase_times import own_cost
 from lightning_modelprof.analysis.steps.step_costs import step_costs
+from lightning_modelprof.loop.windows import WindowResults
+from lightning_modelprof.reading import read_report
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
@@ -104,3 +106,23 @@ def test_a_window_costs_more_than_no_window(tmp_path):
     assert with_window["work_ns"] > without["work_ns"]
     window = with_window["work_ns"] - without["work_ns"]
     assert window > 10 * MS, "closing a window takes some tens of milliseconds"
+
+
+def test_the_wait_for_the_report_is_ours(tmp_path, monkeypatch):
+    """It is in the report that is waited for, as far as that can tell."""
+    monkeypatch.setattr(WindowResults, "wait", lambda self: time.sleep(0.3))
+    callback = make_callback(tmp_path, active=0)
+    fit_quietly(make_trainer(tmp_path, callback), Net(), loader(100))
+    cost, wait_ns = callback.report.sections["own_cost"], callback.run.ranks[0].report_wait_ns
+    assert cost["report_wait_ns"] == wait_ns >= 300 * MS
+    known_ns = cost["work_ns"] + cost["recorded_ns"] + cost["inspected_ns"] + wait_ns
+    assert cost["share"] == pytest.approx(known_ns / (cost["loop_ns"] + wait_ns))
+    assert cost["loop_ns"] < callback.report.sections["run"]["wall_ns"] + 300 * MS
+    (note,) = (one for one in table_of(callback.report, "perf_summary").notes if "This profiler took" in one)
+    assert "were the wait for the report after the loop" in note
+    assert read_report(tmp_path / "modelprof").sections["own_cost"] == cost
+
+
+def test_a_wait_that_is_not_known_is_not_told():
+    cost = cost_of([(10, 0, 0)] * 8)
+    assert (cost.report_wait_ns, cost.share) == (0, 0.0)

@@ -6,12 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.loop.trace_work import ReportTask, Setting, TraceWork
-from lightning_modelprof.measure.user_code import typed_code
 from lightning_modelprof.report.advice.idioms import IDIOMS, idiom_advice, with_idiom
 from lightning_modelprof.report.model import Finding, Location, Severity, Status
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
 
 NOON = "2026-05-01T12:00:00+00:00"
 
@@ -75,18 +71,9 @@ def test_a_file_that_changed_since_is_not_read(tmp_path):
     assert with_idiom(finding(file), NOON).action == "Do less."
 
 
-def test_what_was_typed_into_a_notebook_is_read_also_by_the_process_that_reports(tmp_path, monkeypatch):
+def test_what_was_typed_into_a_notebook_is_read(monkeypatch):
     cell, text = "/tmp/ipykernel_1/23.py", "def f():\n    x = np.load(path)\n"
     monkeypatch.setattr(linecache, "cache", {cell: (len(text), None, text.splitlines(keepends=True), cell)})
-    assert with_idiom(finding(cell), NOON).action.startswith("Load it once")
-    assert typed_code() == {cell: text}
-    monkeypatch.setattr(linecache, "cache", {})
-    assert with_idiom(finding(cell), NOON).action == "Do less."
-    setting = Setting(
-        directory=None, created=NOON, rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS
-    )
-    with pytest.raises(ArchiveError):
-        TraceWork(setting).report(ReportTask(run=tmp_path / "none", trace_notes={}, cells={cell: text}))
     assert with_idiom(finding(cell), NOON).action.startswith("Load it once")
 
 

@@ -87,12 +87,13 @@ _INSPECTED: Final = int(StepTag.INSPECTED)
 
 
 class OwnCost(Record, frozen=True, kw_only=True):
-    """Time of a loop that is this profiler's.
+    """Time of a loop, and after it, that is this profiler's.
 
     Attributes:
         work_ns: phase Profiler: windows opened and closed, archives written, looks between steps.
         recorded_ns: how much longer the steps inside windows took than typical ones, beside that.
         inspected_ns: the same of the steps in which FLOPs were counted or modules timed.
+        report_wait_ns: for which the training waited for its report after the loop, as far as that is known.
         loop_ns: the whole loop.
         helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training, in no
             other figure; ``None`` if there was none.
@@ -101,18 +102,20 @@ class OwnCost(Record, frozen=True, kw_only=True):
     work_ns: int
     recorded_ns: float
     inspected_ns: float
+    report_wait_ns: int
     loop_ns: int
     helper_cpu_ns: int | None
 
     @property
     def total_ns(self) -> float:
         """All of it."""
-        return self.work_ns + self.recorded_ns + self.inspected_ns
+        return self.work_ns + self.recorded_ns + self.inspected_ns + self.report_wait_ns
 
     @property
     def share(self) -> float | None:
-        """Of the loop; ``None`` if that took no time."""
-        return self.total_ns / self.loop_ns if self.loop_ns else None
+        """Of the loop and the wait after it; ``None`` if they took no time."""
+        whole_ns = self.loop_ns + self.report_wait_ns
+        return self.total_ns / whole_ns if whole_ns else None
 
 
 def own_cost(
@@ -120,6 +123,7 @@ def own_cost(
     outside_ns: Mapping[str, int],
     costs: StepCosts | Absent,
     helper_cpu_ns: int | None = None,
+    report_wait_ns: int | None = None,
 ) -> OwnCost | Absent:
     """What can be seen of it between the steps and in those that were slowed down.
 
@@ -128,6 +132,7 @@ def own_cost(
         outside_ns: time of the loop in no finished step, by phase key.
         costs: what a typical step takes.
         helper_cpu_ns: as of OwnCost.
+        report_wait_ns: as of OwnCost; ``None`` where it is not known.
 
     Caveats: what the clock reads in each step and the sampling thread cost is not seen: without the
     profiler there would be nothing to compare with (``benchmarks/overhead.py`` does).
@@ -139,6 +144,7 @@ def own_cost(
         work_ns=int(totals.whole("phases_ns")[_PROFILER]) + outside_ns.get("profiler", 0),
         recorded_ns=_beyond(totals, _RECORDED, 0, usual_ns),
         inspected_ns=_beyond(totals, _INSPECTED, _RECORDED, usual_ns),
+        report_wait_ns=report_wait_ns or 0,
         loop_ns=int(totals.whole("duration_ns")) + sum(outside_ns.values()),
         helper_cpu_ns=helper_cpu_ns,
     )

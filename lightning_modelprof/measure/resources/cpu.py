@@ -226,12 +226,29 @@ def reaped_ns() -> int | None:
     return None if times is None else times.reaped_ns
 
 
-def used_s(number: int) -> float | None:
-    """CPU seconds that a process has used until now; ``None`` where that cannot be read."""
+class ProcessPace(NamedTuple):
+    """How a process gets on.
+
+    Attributes:
+        used_s: CPU seconds that it has used until now.
+        wants_cpu: whether it runs or waits for a CPU, and not for a disk or anything else.
+    """
+
+    used_s: float
+    wants_cpu: bool
+
+
+def read_pace(number: int) -> ProcessPace | None:
+    """How a process gets on; ``None`` where that cannot be read."""
     if psutil is None:
         return None
-    times = _ask(lambda: psutil.Process(number).cpu_times())
-    return None if times is None else float(times.user + times.system)
+
+    def read() -> ProcessPace:
+        process = psutil.Process(number)
+        times = process.cpu_times()
+        return ProcessPace(times.user + times.system, process.status() == psutil.STATUS_RUNNING)
+
+    return _ask(read)
 
 
 def used_by_children(since_s: float, reaped_before_ns: int | None) -> int | None:

@@ -124,9 +124,14 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
         )
     cost = analysis.own_cost
     if not isinstance(cost, Absent) and cost.share is not None:
+        of = f"the loop's {_seconds(cost.loop_ns)} s"
+        wait = ""
+        if cost.report_wait_ns:
+            of, waited = f"{_seconds(cost.loop_ns + cost.report_wait_ns)} s", _seconds(cost.report_wait_ns)
+            wait = f" At least {waited} s of it were the wait for the report after the loop."
         notes.append(
-            f"This profiler took {_seconds(cost.total_ns)} s of the loop's {_seconds(cost.loop_ns)} s"
-            f" ({100 * cost.share:.2g} %); none of it is in these figures."
+            f"This profiler took {_seconds(cost.total_ns)} s of {of} ({100 * cost.share:.2g} %);"
+            f" none of it is in these figures.{wait}"
         )
     if not isinstance(cost, Absent) and cost.helper_cpu_ns is not None:
         notes.append(
