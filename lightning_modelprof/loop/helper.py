@@ -129,9 +129,12 @@ class Helper:
         self._open.clear()
         self._answers.clear()
 
-    def close(self) -> Mapping[int, TraceFacts]:
-        """Nothing more will be asked; returns what the newest traces say, by the number of their window."""
+    def facts(self) -> Mapping[int, TraceFacts]:
+        """What the newest traces say, by the number of their window; to be called when the loop is over."""
         return self._work.facts
+
+    def close(self) -> None:
+        """Nothing more will be asked; what is not done yet is not done."""
 
 
 class ThreadHelper(Helper):
@@ -155,10 +158,9 @@ class ThreadHelper(Helper):
             self._answers.append(answer)
             self._work.forget(task)
 
-    def close(self) -> Mapping[int, TraceFacts]:
+    def close(self) -> None:
         """Nothing more will be asked."""
         self._tasks.put(None)
-        return super().close()
 
 
 class ProcessHelper(Helper):
@@ -172,6 +174,7 @@ class ProcessHelper(Helper):
         super().__init__(setting)
         self._unsent = bytearray()
         self._num_read = 0
+        self._is_over = False
         self._facts_at = 0, 0
         self._pace: tuple[float, float] | None = None
         self._stalled_at = math.inf
@@ -205,7 +208,7 @@ class ProcessHelper(Helper):
 
     def answers(self) -> list[Answer]:
         """Those that have come since; waits for nothing."""
-        if self._end.alive:
+        if not self._is_over:
             self._push()
             try:
                 has_ended = not os.read(self._line.number, _FEW)  # a byte for each answer
@@ -225,14 +228,19 @@ class ProcessHelper(Helper):
         self._end_process()
         super().give_up(problem)
 
-    def close(self) -> Mapping[int, TraceFacts]:
+    def facts(self) -> Mapping[int, TraceFacts]:
+        """What the newest traces say, by the number of their window; ends the process."""
+        self._end_process()
+        return super().facts()
+
+    def close(self) -> None:
         """Nothing more will be asked; what is not done yet is not done."""
         self._end_process()
-        return super().close()
+        self._end()
 
     def look(self) -> None:
         """Wait for an answer; do a task in this thread, if the process lacks a CPU or does nothing."""
-        if not self._end.alive:
+        if self._is_over:
             self._do_next()
             return
         if self._pace is None:
@@ -268,15 +276,15 @@ class ProcessHelper(Helper):
 
     def _end_process(self) -> None:
         """End it, and keep what it has found out."""
-        if not self._end.alive:
+        if self._is_over:
             return
-        _kill(self._process)
+        self._is_over = True
+        self._process.kill()  # on a busy machine it needs a while to go: the report is made meanwhile
         self._read_all()
         begin, end = self._facts_at
         with contextlib.suppress(Exception):  # the program has closed the file
             raw = os.pread(self._facts.number, end - begin, begin)
             self._work.facts.update(pickle.loads(raw) if raw else {})  # of our own process
-        self._end()
         for task in list(self._open)[len(self._answers) : len(self._answers) + 1]:
             self._work.clean_up(task)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +191,7 @@ class WindowResults:
         self._left_out: Counter[str] = Counter()
         self._helper: Helper | None = None
         self._handed_over: dict[int, Path] = {}  # windows without an answer, and their raw traces
+        self._analyzed: deque[int] = deque(maxlen=MAX_SHOWN)  # the newest windows whose facts are known
         self._reporter: TraceWork | None = None  # once the loop is over
         self._run_summary: bytes | None = None  # of the newest report
         self.windows: list[Window] = []
@@ -311,7 +312,7 @@ class WindowResults:
     def make_report(self, run: Run) -> Report:
         """The report of a loop that is over, written to its files."""
         if self._reporter is None:
-            facts = {} if self._helper is None else self._helper.close()
+            facts = {} if self._helper is None else self._helper.facts()
             self._note_lost(facts)
             self._reporter = TraceWork(self._setting, facts)
         answer = self._reporter.report(
@@ -324,11 +325,7 @@ class WindowResults:
 
     def _note_lost(self, facts: Collection[int]) -> None:
         """What these traces say is known to nobody any more: whoever has analyzed them could not tell."""
-        lost = [
-            one.index
-            for one in self.windows[-MAX_SHOWN:]
-            if one.recorded_steps and one.index not in self.trace_notes and one.index not in facts
-        ]
+        lost = [index for index in self._analyzed if index not in facts]
         self.trace_notes |= dict.fromkeys(lost, self._without_helper)
         if lost:
             self._outputs.warn_once("the helper", f"{self._without_helper}. The report goes without")
@@ -353,6 +350,7 @@ class WindowResults:
             self.trace_notes[index] = answer.note
         else:
             self.trace_notes.pop(index, None)
+            self._analyzed.append(index)
         if not answer.is_packed:
             self._keep_raw(index, raw_path)
         window = next((one for one in self.windows if one.index == index), None)
