@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.errors import ConfigError, nearest, quoted, warn
 from lightning_modelprof.inspect.modules.modules import plain_path
 
 
@@ -36,6 +36,26 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
             " lightning.pytorch.callbacks_factory."
         )
     return ours[0]
+
+
+def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> None:
+    """Warn of the trainer's other callbacks of ours, and have hooks of the one that measures called once.
+
+    Lightning may be going through the list right now, which bears that something goes behind the first place.
+    """
+    callbacks = trainer.callbacks
+    places = [place for place, one in enumerate(callbacks) if isinstance(one, callback_type)]
+    own = [place for place in places if callbacks[place] is callback]
+    count = len(places) + (not own)
+    if count == 1:
+        return
+    for place in reversed(own[1:]):
+        del callbacks[place]
+    if trainer.is_global_zero:
+        warn(
+            f"the Trainer has {count} ModelProfCallbacks; all but one are ignored."
+            " Pass one, in a new list per Trainer"
+        )
 
 
 def check_ignored(config: ProfileConfig, pl_module: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError, warn
-from lightning_modelprof.lightning.checks import check_ignored, measuring_callback
+from lightning_modelprof.lightning.checks import check_ignored, ignore_repeats, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
 from lightning_modelprof.loop.host import check_machine, say_off
@@ -39,6 +39,7 @@ class ProfilingHooks(SessionKeeper):
         if measuring is not self:
             self._twin = measuring
             return
+        ignore_repeats(self, trainer, ProfilingHooks)
         check_machine(self.config)
         check_ignored(self.config, pl_module)
         # The first rank's counts for all.

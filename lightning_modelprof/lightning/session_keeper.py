@@ -199,6 +199,8 @@ class SessionKeeper:
 
     def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
         """The loop begins; returns the session's ledger if there is something to measure."""
+        if self._session is not None and self._session.is_armed:  # somebody else calls our hooks as well
+            return self._session.ledger
         if self._meeting is None or self._is_short(trainer, pl_module):
             return None
         folder = self._meet(trainer, self._meeting)

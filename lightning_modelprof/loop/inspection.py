@@ -205,8 +205,8 @@ class Inspection:
             self._around = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """The inspected step has its batch, on the device."""
-        if self._step is None:
+        """The inspected step has its batch, on the device; does nothing the second time."""
+        if self._step is None or self._is_counting or self._is_timing:
             return
         self._look_around(None)
         if self._step == self._plan.counted:
