@@ -19,7 +19,6 @@ import pickle
 import select
 import socket
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -40,6 +39,7 @@ from lightning_modelprof.loop.trace_work import (
 )
 from lightning_modelprof.measure.resources.cpu import read_pace
 from lightning_modelprof.processes import OWN_PROCESSES, OwnFile, start_module
+from lightning_modelprof.threads import start_thread
 
 _LENGTH: Final = 8
 """Bytes that say how many follow."""
@@ -143,7 +143,7 @@ class ThreadHelper(Helper):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="modelprof-traces", daemon=True).start()
+        start_thread(self._run, "modelprof-traces")
 
     def send(self, task: Task) -> None:
         """Hand a task over."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.threads import has_ended, start_thread
 
 T = TypeVar("T")
 
@@ -83,24 +84,25 @@ def show_waiting(label: str) -> Iterator[None]:
     Args:
         label: what is done.
     """
+    is_over = threading.Event()
 
     def tell() -> None:
         with contextlib.suppress(Exception):  # a standard error that is closed, or somebody's own
-            print(one_line(f"{label} ..."), file=sys.stderr, flush=True)
+            if not is_over.wait(_WAIT_S):
+                print(one_line(f"{label} ..."), file=sys.stderr, flush=True)
 
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    timer = threading.Timer(_WAIT_S, tell)
-    timer.daemon = True
+    thread = None
     with contextlib.suppress(RuntimeError):  # the program is ending
-        timer.start()
+        thread = start_thread(tell, "modelprof-waiting")
     try:
         yield
     finally:
-        timer.cancel()
-        with contextlib.suppress(RuntimeError):  # it was not started
-            timer.join(_WAIT_S)
+        is_over.set()
+        if thread is not None:
+            has_ended(thread)
 
 
 def _started_bar(label: str, total: int) -> Any:

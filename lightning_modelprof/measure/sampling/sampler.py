@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from lightning_modelprof.errors import told
 from lightning_modelprof.measure.clock import HostClock, host_clock
+from lightning_modelprof.threads import PATIENCE_S, has_ended, start_thread
 
 Look: TypeAlias = Callable[[int], None]
 """Looks once. It is given the nanoseconds that it stands for: since the look before it, or since the thread
@@ -91,7 +92,11 @@ class Sampler:
         self._start_thread()
 
     def pause(self) -> None:
-        """Look no more until :meth:`resume`. When this returns the thread has ended."""
+        """Look no more until :meth:`resume`.
+
+        When this returns the thread has ended. One that doesn't within ``PATIENCE_S`` ends with its look, and
+        none comes after it.
+        """
         self._is_wanted = False
         self._end_thread()
 
@@ -103,11 +108,9 @@ class Sampler:
             # wait runs dozens of lines of Python with the interpreter held.
             self._is_over = threading.Lock()
             self._is_over.acquire()
-            thread = threading.Thread(
-                target=self._begin, args=(self._is_over,), name="modelprof-sampler", daemon=True
-            )
+            is_over = self._is_over
             try:
-                thread.start()
+                thread = start_thread(lambda: self._begin(is_over), "modelprof-sampler")
             except RuntimeError as error:  # the system has no more threads, or the interpreter shuts down
                 self._end(f"Sampling ended: no thread could be started ({error}).")
                 return
@@ -121,7 +124,8 @@ class Sampler:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._is_over.release()
-                thread.join()
+                if not has_ended(thread):
+                    self._end(f"Sampling ended: its thread didn't pause within {PATIENCE_S:g} s.")
 
     def _forget_thread(self) -> None:
         """In a child of this process: there is no such thread in it."""

@@ -7,7 +7,6 @@ which are neither warm-up nor active cost nothing.
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,9 @@ from lightning_modelprof.measure.window.schedule import Schedule
 from lightning_modelprof.measure.window.torch_profiler import (
     CaptureOptions,
     TraceRanges,
+    force_stop,
     free,
+    is_out_of_memory,
     is_profiling,
     prepare,
     stop,
@@ -32,6 +33,7 @@ from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.workers import WorkerBatches
+from lightning_modelprof.threads import has_ended, start_thread
 from lightning_modelprof.units import digits
 
 BYTES_PER_MB: Final = 1_000_000
@@ -240,9 +242,13 @@ class Capture:
                 stop(profiler, ranges)
             elif ranges is not None:
                 ranges.close_all()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._break_off()
+        finally:
             if profiler is not None:
                 free(profiler)
-        finally:
             self._let_go()
 
     def _prepare(self) -> None:
@@ -255,6 +261,8 @@ class Capture:
         is_waiting = watch.is_one_waiting()
         if reason := CLAIM.take(self):
             self._refuse(reason)
+            if CLAIM.is_broken:
+                self._upcoming = None
             return
         if is_waiting:
             self._let_go()
@@ -264,11 +272,11 @@ class Capture:
         try:
             profiler = self._options.make_profiler()
             prepare(profiler)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             self._begun = watch.begun
             if profiler is not None:
                 free(profiler)
-            self._refuse(f"torch.profiler could not be prepared: {error}")
+            self._refuse_after(error, "torch.profiler could not be prepared")
             return
         self._begun = watch.begun
         self._profiler = profiler
@@ -283,10 +291,11 @@ class Capture:
         try:
             self._profiler.start_trace()
             self._begun = watch.recording = watch.begun
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
+            self._begun = watch.begun
             self.ranges = None
             self._throw_away()
-            self._refuse(f"torch.profiler could not be started: {error}")
+            self._refuse_after(error, "torch.profiler could not be started")
             return
         self._size.begin()
 
@@ -294,6 +303,20 @@ class Capture:
         self._give_back()
         self._on_close(self._record(WindowStatus.REFUSED, reason), None)
         self._next_window()
+
+    def _refuse_after(self, error: Exception, what: str) -> None:
+        """Refuse the window that failed. If torch ran out of memory, no other one comes in this process."""
+        if not is_out_of_memory(error):
+            self._refuse(f"{what}: {error}")
+            return
+        self._break_off()
+        self._refuse(f"{what}, as there was no memory for it; no more windows are recorded")
+        self._upcoming = None
+
+    def _break_off(self) -> None:
+        CLAIM.is_broken = True
+        if not self._is_replaced():
+            force_stop()
 
     def _is_replaced(self) -> bool:
         """Whether another profiler was prepared or started since ours was, which ended ours."""
@@ -346,12 +369,12 @@ class Capture:
             stop(profiler, ranges)
             if ranges is not None and self._recorded:
                 path = self._export(profiler, window)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, MemoryError) as error:
             is_place = isinstance(error, OSError)
             what = "there is no place for its trace" if is_place else "torch.profiler could not be stopped"
             free(profiler)
             self._let_go()
-            self._refuse(f"{what}: {error}")
+            self._refuse_after(error, what)
             return
         free(profiler)
         self._next_window()
@@ -395,6 +418,7 @@ class Capture:
         """
         start, self._cpu_at_start = self._cpu_at_start, None
         noted: dict[str, Any] = {"cpu": None}
+        is_late = False
         since_ns = min((begin_ns for _, begin_ns, _ in self._recorded.values()), default=None)
 
         def read() -> None:
@@ -402,18 +426,14 @@ class Capture:
             if start is not None and stop is not None:
                 noted["cpu"] = cpu_use_between(start, stop)
             try:
-                if since_ns is not None and (made := self._batches(since_ns, self._clock())):
+                if not is_late and since_ns is not None and (made := self._batches(since_ns, self._clock())):
                     noted["workers"] = made
             except Exception as error:
                 noted["workers"] = f"what they made could not be read: {told(error)}"
 
-        reader = threading.Thread(target=read, name="modelprof-cpu")
-        try:
-            reader.start()
-        except RuntimeError:  # the system has no more threads
-            return noted
-        reader.join()
-        return noted
+        with contextlib.suppress(RuntimeError):  # the system has no more threads
+            is_late = not has_ended(start_thread(read, "modelprof-cpu"))
+        return dict(noted)
 
     def _record(self, status: WindowStatus, note: str = "") -> Window:
         assert self._upcoming is not None

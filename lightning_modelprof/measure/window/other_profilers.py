@@ -82,6 +82,10 @@ class ProfilerWatch:
         if begun == self.begun:
             self.is_waiting = False
 
+    def start_child(self) -> None:
+        """In a forked child: who held the lock may not be there."""
+        self._lock = threading.RLock()
+
     def _on_prepare(self) -> None:
         self._make_way()
         self.begun += 1
@@ -144,6 +148,9 @@ _OTHER: Final = "another fit of this process has a profiler window open, and tor
 _NOT_OURS: Final = "another torch profiler was recording when this window was to open"
 
 
+_BROKEN: Final = "torch.profiler ran out of memory before, and its state is unknown since"
+
+
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -159,10 +166,14 @@ def _skip_teardown() -> None:
 
 
 class ProfilerClaim:
-    """Of the process; whoever is thrown away without having given it back does not have it any more."""
+    """Of the process; whoever is thrown away without having given it back does not have it any more.
+
+    Attributes:
+        is_broken: whether torch's profiler ran out of memory, so that nobody gets it any more.
+    """
 
     def __init__(self) -> None:
-        self._was_taken = False
+        self._was_taken = self.is_broken = False
         self.forget()
 
     def start_child(self) -> None:
@@ -186,6 +197,8 @@ class ProfilerClaim:
             holder = None if self._holder is None else self._holder()
             if self.is_ending:
                 return ENDING
+            if self.is_broken:
+                return _BROKEN
             if holder is not None and holder is not who:
                 return _OTHER
             if is_profiling_anywhere():
@@ -232,6 +245,7 @@ atexit.register(CLAIM.end)
 
 if hasattr(os, "register_at_fork"):  # a child has neither the profiler's thread nor, perhaps, a free lock
     os.register_at_fork(after_in_child=CLAIM.start_child)
+    os.register_at_fork(after_in_child=watch.start_child)
 
 
 def is_profiling_anywhere() -> bool:

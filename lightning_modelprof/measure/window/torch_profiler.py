@@ -7,6 +7,7 @@ export.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_modelprof.record import Record
@@ -90,6 +92,21 @@ def stop(profiler: Any, ranges: TraceRanges | None) -> None:
 def free(profiler: Any) -> None:
     """Drop what was recorded: several times the size of the trace, which else stays for long."""
     profiler.profiler = None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or C++ found no memory."""
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error)
+
+
+def force_stop() -> None:
+    """Stop what records after a call of ours failed, and tell torch, which else believes that it records."""
+    torchs: Any = autograd_profiler
+    if is_profiling():
+        with contextlib.suppress(RuntimeError, MemoryError):
+            torchs._disable_profiler()
+    if not is_profiling() and hasattr(torchs, "_run_on_profiler_stop"):
+        torchs._run_on_profiler_stop()
 
 
 def is_profiling() -> bool:
