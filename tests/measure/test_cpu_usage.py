@@ -451,13 +451,10 @@ def test_a_window_without_psutil(tmp_path, monkeypatch):
 
 
 def test_a_window_where_no_thread_can_be_had(tmp_path, monkeypatch):
-    class NoThread(capture.threading.Thread):
-        def start(self):
-            if self.name == "modelprof-cpu":
-                raise RuntimeError("can't start new thread")
-            super().start()
+    def refuse(work, name):
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(capture.threading, "Thread", NoThread)
+    monkeypatch.setattr(capture, "start_thread", refuse)
     callback = run_fit(tmp_path, steps=(2, 4))
     assert metadata_of(tmp_path, windows_of(callback)[0])["cpu"] is None
 

@@ -1,0 +1,150 @@
+"""Threads of our own: a system without memory for one costs what it would have done, and no time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from lightning_modelprof import threads
+from lightning_modelprof.loop import helper
+from lightning_modelprof.loop.trace_work import Setting
+from lightning_modelprof.measure.sampling.sampler import Sampler
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
+from lightning_modelprof.show.progress import show_waiting
+from lightning_modelprof.threads import has_ended, start_thread
+from tests.measure.test_cpu_usage import metadata_of
+from tests.support.fits import our_warnings, run_fit, windows_of
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(threads, "PATIENCE_S", 0.05)
+
+
+@pytest.fixture
+def dying(monkeypatch, impatient):
+    """Each thread of ours dies of a MemoryError before it says that it runs, as with ``ulimit -v``."""
+    bootstrap, died = threading.Thread._bootstrap, []
+
+    def die(self):
+        if not self.name.startswith("modelprof"):
+            bootstrap(self)
+        died.append(self.name)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", die)
+    return died
+
+
+def our_threads():
+    return [one for one in threading.enumerate() if one.name.startswith("modelprof")]
+
+
+def test_work_is_done_in_a_thread_of_that_name():
+    seen = []
+    assert has_ended(start_thread(lambda: seen.append(threading.current_thread()), "modelprof-test"))
+    [thread] = seen
+    assert (thread.name, thread.daemon) == ("modelprof-test", True)
+    assert thread is not threading.main_thread()
+
+
+def test_a_thread_that_dies_at_its_start_is_given_up(dying):
+    done = []
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start_thread(lambda: done.append(1), "modelprof-test")
+    assert (dying, done, our_threads()) == (["modelprof-test"], [], [])
+
+
+def test_a_thread_that_starts_too_late_does_nothing(monkeypatch, impatient):
+    bootstrap, go_on, done, late = threading.Thread._bootstrap, threading.Event(), [], []
+
+    def wait(self):
+        late.append(self)
+        go_on.wait(60)
+        bootstrap(self)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", wait)
+    with pytest.raises(RuntimeError, match="doesn't run"):
+        start_thread(lambda: done.append(1), "modelprof-test")
+    threading._limbo[late[0]] = late[0]  # which the bootstrap takes out
+    go_on.set()
+    assert has_ended_at_last(late[0])
+    assert done == []
+
+
+def has_ended_at_last(thread):
+    until = time.monotonic() + 60
+    while not thread._started.is_set() or thread.is_alive():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_system_without_threads(monkeypatch, error):
+    def refuse(self):
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start_thread(print, "modelprof-test")
+
+
+def test_a_thread_that_does_not_end_is_not_waited_for(impatient):
+    go_on = threading.Event()
+    thread = start_thread(lambda: go_on.wait(60), "modelprof-test")
+    assert not has_ended(thread)
+    go_on.set()
+    assert has_ended_at_last(thread)
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_threads_die_at_their_start(tmp_path, dying):
+    with our_warnings() as messages:
+        callback = run_fit(tmp_path, steps=(2, 4), sampling=True)
+    assert messages == []
+    assert set(dying) == {"modelprof-cpu", "modelprof-sampler"}
+    assert callback.run.info.status == "finished"
+    [window] = windows_of(callback)
+    assert window.recorded_steps == (2, 3)
+    assert metadata_of(tmp_path, window)["cpu"] is None
+    assert "Sampling ended: no thread could be started" in "".join(callback.run.ranks[0].stacks.notes)
+    assert our_threads() == []
+
+
+def test_whoever_analyzes_traces_does_it_without_a_thread(monkeypatch, dying):
+    def refuse(*_):
+        raise OSError("no process either")
+
+    monkeypatch.setattr(helper, "ProcessHelper", refuse)
+    setting = Setting(directory=None, created="", rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS)
+    assert type(helper.make_helper(setting)) is helper.Helper
+    assert dying == ["modelprof-traces"]
+
+
+def test_a_wait_is_shown_or_not(monkeypatch, dying):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with show_waiting("work"):
+        pass
+    assert dying == ["modelprof-waiting"]
+
+
+def test_a_look_that_hangs_ends_sampling_and_not_the_training(impatient):
+    looked, go_on = threading.Event(), threading.Event()
+
+    def hang(_):
+        looked.set()
+        go_on.wait(60)
+
+    sampler = Sampler({"it": hang})
+    sampler.resume()
+    assert looked.wait(60)
+    [thread] = our_threads()
+    sampler.pause()
+    assert sampler.notes == ["Sampling ended: its thread didn't pause within 5 s."]
+    sampler.resume()
+    assert our_threads() == [thread]
+    go_on.set()
+    assert has_ended_at_last(thread)
