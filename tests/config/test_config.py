@@ -34,6 +34,7 @@ from tests.support.fits import (
     loader,
     make_callback,
     make_trainer,
+    our_warnings,
     run_fit,
     steps_of,
 )
@@ -273,7 +274,9 @@ def test_refuses_two_callbacks_that_want_different_things(tmp_path):
 def test_two_callbacks_that_want_the_same_are_one(tmp_path, first, second):
     """Equal values, which need not be one object: those of an entry point are made anew each time."""
     callbacks = [make_callback(tmp_path, **arguments) for arguments in (first, second)]
-    fit_quietly(make_trainer(tmp_path, *callbacks), Net(), loader())
+    with our_warnings() as messages:
+        fit_quietly(make_trainer(tmp_path, *callbacks), Net(), loader())
+    assert len(messages) == 1
     assert callbacks[0].report is callbacks[1].report is not None
 
 

@@ -17,7 +17,7 @@ from lightning_modelprof import ConfigError, ModelProfCallback
 from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.sources import SWITCH, is_switched_off
 from lightning_modelprof.run.archive import load_run
-from tests.support.fits import Net, fit_quietly, flat, loader
+from tests.support.fits import Net, fit_quietly, flat, loader, our_warnings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -157,7 +157,9 @@ def test_one_of_the_program_comes_first_whatever_it_wants(tmp_path, monkeypatch)
     own = ModelProfCallback(active=2, wait=0, skip_first=0, dirpath="own", report={"terminal": False})
     trainer = lightning.pytorch.Trainer(**QUIET, callbacks=[own])
     assert len(ours(trainer)) == 2
-    fit_quietly(trainer, Net(), loader())
+    with our_warnings() as messages:
+        fit_quietly(trainer, Net(), loader())
+    assert len(messages) == 1
     assert own.report is not None
     assert not (tmp_path / "theirs").exists()
 
@@ -169,7 +171,9 @@ def test_one_list_in_two_trainers(tmp_path, monkeypatch):
     for number in (1, 2):
         trainer = lightning.pytorch.Trainer(**QUIET, callbacks=shared)
         assert len(ours(trainer)) == number
-        fit_quietly(trainer, Net(), loader())
+        with our_warnings() as messages:
+            fit_quietly(trainer, Net(), loader())
+        assert len(messages) == number - 1
     assert {str(path.parent) for path in Path().rglob("run.json")} == {"out", "out/fit_2"}
 
 
