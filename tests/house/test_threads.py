@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -11,6 +13,7 @@ from lightning_modelprof import threads
 from lightning_modelprof.loop import helper
 from lightning_modelprof.loop.trace_work import Setting
 from lightning_modelprof.measure.sampling.sampler import Sampler
+from lightning_modelprof.measure.window.other_profilers import watch
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.show.progress import show_waiting
 from lightning_modelprof.threads import has_ended, start_thread
@@ -98,6 +101,30 @@ def test_a_thread_that_does_not_end_is_not_waited_for(impatient):
     assert not has_ended(thread)
     go_on.set()
     assert has_ended_at_last(thread)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
+def test_a_child_does_not_wait_for_a_lock_that_the_parent_held():
+    """A thread of the parent had it, and the child has no such thread."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with watch._lock:
+            held.set()
+            over.wait(60)
+
+    thread = start_thread(hold, "modelprof-test")
+    assert held.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends it, where it waits
+        watch.begin()
+        watch.end()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    over.set()
+    assert has_ended(thread)
+    assert status == 0
 
 
 @pytest.mark.slow
