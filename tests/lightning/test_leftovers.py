@@ -1,0 +1,400 @@
+"""However a loop ends, the process and the user's objects are as they would be without the callback."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from lightning.pytorch import seed_everything
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader
+
+from lightning_modelprof import LoopProfiler, ModelProfiler
+from lightning_modelprof.loop.inspection import Inspection
+from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.window.capture import Capture
+from tests.support.fits import Net, Numbers, fit_quietly, grouped, loader, make_callback, make_trainer
+from tests.support.leftovers import differences, things_of, things_of_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif("not __import__('os').path.isdir('/proc/self/fd')")]
+
+EVERYTHING = {"steps": (5, 7), "flops": True, "sampling": True, "peak_flops_per_s": 1e12}
+"""Step 1 is counted, in 2 to 4 modules are timed, 5 and 6 are in a window."""
+
+Ours = Callable[[], list[Any]]
+"""Makes our callbacks, or none."""
+
+Way = Callable[[Any, Ours], Iterator[Any]]
+"""Gives what a loop is made of, and then runs it."""
+
+
+class Pruned(Exception):
+    """As of a tuner of hyperparameters, which ends a trial by it."""
+
+
+class Fails(Callback):
+    """Raises in one hook, at one batch where that has batches."""
+
+    def __init__(self, hook: str, error: type[BaseException] = ValueError, at: int = 0) -> None:
+        def fail(trainer: Any, *_: Any, **__: Any) -> None:
+            if not at or trainer.fit_loop.epoch_loop.batch_idx >= at:
+                raise error("of the user")
+
+        self.at, self.hook = at, hook
+        setattr(self, hook, fail)
+
+    @property
+    def state_key(self) -> str:
+        return f"Fails.{self.hook}.{self.at}"
+
+
+class FailingNet(Net):
+    """Raises in one of its methods, at one batch where that has batches."""
+
+    def __init__(self, method: str, error: type[BaseException] = ValueError, at: int = 0) -> None:
+        super().__init__()
+        original = getattr(self, method)
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            if not at or self.trainer.fit_loop.epoch_loop.batch_idx >= at:
+                raise error("of the user")
+            return original(*args, **kwargs)
+
+        setattr(self, method, fail)
+
+
+class FailingNumbers(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        if index == 11:
+            raise ValueError("of the user")
+        return super().__getitem__(index)
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path, monkeypatch):
+    """Other processes put files in /tmp, and Ctrl-C leaves a handler of Lightning's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any], str]:
+    """What has changed, the callbacks that were there, and the error with which it ended."""
+    seed_everything(3, verbose=False)
+    tempfile.tempdir = tempfile.mkdtemp(dir=folder)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    made: list[Any] = []
+    going = way(folder, lambda: made.extend(ours()) or made)
+    objects = next(going)
+    before = things_of_process() | (things_of(*objects) if objects else {})
+    error = ""
+    try:
+        next(going, None)
+    except BaseException as caught:  # as in a notebook, which goes on
+        error = repr(caught)
+    going.close()
+    after = things_of_process() | (things_of(*objects) if objects else {})
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return differences(before, after), made, error
+
+
+_WARM: list[bool] = []
+
+
+def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool = True) -> list[Any]:
+    """The way leaves no more with our callback than without it."""
+    ours = ours or (lambda: [make_callback(folder, **EVERYTHING)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not _WARM:  # torch's profiler starts threads, modules are imported, ...
+            left_by(fit(), folder, lambda: [make_callback(folder / "warm", **EVERYTHING)])
+            _WARM.append(True)
+        without, _, error = left_by(way, folder, list)
+        left, callbacks, error_with = left_by(way, folder, ours)
+    stays = {name: one for name, one in left.items() if one != without.get(name)}
+    assert not stays, stays
+    assert error == error_with or not ends_alike
+    for one in callbacks:
+        assert (one._session, one._trainer, one._around) == (None, None, [])
+        assert not [name for name, value in vars(one).items() if name.startswith("on_") and value is None]
+    return callbacks
+
+
+def fit(
+    *before: Any,
+    after: Any = (),
+    module: Callable[[], Any] = Net,
+    data: Callable[[], Any] = lambda: loader(24),
+    run: Callable[..., Any] = fit_quietly,
+    **kwargs: Any,
+) -> Way:
+    """A fit with other callbacks before and after ours."""
+
+    def way(folder: Any, ours: Ours) -> Iterator[Any]:
+        others = [[copy.copy(one) for one in part] for part in (before, after)]
+        trainer = make_trainer(
+            folder, *others[0], *ours(), *others[1], **{"val_check_interval": 6, "max_epochs": 2, **kwargs}
+        )
+        net, batches, val = module(), data(), loader(4)
+        yield trainer, net, batches, val, batches.dataset
+        run(trainer, net, batches, val)
+
+    return way
+
+
+class Stops(Callback):
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop = batch_idx == 5
+
+
+class Terminates(Callback):
+    """A job scheduler's signal, which Lightning turns into an exception."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def in_thread(trainer: Any, *args: Any) -> None:
+    def work() -> None:
+        with suppress(ValueError):
+            fit_quietly(trainer, *args)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def twice(trainer: Any, *args: Any) -> None:
+    fit_quietly(trainer, *args)
+    trainer.fit_loop.max_epochs = 4
+    fit_quietly(trainer, *args)
+
+
+def nested(trainer: Any, module: Any, data: Any, val: Any) -> None:
+    """With the same callbacks, at a batch that is counted, timed, or in a window."""
+    inner = make_trainer(trainer.default_root_dir, *trainer.callbacks)
+
+    def begin(batch_idx: int) -> None:
+        if batch_idx in (1, 2, 5):
+            inner.fit_loop.max_epochs += 1
+            fit_quietly(inner, Net(), loader(8))
+
+    module.at_batch = begin
+    fit_quietly(trainer, module, data, val)
+
+
+def find_rate(trainer: Any, module: Any, data: Any, val: Any) -> None:
+    module.lr = 0.1
+    Tuner(trainer).lr_find(module, data, num_training=5)
+    fit_quietly(trainer, module, data, val)
+
+
+def interrupted_report(trainer: Any, *args: Any) -> None:
+    """Ctrl-C while the report is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopSession, "finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        fit_quietly(trainer, *args)
+
+
+ENDS: dict[str, Way] = {
+    "normal": fit(),
+    "max_steps": fit(max_steps=7),
+    "max_steps in the window": fit(max_steps=6),
+    "max_steps in the counted step": fit(max_steps=2),
+    "should_stop": fit(Stops()),
+    "early stopping": fit(EarlyStopping("val_loss", min_delta=1e9, patience=1)),
+    "max_time": fit(max_time={"seconds": 0}),
+    "no steps": fit(limit_train_batches=0),
+    "fast_dev_run": fit(fast_dev_run=3),
+    "overfit_batches": fit(overfit_batches=3),
+    "pruned": fit(Fails("on_validation_end", Pruned, 5)),
+    "sigterm": fit(Terminates()),
+    "error in a worker": fit(data=lambda: DataLoader(FailingNumbers(24), batch_size=2, num_workers=1)),
+    "workers": fit(data=lambda: loader(24, num_workers=1, persistent_workers=True)),
+    "error in on_exception before ours": fit(Fails("on_exception"), Fails("on_train_batch_end", at=5)),
+    "error in on_exception after ours": fit(after=[Fails("on_exception"), Fails("on_train_batch_end", at=5)]),
+    "ctrl-c in on_exception": fit(
+        Fails("on_exception", KeyboardInterrupt), Fails("on_train_batch_end", at=5)
+    ),
+    "fit in a fit": fit(run=nested),
+    "two fits": fit(run=twice),
+    "in a thread": fit(run=in_thread),
+    "error in a thread": fit(Fails("on_train_batch_end", at=5), run=in_thread),
+    "learning rate": fit(run=find_rate),
+    "validate": fit(run=lambda trainer, module, data, _: trainer.validate(module, data, verbose=False)),
+    "validate fails": fit(
+        module=lambda: FailingNet("validation_step"),
+        run=lambda trainer, module, data, _: trainer.validate(module, data, verbose=False),
+    ),
+    "validate without batches": fit(
+        limit_val_batches=0,
+        run=lambda trainer, module, data, _: trainer.validate(module, data, verbose=False),
+    ),
+    "ctrl-c in the report": fit(run=interrupted_report),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_nothing_stays(tmp_path, name):
+    check(ENDS[name], tmp_path, ends_alike=name != "ctrl-c in the report")
+
+
+HOOKS = (
+    *("setup", "on_fit_start", "on_sanity_check_start", "on_sanity_check_end", "on_train_start"),
+    *("on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
+    *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start"),
+    *("on_validation_batch_start", "on_validation_end", "on_train_epoch_end", "on_train_end"),
+    *("on_fit_end", "teardown"),
+)
+METHODS = ("training_step", "backward", "optimizer_step", "validation_step")
+
+
+def at_batches(hook: str) -> tuple[int, ...]:
+    """In the counted step, in one whose modules are timed, and in the window."""
+    return (1, 2, 5) if "train_batch" in hook or "_before_" in hook or hook == "on_after_backward" else (0,)
+
+
+@pytest.mark.parametrize(("hook", "at"), [(hook, at) for hook in HOOKS for at in at_batches(hook)], ids=str)
+@pytest.mark.parametrize("order", ["before ours", "after ours"])
+def test_nothing_stays_after_an_error_in_a_callback(tmp_path, hook, at, order):
+    failing = Fails(hook, at=at)
+    check(fit(failing) if order == "before ours" else fit(after=[failing]), tmp_path)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    ("method", "at"), [("configure_optimizers", 0), *((method, at) for method in METHODS for at in (1, 2, 5))]
+)
+def test_nothing_stays_after_an_error_in_the_module(tmp_path, method, at, error):
+    check(fit(module=lambda: FailingNet(method, error, at)), tmp_path)
+
+
+OUR_PLACES = {
+    "arm": (LoopSession, "arm", 1),
+    "count": (Inspection, "begin_batch", 1),
+    "counted": (Inspection, "end_batch", 1),
+    "timed": (Inspection, "end_step", 2),
+    "window opens": (Capture, "_start", 1),
+    "window": (Capture, "begin_step", 4),
+    "window closes": (Capture, "_close", 1),
+    "look": (StackLook, "look", 1),
+    "stop": (LoopSession, "stop", 1),
+    "finish": (LoopSession, "finish", 1),
+    "close": (LoopSession, "close", 1),
+}
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", OUR_PLACES)
+def test_nothing_stays_after_an_error_of_ours(tmp_path, monkeypatch, place, error):
+    owner, name, at = OUR_PLACES[place]
+    original, calls = getattr(owner, name), []
+
+    def fail(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == at:
+            raise error
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, fail)
+    check(fit(), tmp_path, ends_alike=error is not KeyboardInterrupt)
+    assert len(calls) >= at or place == "look"
+
+
+@pytest.mark.helper
+@pytest.mark.parametrize(
+    "name", ["normal", "pruned", "error in a worker", "two fits", "ctrl-c in the report"]
+)
+def test_nothing_stays_of_the_process_that_analyzes_traces(tmp_path, name):
+    check(ENDS[name], tmp_path)
+
+
+def test_nothing_stays_where_we_refuse(tmp_path):
+    two = [make_callback(tmp_path, **EVERYTHING), make_callback(tmp_path, active=0)]
+    check(fit(), tmp_path, lambda: two, ends_alike=False)
+
+
+def test_nothing_stays_of_a_callback_that_is_there_twice(tmp_path):
+    [callback, _, _] = check(fit(), tmp_path, lambda: 3 * [make_callback(tmp_path, **EVERYTHING)])
+    assert callback.run.info.status == "finished"
+
+
+def test_nothing_stays_of_the_profiler(tmp_path):
+    def way(folder, ours):
+        profiler = (
+            ModelProfiler(**grouped({"dirpath": folder / "modelprof", **EVERYTHING})) if ours() else None
+        )
+        trainer = make_trainer(folder, profiler=profiler)
+        module, data = Net(), loader(24)
+        yield trainer, module, data, data.dataset
+        fit_quietly(trainer, module, data)
+
+    check(way, tmp_path, lambda: [make_callback(tmp_path)])
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 9])
+@pytest.mark.parametrize("ends", ["close", "error", "del"])
+def test_nothing_stays_of_a_loop_of_ones_own(tmp_path, at, ends):
+    """A generator that is closed in the middle of a step."""
+
+    def train(folder, is_measured, module, data):
+        profiler = LoopProfiler(module, **grouped({"dirpath": folder / "own", **EVERYTHING}))
+        if not is_measured:
+            yield from data
+            return
+        with profiler:
+            for batch in profiler.fetch(data):
+                loss = module.loss(batch)
+                profiler.backward(loss)
+                yield batch
+
+    def way(folder, ours):
+        module, data = Net(), loader(24)
+        yield None
+        going = train(folder, bool(ours()), module, data)
+        for number, _ in enumerate(going):
+            if number == at and ends == "close":
+                going.close()
+            if number == at and ends == "error":
+                going.throw(ValueError)
+            if number == at and ends == "del":
+                break
+        del going
+
+    check(way, tmp_path, lambda: [make_callback(tmp_path)])
+
+
+def test_a_leftover_is_found(tmp_path):
+    """Of each kind that could be left, or this would find nothing."""
+
+    class Leaves(Callback):
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            module.layers[0].register_forward_hook(lambda *_: None)
+            module.layers[0].weight.register_hook(lambda _: None)
+            trainer.optimizers[0].register_step_pre_hook(lambda *_: None)
+            trainer.strategy.process_dataloader = lambda one: one
+            files.append(tempfile.NamedTemporaryFile())  # noqa: SIM115
+            threading.Thread(target=over.wait, args=(60,), name="left", daemon=True).start()
+
+    files: list[Any] = []
+    over = threading.Event()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        left, _, _ = left_by(fit(), tmp_path, lambda: [Leaves()])
+    over.set()
+    found = {kind for kind, _ in left}
+    assert {"hooks", "tensor hooks", "attributes", "threads", "open files", "temporary files"} <= found
+    assert {("hooks", ("module layers.0", "_forward_hooks"))} <= set(left)
