@@ -54,10 +54,14 @@ class Sampler:
         clock: host clock.
         is_crowded: whether other threads want the interpreter as well: it changes hands often enough then,
             and turns stay as they are.
+        interval_ns: time between two looks at first; 0 is 20 ms.
+        looks_per_fold: in the first such looks, and in every further time that is e times as long.
 
     Attributes:
         cost_ns: CPU time of the thread so far.
         interval_ns: time between two looks now, on average.
+        due_ns: when the newest look was to be.
+        late_ns: how much later it was, as the thread had to wait.
         notes: why a look ended early, or never began, a sentence each.
     """
 
@@ -66,6 +70,9 @@ class Sampler:
         looks: Mapping[str, Look],
         clock: HostClock = host_clock,
         is_crowded: Callable[[], bool] = lambda: False,
+        *,
+        interval_ns: int = 0,
+        looks_per_fold: int = _LOOKS_PER_FOLD,
     ) -> None:
         self._looks = dict(looks)
         self._clock = clock
@@ -77,7 +84,9 @@ class Sampler:
         self._is_over = threading.Lock()  # held while the thread shall run
         self._changes = threading.RLock()  # the training thread pauses, and whichever thread forks
         self.cost_ns = 0
-        self.interval_ns = MIN_INTERVAL_NS
+        self.interval_ns = self._first_interval_ns = interval_ns or MIN_INTERVAL_NS
+        self._looks_per_fold = looks_per_fold
+        self.due_ns = self.late_ns = 0
         self.notes: list[str] = []
         _SAMPLERS.add(self)
 
@@ -148,7 +157,7 @@ class Sampler:
             last_ns = self._clock()
             began_ns = last_ns if self._began_ns is None else self._began_ns
             while self._looks:
-                self.interval_ns = max(MIN_INTERVAL_NS, (last_ns - began_ns) // _LOOKS_PER_FOLD)
+                self.interval_ns = max(self._first_interval_ns, (last_ns - began_ns) // self._looks_per_fold)
                 wait_ns = round(self.interval_ns * self._random.uniform(0.5, 1.5))
                 due_ns = last_ns + wait_ns
                 if wait_ns > _SHORT_WAIT_NS and is_over.acquire(timeout=(wait_ns - _AHEAD_NS) / 1e9):
@@ -157,6 +166,7 @@ class Sampler:
                     if is_over.acquire(timeout=max(0, due_ns - self._clock()) / 1e9):
                         break
                 now_ns = self._clock()
+                self.due_ns, self.late_ns = due_ns, max(0, now_ns - due_ns)
                 elapsed_ns, last_ns = max(0, now_ns - last_ns), now_ns  # the clock may be put back
                 for name, look in tuple(self._looks.items()):
                     self._look_with(name, look, elapsed_ns)

@@ -118,7 +118,7 @@ class StackLook:
         if phase == VALIDATION and ledger.in_validation:
             phase = len(PHASES) + ledger.validation.part
         self._num_looks += 1
-        with _no_collection():
+        with no_collection():
             frames = sys._current_frames()
             frame = frames.get(self._thread)
             if frame is None:
@@ -319,7 +319,7 @@ def _calls_hooks(frame: StackFrame) -> bool:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Collect no garbage meanwhile, where that could crash the process.
 
     In Python 3.11 ``f_back`` makes the caller's frame object when somebody asks for it. If making it collects
